@@ -89,7 +89,7 @@ def test_devices_store_only_their_rows(target: str, tmp_path: Path) -> None:
     assert verified.passed, verified
     wrong, told = (
         {"items": np.full((2, 8), 4_000)},
-        r"^input 'items': 4000 at \[0, 0\] is not a row of 'table', which has ",
+        r"^input 'items': the number 4000 at \[0, 0\] is not the index of a row of 'table', which has ",
     )
     with pytest.raises(DicompilerError, match=told):
         dicompiler.run(tmp_path / "out", wrong)

@@ -1,4 +1,4 @@
-"""Bounded capture of other processes' output: pipe ⇒ its first and last bytes."""
+"""Capture of another process's output that keeps only its first and last bytes in memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import threading
 from typing import IO
 
 KEPT_BYTES = 1 << 19
-"""Bytes that are kept of the start of the output, and of its end."""
+"""Number of bytes that are kept from the start of the output, and again from its end."""
 
 
 class CapturedOutput:
-    """Output of a process, read in a thread so that the process never blocks."""
+    """Output of a process. A thread reads it, so that the process never waits for a full pipe."""
 
     def __init__(self, pipe: IO[bytes], kept: int = KEPT_BYTES) -> None:
         """Start to read the pipe.
 
         Args:
             pipe: Output of the process.
-            kept: Bytes that are kept of the start of the output, and of its end.
+            kept: Number of bytes to keep from the start of the output, and again from its end.
         """
         self._kept = kept
         self._first, self._last, self._left_out = bytearray(), bytearray(), 0
@@ -27,10 +27,10 @@ class CapturedOutput:
         self._thread.start()
 
     def read(self) -> bytes:
-        """Return the output so far; all of it if the process has ended.
+        """Return the output that has been read so far, which is all of it if the process has ended.
 
         Returns:
-            The output. If it is too long, a note takes the place of its middle part.
+            The output. If it is too long, a note replaces its middle.
         """
         self._thread.join(0.2)
         with self._lock:

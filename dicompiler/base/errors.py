@@ -1,4 +1,7 @@
-"""Errors that users see: one line with place, cause and remedy. No other code prints or exits."""
+"""Exceptions with a message of one line that names place, cause and remedy, and functions that write such messages.
+
+Only the command line prints these messages and exits.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_MESSAGE_CHARS = 1500
-"""Maximum number of characters of an error or a warning that are shown."""
+"""Length above which the middle of an error or a warning is left out."""
 
 
 class DicompilerError(Exception):
     """Invalid input, or a model that cannot be compiled. The message is one line: place, cause, remedy.
 
     Attributes:
-        exit_code: Exit code of the command that ends with this error.
+        exit_code: Exit code of a command that fails with this error.
     """
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows in place of a traceback."""
+        """Return the lines that IPython shows instead of a traceback."""
         return [f"{type(self).__name__}: {one_line(str(self))}"]
 
 
@@ -28,7 +31,7 @@ class UsageError(DicompilerError):
     """Invalid call: an unknown name, option or value.
 
     Attributes:
-        exit_code: Exit code of the command that ends with this error.
+        exit_code: Exit code of a command that fails with this error.
     """
 
     exit_code = 2
@@ -39,7 +42,7 @@ class PluginError(DicompilerError):
 
 
 class RunError(DicompilerError):
-    """Run of an artifact that did not finish. The message names the device and the cause."""
+    """Failed run of an artifact. The message names the device and the cause."""
 
 
 def check_type(given: object, kinds: tuple[type, ...], place: str, wanted: str) -> None:
@@ -50,8 +53,8 @@ def check_type(given: object, kinds: tuple[type, ...], place: str, wanted: str) 
     Args:
         given: The argument's value.
         kinds: The allowed types.
-        place: Prefix of the message, such as "compile: output".
-        wanted: The allowed types in words.
+        place: Beginning of the error message, such as "compile: output".
+        wanted: The allowed types in words, such as "a path".
 
     Raises:
         UsageError: `given` is an instance of none of `kinds`.
@@ -61,18 +64,18 @@ def check_type(given: object, kinds: tuple[type, ...], place: str, wanted: str) 
 
 
 def escape_unprintable(text: str) -> str:
-    """Return the text with escapes in place of unprintable characters, which could control the terminal."""
+    """Return `text` with backslash escapes in place of unprintable characters, which could control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
-    """Return the text on one printable line, with whitespace collapsed.
+    """Return a text as one printable line: line breaks and runs of blanks become single blanks.
 
     Args:
         text: Any text.
-        limit: Maximum number of characters; longer texts lose their middle part.
+        limit: Number of characters above which the middle of the line is left out.
 
     Returns:
         The line.
@@ -83,14 +86,7 @@ def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return an exception as one line, with its type unless it is a DicompilerError.
-
-    Args:
-        error: The exception.
-
-    Returns:
-        The line.
-    """
+    """Return an exception's message on one line, preceded by the exception's type unless it is a DicompilerError."""
     text = one_line(str(error))
     return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
 
@@ -102,10 +98,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     Args:
         name: The unknown name.
-        known: The known names.
+        known: The valid names.
 
     Returns:
-        The nearest known name, or up to twelve known names if none is near.
+        A suggestion with the most similar valid name. If no name is similar, a list of up to twelve valid names.
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
@@ -117,7 +113,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (known: {shown}{', …' if len(names) > 12 else ''})"
 
 
-_MARKER_FILES = {
+_HINT_BY_MARKER_FILE = {
     "artifact.json": "it is an artifact of 'dicompiler compile'{part}: 'dicompiler run {path}' runs it",
     "front.json": "it is a front of 'dicompiler explore': give one of the artifacts or plans in it",
     "profile_run.py": "it is a package of 'dicompiler profile': run its profile_run.py on the device",
@@ -125,21 +121,17 @@ _MARKER_FILES = {
 
 
 def describe_wrong_path(path: str | Path, part: str = "") -> str:
-    """Return a hint to append to an error if a path belongs to another output of dicompiler.
+    """Return a hint to append to an error if the user gave the path of another output of dicompiler.
 
-    Args:
-        path: The path that the user gave.
-        part: Relative path of the file in an artifact that may have been meant.
-
-    Returns:
-        ": it is an artifact of …"; '' if the path does not belong to an output.
+    The hint is ": it is an artifact of …" for example, and "" if the path belongs to no output. `part` is the relative
+    path of the file in an artifact that the user probably meant, such as "plan.json".
     """
     place = Path(path)
-    for name, text in _MARKER_FILES.items():
+    for name, text in _HINT_BY_MARKER_FILE.items():
         if (place / name).is_file():
             meant = f" (its own is {place / part})" if part and (place / part).is_file() else ""
             return ": " + text.format(path=place, part=meant)
     for parent in place.parents[:2]:
         if (parent / "artifact.json").is_file():
-            return f": it is part of the artifact {str(parent)!r}: give that"
+            return f": it is part of the artifact {str(parent)!r}: give the path of the artifact"
     return ""

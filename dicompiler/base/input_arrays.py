@@ -1,8 +1,6 @@
-"""Conversion of user inputs (numbers, strings, lists) to NumPy arrays.
+"""Conversion of user inputs (numbers, strings, lists) to NumPy arrays of the type and shape that the model needs.
 
-The arrays have the type and shape that the model needs.
-
-It imports numpy but not onnx, because clients of boards have no onnx.
+The module imports numpy but not onnx, because clients of resident devices may not have onnx.
 """
 
 from __future__ import annotations
@@ -15,20 +13,20 @@ import numpy as np
 from dicompiler.base.errors import DicompilerError, one_line
 
 STRING_DTYPE = np.dtype(object)
-"""Type of string arrays."""
+"""Element type of string arrays."""
 
 
 def coerce_input(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None, place: str) -> Any:
     """Return a user's input as an array in C order with the given type and shape.
 
-    Numbers, strings and lists are converted if that does not change their values. Arrays must already have the right
+    Numbers, strings and lists are converted if the conversion keeps their values. Arrays must already have the right
     type, except for string arrays, which may contain str or bytes.
 
     Args:
         given: Number, string, list or array.
-        dtype: Type of the result.
-        shape: Shape of the result; None if any shape is allowed.
-        place: Prefix of error messages: the input's name.
+        dtype: Required type.
+        shape: Required shape; None if any shape is allowed.
+        place: Beginning of error messages: the input's name.
 
     Returns:
         The array.
@@ -47,18 +45,10 @@ def coerce_input(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None
 
 
 def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
-    """Return a user's input as an array in C order; arrays keep their type.
+    """Return a user's number, string, list or array as an array in C order.
 
-    Args:
-        given: Number, string, list or array.
-        dtype: Type to which everything but arrays is converted.
-        place: Prefix of error messages.
-
-    Returns:
-        The array.
-
-    Raises:
-        DicompilerError: `given` is not an array, or its values would change.
+    Arrays keep their type, and everything else is converted to `dtype`. A DicompilerError that begins with `place`
+    reports a value that is not an array or that the conversion would change.
     """
     try:
         array = np.asarray(given, order="C")
@@ -75,13 +65,13 @@ def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
 
 
 def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
-    """Raise DicompilerError if an integer input contains an index outside of its lookup tables.
+    """Raise DicompilerError if an integer input contains an index outside of a lookup table that reads it.
 
     Args:
         given: The input; anything but an integer array is ignored.
         tables: Records of `lookup_tables` in artifact.json: `table` (name), `rows`, `min_index`, and optionally
             `cast_dtype`, `offset` and `region`.
-        place: Prefix of error messages.
+        place: Beginning of error messages: the input's name.
 
     Raises:
         DicompilerError: An index is out of range. The message names the index, its position and the table.
@@ -96,8 +86,8 @@ def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: st
         if read.size and (read.min() < low or read.max() >= high):
             first = np.argwhere((read < low) | (read >= high))[0]
             index = tuple(first if region is None else first + [start for start, _ in region])
-            offset_text = f", with {offset} added to it," if offset else ""
+            sum_text = f" (to which the model adds {offset})" if offset else ""
             raise DicompilerError(
-                f"{place}: {given[index]} at [{', '.join(map(str, index))}]{offset_text} is not a row of "
-                f"{table['table']!r}, which has {table['rows']} rows: give numbers from {-offset} to {high - 1}"
+                f"{place}: the number {given[index]} at [{', '.join(map(str, index))}]{sum_text} is not the index of a "
+                f"row of {table['table']!r}, which has {table['rows']} rows: give numbers from {-offset} to {high - 1}"
             )

@@ -1,6 +1,6 @@
-"""Memoization per instance: results that depend only on an immutable object are stored in that object.
+"""Memoization per instance: results that depend only on an immutable object are stored in this object.
 
-Use `@memoized` on functions with a `Memoizing` object (a layer graph, for instance) as the first argument.
+Use `@memoized` for functions whose first argument is a `Memoizing` object, for example a layer graph.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 
 class Memoizing:
-    """Base class of frozen dataclasses that store the results of memoized functions."""
+    """Base class of frozen dataclasses in which `memoized` functions store their results."""
 
     @cached_property
     def memo(self) -> defaultdict[object, dict[tuple[object, ...], Any]]:
-        """Stored results, by function and arguments."""
+        """Stored results by function, and within a function by arguments."""
         return defaultdict(dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields only: stored results are not pickled or copied."""
+        """Return only the fields, because stored results must not be pickled or copied."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
 
@@ -32,24 +32,24 @@ Owner = TypeVar("Owner", bound=Memoizing)
 
 
 def memoized(function: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
-    """Store the function's results in its first argument, which is a `Memoizing` object.
+    """Return a function that stores its results in its first argument, which is a `Memoizing` object.
 
     Args:
         function: Function or method with hashable arguments. Callers must not change its results.
 
     Returns:
-        The function with stored results.
+        The memoizing function.
     """
 
     @wraps(function)
     def recall(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if kwargs:
-            known, key = owner.memo[function, *kwargs], (*args, *kwargs.values())
+            results, key = owner.memo[function, *kwargs], (*args, *kwargs.values())
         else:
-            known, key = owner.memo[function], args
-        result: T = known.get(key, _MISSING)
+            results, key = owner.memo[function], args
+        result: T = results.get(key, _MISSING)
         if result is _MISSING:
-            result = known[key] = function(owner, *args, **kwargs)
+            result = results[key] = function(owner, *args, **kwargs)
         return result
 
     return recall

@@ -1,6 +1,6 @@
-"""Objectives of plans: one objective, or a weighted sum of several. All are minimized.
+"""Objectives of plans: one objective, or a weighted sum of several. Smaller values are better.
 
-"latency+0.5*energy" ⇒ {"latency": 1.0, "energy": 0.5}, over seconds, joules and bytes.
+"latency+0.5*energy" ⇒ {"latency": 1.0, "energy": 0.5}
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from types import MappingProxyType
 from dicompiler.base.errors import UsageError, did_you_mean
 
 OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
-"""Names of the objectives. `throughput` is measured as the seconds between two frames of a stream."""
+"""Names of the objectives. `throughput` is measured as the seconds from one frame of a stream to the next."""
 
 
 @lru_cache(maxsize=256)
 def objective_terms(text: str) -> Mapping[str, float]:
     """Parse an objective such as "latency", "latency+0.5*energy" or "0.2*throughput+1e-9*memory".
 
-    The terms have different units (seconds, joules, bytes); the weights convert between them.
+    The objectives have different units (seconds, joules, bytes), so the weights also convert between units.
 
     Args:
         text: The objective.
 
     Returns:
-        Weight by objective name, in the order of the text.
+        Weight by name of the objective, in the order of the text.
 
     Raises:
         UsageError: A name is unknown or appears twice, or a weight is not greater than zero.
@@ -44,9 +44,9 @@ def objective_terms(text: str) -> Mapping[str, float]:
 
 
 def speed_metric(objective: str) -> str:
-    """Return the metric of speed for an objective: `period_s` for throughput, else `latency_s`."""
-    wanted = objective_terms(objective)
-    return "period_s" if "throughput" in wanted and "latency" not in wanted else "latency_s"
+    """Return the metric that measures speed for an objective: `period_s` for throughput, else `latency_s`."""
+    terms = objective_terms(objective)
+    return "period_s" if "throughput" in terms and "latency" not in terms else "latency_s"
 
 
 def _parse_weight(text: str, objective: str) -> float:
@@ -55,8 +55,6 @@ def _parse_weight(text: str, objective: str) -> float:
     except ValueError:
         weight = math.nan
     if not 0 < weight < math.inf:
-        raise UsageError(
-            f"objective {objective!r}: weight {text.strip()!r} is not a number above 0: write it as in "
-            "latency+0.5*energy"
-        )
+        fault = f"weight {text.strip()!r} is not a number above 0"
+        raise UsageError(f"objective {objective!r}: {fault}: write it as in latency+0.5*energy")
     return weight

@@ -1,9 +1,12 @@
-"""Text form of passes, strategies and targets: `name{key=value key=a,b}`.
+"""Text form of passes, strategies and targets with their options, such as `lop{layers=fc6,fc7 parts=4}`.
 
-A pipeline is such texts joined by commas.
+Text, `Spec` and the instance of a frozen dataclass convert into each other without loss. The fields of the dataclass
+are the options.
 
-text ⇔ Spec (`parse_spec`, `str`) ⇔ instance of a frozen dataclass (`instantiate`, `spec_of`), without loss. The
-fields of the dataclass are the options.
+    text ⇒ Spec: `parse_spec`           Spec ⇒ text: `str`
+    Spec ⇒ instance: `instantiate`      instance ⇒ Spec: `spec_of`
+
+A pipeline is a list of such texts, joined by commas.
 """
 
 from __future__ import annotations
@@ -25,22 +28,22 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# '=' must be quoted in values: otherwise the typo `{layers=a,parts=4}` would silently name two layers.
+# Values with '=' must be quoted: otherwise the typo `{layers=a,parts=4}` would silently name two layers.
 _UNQUOTED_VALUE = re.compile(r"[A-Za-z0-9_/.:+*@-]+")
 _BLANK = re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Name with options. `str(spec)` is text that `parse_spec` turns into an equal Spec.
+    """Name of a pass, strategy or target, with its options. `parse_spec(str(spec))` equals `spec`.
 
     Attributes:
-        name: Name of a pass, strategy or target.
-        options: Pairs of a key and its values, in the order of the text. Each key appears once. `key=` has no value,
-            and `key=""` has one empty value.
+        name: Name of the pass, strategy or target.
+        options: Pairs of an option's name and its values, in the order of the text. Each option appears once. The text
+            `key=` gives no value, and `key=""` gives one empty value.
 
     Raises:
-        ValueError: The name or a key contains characters that cannot be written.
+        ValueError: The name or an option's name contains a character that cannot be written.
     """
 
     name: str
@@ -53,16 +56,9 @@ class Spec:
 
     @classmethod
     def from_mapping(cls, name: str, options: Mapping[str, str | tuple[str, ...]]) -> Spec:
-        """Return a Spec with one value or several values per option.
+        """Return a Spec from the value or values of each option, by option name.
 
         `Spec.from_mapping("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`.
-
-        Args:
-            name: Name of a pass, strategy or target.
-            options: Value or values by key.
-
-        Returns:
-            The Spec.
         """
         return cls(name, tuple((key, (v,) if isinstance(v, str) else tuple(v)) for key, v in options.items()))
 
@@ -78,18 +74,16 @@ def _quote(value: str) -> str:
 
 
 class _SpecParser:
-    """Recursive-descent parser of one text; error messages count columns from 1."""
+    """Recursive-descent parser of one text. `label` ("spec", "pipeline") begins its error messages."""
 
     def __init__(self, text: str, label: str) -> None:
         self.text, self.label, self.position = text, label, 0
 
     def syntax_error(self, expected: str, note: str = "") -> UsageError:
         found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
-        # Printable text is shown without escapes, so that users can count the column.
-        shown = f"'{self.text}'" if self.text.isprintable() else repr(self.text)
-        return UsageError(
-            f"{self.label} {shown}: expected {expected} at column {self.position + 1}, found {found}{note}"
-        )
+        # Printable text is shown without escapes, so that users can count its columns.
+        shown, column = f"'{self.text}'" if self.text.isprintable() else repr(self.text), self.position + 1
+        return UsageError(f"{self.label} {shown}: expected {expected} at column {column}, found {found}{note}")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
         match = pattern.match(self.text, self.position)
@@ -102,13 +96,16 @@ class _SpecParser:
         self.match(_BLANK, "a blank")
 
     def accept(self, character: str) -> bool:
-        """Advance if the next character is `character`, and return whether it was."""
-        taken = self.text.startswith(character, self.position)
-        self.position += taken
-        return taken
+        """Move past `character` if it comes next, and return True if it does."""
+        is_next = self.text.startswith(character, self.position)
+        self.position += is_next
+        return is_next
 
     def is_at_end(self) -> bool:
         return self.position == len(self.text)
+
+    def is_after_values(self) -> bool:
+        return self.is_at_end() or self.text[self.position] == "}" or self.text[self.position].isspace()
 
     def parse_value(self) -> str:
         if not self.text.startswith('"', self.position):
@@ -121,8 +118,8 @@ class _SpecParser:
         return str(value)
 
     def parse_values(self) -> tuple[str, ...]:
-        """Parse the values after `key=`: none, or several joined by commas."""
-        if self.is_at_end() or self.text[self.position] == "}" or self.text[self.position].isspace():
+        """Parse the values of an option, which are separated by commas. There may be none."""
+        if self.is_after_values():
             return ()
         values = [self.parse_value()]
         while self.accept(","):
@@ -130,7 +127,7 @@ class _SpecParser:
         return tuple(values)
 
     def parse_options(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Parse the options between the braces, including the closing brace."""
+        """Parse the options up to and including the closing brace."""
         options: dict[str, tuple[str, ...]] = {}
         self.skip_blanks()
         while not self.accept("}"):
@@ -142,10 +139,9 @@ class _SpecParser:
             if not self.accept("="):
                 raise self.syntax_error(f"'=' after option {key!r}")
             options[key] = self.parse_values()
-            if not self.is_at_end() and self.text[self.position] != "}" and not self.text[self.position].isspace():
-                raise self.syntax_error(
-                    "',' between values, a blank between options or '}'", ' (quote other values: "…")'
-                )
+            if not self.is_after_values():
+                expected = "',' between values, a blank between options or '}'"
+                raise self.syntax_error(expected, ' (quote other values: "…")')
             self.skip_blanks()
         return tuple(options.items())
 
@@ -155,10 +151,9 @@ class _SpecParser:
 
 
 def parse_spec(text: str, label: str = "spec") -> Spec:
-    """Parse one spec, such as `modnn{axis=height}`.
+    """Parse the text of one spec, such as `modnn{axis=height}`.
 
-    Raises:
-        UsageError: Syntax error. The message names `label`, the column and the expected text.
+    A syntax error is a UsageError that begins with `label`, and names the column and the expected text.
     """
     parser = _SpecParser(text, label)
     parser.skip_blanks()
@@ -170,7 +165,7 @@ def parse_spec(text: str, label: str = "spec") -> Spec:
 
 
 def parse_pipeline(text: str) -> tuple[Spec, ...]:
-    """Parse specs joined by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`; at least one."""
+    """Parse one or more specs that are separated by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`."""
     parser = _SpecParser(text, "pipeline")
     specs: list[Spec] = []
     while not specs or parser.accept(","):
@@ -188,7 +183,7 @@ class Option:
 
     Attributes:
         name: Name of the option.
-        type: Type in words: `int`, `str,…`, `latency|energy`.
+        type: Type as text, for example `int`, `str,…` or `latency|energy`.
         default: Text of the default value; None if the option is required.
         help: Description.
     """
@@ -204,10 +199,10 @@ class _OptionType:
     """Type of an option.
 
     Attributes:
-        text: Type in words.
-        parse: Conversion of one value; raises ValueError.
-        takes_many: True if there can be any number of values.
-        is_optional: True if no value means None.
+        text: Type as text, for example `int` or `true|false`.
+        parse: Function that converts the text of one value, or raises ValueError.
+        takes_many: True if the option takes any number of values.
+        is_optional: True if the option can be None, which is written without a value.
     """
 
     text: str
@@ -244,7 +239,7 @@ _SCALAR_TYPES = {
 
 
 def _option_type(annotation: Any) -> _OptionType:
-    """Return the option type of a field's annotation; raise TypeError if it has no text form."""
+    """Return the option type for the annotation of a dataclass field, or raise TypeError if options cannot have it."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _SCALAR_TYPES:
         return _SCALAR_TYPES[annotation]
@@ -259,23 +254,21 @@ def _option_type(annotation: Any) -> _OptionType:
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
         element = _option_type(next(a for a in arguments if a is not type(None)))
         return dataclasses.replace(element, is_optional=True)
-    raise TypeError(
-        f"{annotation} is not a type of options: use int, float, bool, str, Literal, tuple[…, ...], … | None"
-    )
+    allowed = "int, float, bool, str, Literal, tuple[…, ...] or … | None"
+    raise TypeError(f"{annotation} is not a type that an option can have: use {allowed}")
 
 
 def _option_types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _OptionType]]:
-    """Return the init fields of a dataclass with their option types; a TypeError names the field."""
+    """Return each field of a dataclass's constructor with its option type, by name. A TypeError names the field."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
     hints = typing.get_type_hints(cls)
     types = {}
-    for field in dataclasses.fields(cls):
-        if field.init:
-            try:
-                types[field.name] = (field, _option_type(hints[field.name]))
-            except TypeError as error:
-                raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
+    for field in [field for field in dataclasses.fields(cls) if field.init]:
+        try:
+            types[field.name] = (field, _option_type(hints[field.name]))
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
     return types
 
 
@@ -284,7 +277,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _format_values(value: Any) -> tuple[str, ...]:
-    """Return the texts of a field's value, as `_OptionType.parse` reads them."""
+    """Return the texts of an option's values, which `_OptionType.parse` can read."""
     if value is None:
         return ()
     if isinstance(value, tuple | list):
@@ -295,25 +288,21 @@ def _format_values(value: Any) -> tuple[str, ...]:
 def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options of a pass, strategy or target class, in field order.
 
-    The `help` of an option comes from the field's `metadata={"help": "…"}`. A field type without text form raises
-    TypeError when the plugin is loaded, because it is a mistake of the plugin's author.
+    The help text of an option comes from the field's `metadata={"help": "…"}`. A field whose type has no text form
+    raises TypeError, because it is a mistake of the plugin's author.
     """
     options = []
     for name, (field, kind) in _option_types(cls).items():
         default = _default(field)
-        written = None if default is dataclasses.MISSING else ",".join(map(_quote, _format_values(default)))
-        options.append(Option(name, kind.text, written, str(field.metadata.get("help", ""))))
+        default_text = None if default is dataclasses.MISSING else ",".join(map(_quote, _format_values(default)))
+        options.append(Option(name, kind.text, default_text, str(field.metadata.get("help", ""))))
     return tuple(options)
 
 
 def option_files(instance: Any) -> tuple[str, ...]:
-    """Return the files that an instance's options name (fields with `metadata={"file": True}`)."""
-    named = [
-        getattr(instance, name)
-        for name, (field, _) in _option_types(type(instance)).items()
-        if field.metadata.get("file")
-    ]
-    return tuple(text for value in named for text in _format_values(value) if text)
+    """Return the files that the options of an instance name: values of fields with `metadata={"file": True}`."""
+    fields = [name for name, (field, _) in _option_types(type(instance)).items() if field.metadata.get("file")]
+    return tuple(text for name in fields for text in _format_values(getattr(instance, name)) if text)
 
 
 def _convert_values(kind: _OptionType, values: tuple[str, ...], place: str) -> Any:
@@ -324,29 +313,28 @@ def _convert_values(kind: _OptionType, values: tuple[str, ...], place: str) -> A
     try:
         converted = tuple(map(kind.parse, values))
     except ValueError:
-        shown = ",".join(map(_quote, values))
-        raise UsageError(f"{place}: expected {kind.text}, got {shown}") from None
+        raise UsageError(f"{place}: expected {kind.text}, got {','.join(map(_quote, values))}") from None
     return converted if kind.takes_many else converted[0]
 
 
 def instantiate(cls: type[T], spec: Spec) -> T:
     """Return an instance of `cls` with the spec's options as fields.
 
-    Supported types: int, float, bool (true|false), str, Literal of str, tuples of those (`a,b`, or `key=` for an empty
-    one), and `… | None`, for which `key=` is None unless the rest is a tuple.
+    Fields can be int, float, bool (`true` or `false`), str, a Literal of strings, or a tuple of these, which is written
+    `a,b`, or `key=` if it is empty. A field can also be None, which is written `key=` unless the field can be a tuple.
 
     Raises:
-        UsageError: An option is unknown or missing, a value has the wrong type, or `__post_init__` raised a ValueError.
+        UsageError: An option is unknown or missing, a value has the wrong type, or `cls` rejects a value.
     """
-    known = _option_types(cls)
+    types = _option_types(cls)
     arguments = {}
     for key, values in spec.options:
-        if key not in known:
-            raise UsageError(f"unknown option {key!r} of {spec.name!r}{did_you_mean(key, known)}")
-        arguments[key] = _convert_values(known[key][1], values, f"option {key!r} of {spec.name!r}")
-    missing = [n for n, (field, _) in known.items() if n not in arguments and _default(field) is dataclasses.MISSING]
-    if missing:
-        raise UsageError(f"{spec.name!r} needs option {missing[0]!r} ({known[missing[0]][1].text})")
+        if key not in types:
+            raise UsageError(f"unknown option {key!r} of {spec.name!r}{did_you_mean(key, types)}")
+        arguments[key] = _convert_values(types[key][1], values, f"option {key!r} of {spec.name!r}")
+    for key, (field, kind) in types.items():
+        if key not in arguments and _default(field) is dataclasses.MISSING:
+            raise UsageError(f"{spec.name!r} needs option {key!r} ({kind.text})")
     try:
         return cls(**arguments)
     except ValueError as error:
@@ -354,18 +342,18 @@ def instantiate(cls: type[T], spec: Spec) -> T:
 
 
 def spec_of(instance: Any) -> Spec:
-    """Return the spec that `instantiate` turns into `instance`.
-
-    It contains the options that differ from their defaults, in field order.
+    """Return the spec from which `instantiate` makes an equal instance: all options that differ from their defaults.
 
     Raises:
-        DicompilerError: An option with several values is None and its default is not, which has no text form.
+        DicompilerError: An option for several values is None, which is not its default and has no text form.
     """
     options = []
     for name, (field, kind) in _option_types(type(instance)).items():
         value = getattr(instance, name)
         if value != _default(field):
             if value is None and kind.takes_many:
-                raise DicompilerError(f"option {name!r} of {instance.name!r}: None cannot be written")
+                raise DicompilerError(
+                    f"option {name!r} of {instance.name!r}: the value None has no text form: use a tuple of values"
+                )
             options.append((name, _format_values(value)))
     return Spec(instance.name, tuple(options))

@@ -1,6 +1,6 @@
-"""onnxruntime sessions for all code outside of a target's runtime.
+"""Creation of onnxruntime sessions for all code except the runtimes of targets.
 
-The profile package contains a copy of this file, so it imports only onnxruntime.
+The package that `dicompiler profile` sends to boards contains a copy of this file, so it imports only onnxruntime.
 """
 
 from __future__ import annotations
@@ -8,24 +8,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 Optimization = Literal["none", "basic", "extended", "all"]
-"""Graph optimization levels of onnxruntime.
+"""Graph optimization levels of onnxruntime. "all" is its default and fastest level, with which users compare.
 
-"all" is onnxruntime's default, the fastest level, and the one that users compare with. All levels up to "extended" give
-the same bits. "all" gives the same bits only for integer-valued floats.
-
-In networks in QDQ form only "all" computes on integers, if onnxruntime finds a pattern to fuse. It may find other
-patterns in the parts of a network than in the whole, and integers round differently (see `verify.tolerances`).
+All levels up to "extended" give equal bits. "all" gives these bits only if all values are floats without a fraction.
+Quantized networks in QDQ form are computed with integers only by "all", and only if onnxruntime finds patterns to fuse.
+It may find other patterns in a network that has been split, and then results round differently.
 """
 
 
 def create_session(model: bytes, options: Any) -> Any:
-    """Return an onnxruntime session of a model on the CPU.
+    """Return an onnxruntime session that runs a serialized model on the CPU.
 
-    On CPUs on which onnxruntime converts int8 to uint8, it rejects its own QuantizeLinear of opset 21 (onnxruntime
-    issue 25526). Such a model is loaded with int8 kept.
-
-    Raises:
-        Exception: onnxruntime cannot load the model.
+    Some versions of onnxruntime convert int8 to uint8 and then reject their own QuantizeLinear of opset 21 (onnxruntime
+    issue 25526). If that happens, the model is loaded again with this conversion turned off.
     """
     import onnxruntime
 

@@ -1,4 +1,4 @@
-"""Limits of this process: address space, and pauses of the garbage collector."""
+"""Limits of this process: its address space, and pauses of its garbage collector."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def memory_limit(more: int) -> Iterator[None]:
-    """Limit the memory that this process can allocate within the block.
+    """Limit the memory that this process can additionally allocate within the block.
 
     The limit applies to all threads, so use it only for short calls. On systems without resource limits it has no
     effect.
 
     Args:
-        more: Bytes of address space that the process may add to what it uses now.
+        more: Bytes of address space that the process may add to its current use.
 
     Yields:
         None.
 
     Raises:
-        MemoryError: The block needs more.
+        MemoryError: The block needs more memory.
     """
     try:
         import resource
@@ -43,7 +43,7 @@ def memory_limit(more: int) -> Iterator[None]:
 
 
 def available_memory() -> int:
-    """Return the bytes that the system can provide without swapping, or 2**62 if it does not report them."""
+    """Return the bytes that the system can provide without swapping, or 2**62 if the system does not report them."""
     with suppress(OSError), open("/proc/meminfo") as file:
         sizes = dict(line.split()[:2] for line in file)
         return 1024 * int(sizes["MemAvailable:"])
@@ -54,7 +54,8 @@ def available_memory() -> int:
 def gc_paused() -> Iterator[None]:
     """Pause the cyclic garbage collector within the block.
 
-    Use it for code that creates very many objects without cycles: the collector would take a fifth of its time.
+    Use it for code that creates very many objects without reference cycles: the collector would use a fifth of its
+    time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,6 @@
-"""Random number generators by seed and name.
+"""Random number generators that depend only on a seed and a name.
 
-The numbers for one name depend neither on other names nor on the order of calls, and are the same in every process.
+The numbers are equal in every process, and do not depend on other names or on the order of calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ import numpy as np
 
 
 def named_generator(seed: int, name: str) -> np.random.Generator:
-    """Return the random generator for a name under a seed (at least 0)."""
+    """Return the random generator for a name and a seed of at least 0."""
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

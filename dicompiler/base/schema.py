@@ -1,6 +1,6 @@
 """Reading of JSON files, and validation of documents against the JSON schemas in `schemas/`.
 
-document ⇒ nothing, or an error of one line: file, key path, cause, and the allowed values.
+An invalid document gives an error of one line: file, key path, cause and allowed values.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _TYPE_NAMES = {
     "null": "null",
 }
 _MAX_DIGITS = 100
-"""Maximum number of digits of an integer. Python's own limit has an error message about Python settings."""
-# The first error of these kinds is shown: a misspelt key is also a missing key, and the first message helps more.
+"""Maximum number of digits of an integer. Python has its own limit, but its message speaks of Python settings."""
+# If a document has several errors, the earliest kind in this list is shown, because its message helps most: a misspelt
+# key (additionalProperties) explains a missing one (required).
 _VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
 
 
@@ -35,23 +36,23 @@ def read_text(path: str | Path, missing: str = "no such file") -> str:
 
     Args:
         path: The file.
-        missing: Error text if there is no such file.
+        missing: Error text if the file does not exist.
 
     Returns:
         The text, without a byte order mark.
 
     Raises:
-        DicompilerError: There is no such file, or it is not UTF-8 text.
+        DicompilerError: The file does not exist, or is not UTF-8 text.
     """
     try:
-        # Some editors open UTF-8 text with a byte order mark.
+        # Some editors write a byte order mark at the start of UTF-8 text.
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise DicompilerError(f"{path}: {missing}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
-        more = describe_wrong_path(path) if isinstance(error, IsADirectoryError) else ""
-        raise DicompilerError(f"{path}: cannot be read: {reason}{more}") from None
+        hint = describe_wrong_path(path) if isinstance(error, IsADirectoryError) else ""
+        raise DicompilerError(f"{path}: cannot be read: {reason}{hint}") from None
 
 
 def load_json(path: str | Path) -> Any:
@@ -64,7 +65,7 @@ def load_json(path: str | Path) -> Any:
         The document.
 
     Raises:
-        DicompilerError: There is no such file, it is not JSON, or an object contains a key twice.
+        DicompilerError: The file does not exist, is not JSON, or has an object with the same key twice.
     """
     text = read_text(path)
     try:
@@ -79,7 +80,7 @@ def load_json(path: str | Path) -> Any:
     except ValueError as error:
         raise DicompilerError(f"{path}: not JSON: {error}") from None
     except RecursionError:
-        raise DicompilerError(f"{path}: nested too deeply: it is not a file of dicompiler") from None
+        raise DicompilerError(f"{path}: its objects are nested too deeply: give a file of dicompiler") from None
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
@@ -121,16 +122,10 @@ def _validator(name: str) -> Any:
 
 
 def validate(document: Any, name: str, place: str) -> None:
-    """Validate a document against a schema.
+    """Raise DicompilerError if a document from a JSON or TOML file violates the schema `name`, such as "plan".
 
-    Args:
-        document: The content of a JSON or TOML file.
-        name: Name of the schema: "plan".
-        place: The file, as prefix of error messages.
-
-    Raises:
-        DicompilerError: The document is of an older version of the format, or violates the schema, for instance
-            `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
+    The message begins with `place`, the file's path, for example:
+    `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
     """
     check_format(document, name, place)
     errors = list(_validator(name).iter_errors(document))
@@ -142,41 +137,32 @@ def validate(document: Any, name: str, place: str) -> None:
 
 
 def check_format(document: Any, name: str, place: str) -> None:
-    """Raise DicompilerError with a remedy if the document is of another version of the format.
+    """Raise DicompilerError with a remedy if a document has another version of the format than schema `name`.
 
-    Args:
-        document: The content of a JSON or TOML file.
-        name: Name of the schema: "plan".
-        place: The file, as prefix of the error message.
-
-    Raises:
-        DicompilerError: The document is of another version of the format.
+    The message begins with `place`, the file's path.
     """
     expected: str = load_schema(name)["$id"]
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, str) or found == expected:
         return
-    (family, _, version), (known_family, _, known_version) = found.partition("/"), expected.partition("/")
-    if family == known_family:
-        is_newer = version.isdigit() and int(version) > int(known_version)
+    (family, _, version), (expected_family, _, expected_version) = found.partition("/"), expected.partition("/")
+    if family == expected_family:
+        is_newer = version.isdigit() and int(version) > int(expected_version)
         remedy = "install a newer dicompiler" if is_newer else load_schema(name).get("x-remedy", "write it again")
         raise DicompilerError(f"{place}: format {found} is not supported (this version reads {expected}): {remedy}")
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
-    # A wrong format version explains all other errors. Then the kinds above follow, then the order of the file.
-    kind = (
-        _VALIDATOR_PRIORITY.index(error.validator)
-        if error.validator in _VALIDATOR_PRIORITY
-        else len(_VALIDATOR_PRIORITY)
-    )
-    if error.validator == "const" and list(error.absolute_path) != ["format"]:
-        kind = len(_VALIDATOR_PRIORITY)
-    return kind, len(error.absolute_path), format_key_path(error.absolute_path)
+    # Only the "const" of the key "format" has priority: a wrong version of the format explains all other errors.
+    is_wrong_value = error.validator == "const" and list(error.absolute_path) != ["format"]
+    kinds = [kind for kind in _VALIDATOR_PRIORITY if kind == error.validator and not is_wrong_value]
+    priority = _VALIDATOR_PRIORITY.index(kinds[0]) if kinds else len(_VALIDATOR_PRIORITY)
+    return priority, len(error.absolute_path), format_key_path(error.absolute_path)
 
 
 def _most_specific(error: Any) -> Any:
-    # Only branches of an anyOf that match the value's type matter: for instance a list with a wrong interval.
+    # An error within a branch of an anyOf is shown only if the value has the branch's type: a list with a wrong
+    # interval, for example, is reported as such, and not as a value that is neither a list nor a string.
     while error.validator == "anyOf":
         fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
         if not fitting:
@@ -186,10 +172,9 @@ def _most_specific(error: Any) -> Any:
 
 
 def format_key_path(keys: Iterable[str | int]) -> str:
-    """Return a key path as text.
+    """Return a key path as text: ("layers", "conv1", 0, "device") ⇒ `layers.conv1[0].device`.
 
-    ("layers", "conv1", 0, "device") ⇒ `layers.conv1[0].device`. Names with other characters are quoted:
-    `layers['a/b']`.
+    A key with other characters is quoted: `layers['a/b']`.
     """
     text = ""
     for key in keys:
@@ -205,29 +190,26 @@ def format_key_path(keys: Iterable[str | int]) -> str:
 def _describe_error(error: Any) -> str:
     kind, allowed, value = error.validator, error.validator_value, error.instance
     if kind == "additionalProperties":
-        known = list(error.schema.get("properties", {}))
-        key = next(key for key in value if key not in known)
+        keys = list(error.schema.get("properties", {}))
+        key = next(key for key in value if key not in keys)
         if new := error.schema.get("x-renamed", {}).get(key):
             return f"unknown key {key!r}: it is now called {new!r}"
-        close = did_you_mean(key, known)
+        close = did_you_mean(key, keys)
         hint = close if "did you mean" in close else ""
-        return f"unknown key {key!r}{hint}; allowed: {', '.join(known)}"
+        return f"unknown key {key!r}{hint}; allowed: {', '.join(keys)}"
     if kind == "required":
         missing = next(key for key in allowed if key not in value)
         return f"missing key {missing!r} (required: {', '.join(allowed)})"
     if kind == "type":
         examples = " or ".join(map(json.dumps, error.schema.get("examples", ())))
-        return (
-            f"expected {_type_names(allowed)}{f' such as {examples}' if examples else ''}, got {_format_value(value)}"
-        )
+        expected = _type_names(allowed) + (f" such as {examples}" if examples else "")
+        return f"expected {expected}, got {_format_value(value)}"
     if kind == "const":
         return f"{_format_value(value)} is not supported (allowed: {json.dumps(allowed)})"
     if kind == "enum":
         return f"{_format_value(value)} is not allowed (allowed: {', '.join(map(str, allowed))})"
     if kind == "anyOf":
-        return (
-            f"{_format_value(value)} is not allowed (allowed: {' or '.join(_describe_branch(sub) for sub in allowed)})"
-        )
+        return f"{_format_value(value)} is not allowed (allowed: {' or '.join(map(_describe_branch, allowed))})"
     return _describe_limit_error(kind, allowed, value)
 
 
@@ -253,16 +235,16 @@ def _type_names(allowed: str | Sequence[str]) -> str:
     return " or ".join(_TYPE_NAMES[name] for name in ([allowed] if isinstance(allowed, str) else allowed))
 
 
-def _describe_branch(sub: dict[str, Any]) -> str:
-    if "const" in sub:
-        return json.dumps(sub["const"])
-    if "required" in sub:
-        return f"an object with {', '.join(sub['required'])}"
-    return _type_names(sub["type"]) if "type" in sub else sub.get("title", "another form")
+def _describe_branch(branch: dict[str, Any]) -> str:
+    if "const" in branch:
+        return json.dumps(branch["const"])
+    if "required" in branch:
+        return f"an object with {', '.join(branch['required'])}"
+    return _type_names(branch["type"]) if "type" in branch else branch.get("title", "another form")
 
 
 def _format_value(value: Any) -> str:
-    """Return the value on one short line, or the kind of a container."""
+    """Return a value as short text on one line; an object is only called "an object"."""
     if isinstance(value, dict):
         return "an object"
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -1,7 +1,7 @@
-"""Quantities with units: "13.6 GFLOP/s" ⇒ a number of base units, and numbers ⇒ short text.
+"""Conversion between texts with units and numbers: "13.6 GFLOP/s" ⇔ 13.6e9.
 
-Parsing uses exact decimal arithmetic and rounds once, so `parse_quantity` returns the number that `format_quantity`
-wrote.
+Parsing uses exact decimal arithmetic and rounds once. `parse_quantity` therefore returns exactly the number from which
+`format_quantity` wrote a text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BINARY_EXPONENTS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 
 
 def _si_units(unit: str, prefixes: str, factor: int = 1) -> dict[str, Decimal]:
-    """Return unit names with SI prefixes: `_si_units("W", "mk")` is {"W": 1, "mW": 0.001, "kW": 1000}."""
+    """Return the factor of a unit with each SI prefix: `_si_units("W", "mk")` is {"W": 1, "mW": 0.001, "kW": 1000}."""
     return {p + unit: _EXACT_CONTEXT.scaleb(Decimal(factor), _SI_EXPONENTS[p]) for p in ("", *prefixes)}
 
 
@@ -28,8 +28,7 @@ def _binary_units(unit: str, factor: int = 1) -> dict[str, Decimal]:
 
 
 MIN_QUANTITY, MAX_QUANTITY = 1e-12, 2.0**62
-"""What a quantity other than zero may be, in its base unit: sums and quotients of them are finite, counts of bytes
-have 64 bits."""
+"""Limits of quantities other than zero, in base units. They keep sums and quotients finite, and bytes in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Quantity:
 
     Attributes:
         name: Name in error messages.
-        units: Factor to the base unit, by unit name.
-        display_units: Units in messages and in written text, from small to large.
+        units: Factor from each accepted unit to the base unit, by unit name.
+        display_units: Units in which values are written, from small to large.
         allows_zero: True if zero is a valid value.
     """
 
@@ -50,50 +49,28 @@ class Quantity:
 
     @property
     def base_unit(self) -> str:
-        """Name of the base unit."""
         return next(unit for unit, factor in self.units.items() if factor == 1)
 
 
+_RATE_UNITS = _si_units("FLOP/s", "kMGTP") | _si_units("FLOPS", "kMGTP")
+_MEMORY_UNITS = _si_units("B", "kMGT") | {"KB": Decimal(1000)} | _binary_units("B")
+_BIT_UNITS = _si_units("bit/s", "kMGT") | _si_units("bps", "kMGT")
+_BANDWIDTH_UNITS = _BIT_UNITS | _si_units("B/s", "kMGT", 8) | _binary_units("B/s", 8)
 COMPUTE_RATE = Quantity(
-    "compute rate",
-    {**_si_units("FLOP/s", "kMGTP"), **_si_units("FLOPS", "kMGTP")},
-    ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"),
-    allows_zero=True,
+    "compute rate", _RATE_UNITS, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"), allows_zero=True
 )
-MEMORY = Quantity(
-    "memory size",
-    {**_si_units("B", "kMGT"), "KB": Decimal(1000), **_binary_units("B")},
-    ("B", "kB", "KiB", "MB", "MiB", "GB", "GiB"),
-    allows_zero=False,
-)
-BANDWIDTH = Quantity(
-    "bandwidth",
-    {
-        **_si_units("bit/s", "kMGT"),
-        **_si_units("bps", "kMGT"),
-        **_si_units("B/s", "kMGT", 8),
-        **_binary_units("B/s", 8),
-    },
-    ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"),
-    allows_zero=False,
-)
+MEMORY = Quantity("memory size", _MEMORY_UNITS, ("B", "kB", "KiB", "MB", "MiB", "GB", "GiB"), allows_zero=False)
+BANDWIDTH = Quantity("bandwidth", _BANDWIDTH_UNITS, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"), allows_zero=False)
 TIME = Quantity("time", _si_units("s", "nuµm"), ("ns", "us", "ms", "s"), allows_zero=True)
 POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=True)
 
 
 def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
-    """Parse a quantity: `parse_quantity("0.5 ms", TIME, …)` is 0.0005.
+    """Return the value of a text with a number and a unit, in the base unit of `quantity`.
 
-    Args:
-        text: Number and unit.
-        quantity: Kind of quantity.
-        place: File and key, as prefix of error messages.
-
-    Returns:
-        The value in the base unit (FLOP/s, B, bit/s, s, W).
-
-    Raises:
-        DicompilerError: `text` is not a string with a number and a known unit, or the value is out of range.
+    `parse_quantity("0.5 ms", TIME, "a.toml: latency")` is 0.0005. Base units are FLOP/s, B, bit/s, s and W. `place`
+    (file and key) begins the message of the DicompilerError for an invalid text, an unknown unit or a value out of
+    range.
     """
     allowed = f"(allowed units: {', '.join(quantity.display_units)})"
     if not isinstance(text, str):
@@ -115,14 +92,13 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
     value = float(_EXACT_CONTEXT.multiply(number, quantity.units[unit]))
     if value and not MIN_QUANTITY <= value <= MAX_QUANTITY:
         wrong = f"{text!r} is too {'large' if value > MAX_QUANTITY else 'small'} for a {quantity.name}"
-        raise DicompilerError(
-            f"{place}: {wrong}: in {quantity.base_unit} it must be from {MIN_QUANTITY:g} to {MAX_QUANTITY:g}, or 0"
-        )
+        limits = f"from {MIN_QUANTITY:g} to {MAX_QUANTITY:g}, or 0"
+        raise DicompilerError(f"{place}: {wrong}: in {quantity.base_unit} it must be {limits}")
     return value
 
 
 def parse_bytes(text: object, place: str) -> int:
-    """Parse a memory size: `parse_bytes("1 GiB", …)` is 1073741824. Fractions of a byte are dropped."""
+    """Return a memory size in bytes, without fractions of a byte: `parse_bytes("1 GiB", place)` is 1073741824."""
     value = int(parse_quantity(text, MEMORY, place))
     if value < 1:
         raise DicompilerError(f"{place}: {text!r}: a memory size must be one byte or more")
@@ -130,9 +106,9 @@ def parse_bytes(text: object, place: str) -> int:
 
 
 def format_quantity(value: float, quantity: Quantity) -> str:
-    """Return the exact text of a value: `format_quantity(13.6e9, COMPUTE_RATE)` is "13.6 GFLOP/s".
+    """Return the exact text of a value in base units: `format_quantity(13.6e9, COMPUTE_RATE)` is "13.6 GFLOP/s".
 
-    It uses the unit with the shortest text. `parse_quantity` returns the same number again.
+    The text uses the unit that makes it shortest, and `parse_quantity` turns it into `value` again.
     """
     exact = Decimal(repr(value))
     if not exact:
@@ -143,26 +119,26 @@ def format_quantity(value: float, quantity: Quantity) -> str:
         whole_or_more = scaled >= 1 or unit == quantity.display_units[0]
         if whole_or_more and _EXACT_CONTEXT.multiply(scaled, quantity.units[unit]) == exact:
             texts.append((f"{_EXACT_CONTEXT.normalize(scaled):f}", unit))
-    # The shortest number wins ("4 GiB", not "4294967296 B"), then the larger unit.
+    # The shortest number is best ("4 GiB", not "4294967296 B"). Among equally short numbers, the larger unit is best.
     number, unit = min(texts, key=lambda text: len(text[0]))
     return f"{number} {unit}"
 
 
-def _format_short(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    """Return a value with three significant digits in the largest suitable unit of `steps`.
+def _format_short(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    """Return a value with three significant digits in the largest unit of `units` that the value reaches.
 
-    `steps` has (factor, unit) from large to small.
+    `units` has a pair (factor, unit name) for each unit, from large to small.
     """
     if value == 0:
-        return f"0 {steps[-1][1]}"
-    scale, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])
+        return f"0 {units[-1][1]}"
+    scale, unit = next((entry for entry in units if abs(value) >= entry[0] * 0.9995), units[-1])
     scaled = value / scale
     digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
     return f"{scaled:.{digits}f} {unit}"
 
 
 def format_bytes(count: float) -> str:
-    """Return a size for tables: 1234567 ⇒ "1.23 MB" (SI prefixes).
+    """Return a number of bytes as short text with an SI prefix: 1234567 ⇒ "1.23 MB".
 
     Args:
         count: Number of bytes.
@@ -176,7 +152,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration for tables: 0.0123 ⇒ "12.3 ms"; infinity ⇒ "∞"."""
+    """Return a duration as short text: 0.0123 ⇒ "12.3 ms", and "∞" for infinity."""
     if seconds == float("inf"):
         return "∞"
     if seconds == 0:
@@ -185,10 +161,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_joules(energy: float) -> str:
-    """Return an energy for tables: 0.0123 ⇒ "12.3 mJ"."""
+    """Return an energy as short text: 0.0123 ⇒ "12.3 mJ"."""
     return _format_short(energy, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")))
 
 
 def format_flops(count: float) -> str:
-    """Return a number of operations for tables: 8.2e9 ⇒ "8.20 GFLOP"."""
+    """Return a number of floating-point operations as short text: 8.2e9 ⇒ "8.20 GFLOP"."""
     return _format_short(count, ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")))

@@ -11,7 +11,7 @@ def package_version() -> str:
     """Return the version of the installed distribution.
 
     Returns:
-        The version. In a checkout that is not installed, the fallback version of pyproject.toml, marked "+checkout".
+        The version. If dicompiler is not installed, the fallback version in pyproject.toml, followed by "+checkout".
     """
     try:
         return metadata.version("dicompiler")
@@ -19,5 +19,5 @@ def package_version() -> str:
         project = Path(__file__).parents[2] / "pyproject.toml"
     if not project.is_file():
         return "0+unknown"
-    own = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["setuptools_scm"]
-    return f"{own['fallback_version']}+checkout"
+    settings = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["setuptools_scm"]
+    return f"{settings['fallback_version']}+checkout"

@@ -267,12 +267,7 @@ class NetworkBuilder:
         return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="dicompiler")
 
     def _window_counts(
-        self,
-        x: str,
-        sizes: tuple[int, ...],
-        strides: tuple[int, int],
-        pads: tuple[int, ...],
-        ceil: bool = False,
+        self, x: str, sizes: tuple[int, ...], strides: tuple[int, int], pads: tuple[int, ...], ceil: bool = False
     ) -> tuple[int, ...]:
         room = [
             extent + pads[axis] + pads[axis + 2] - size

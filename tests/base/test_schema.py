@@ -200,7 +200,7 @@ def test_reads_json(tmp_path: Path) -> None:
         (b'{"a": 1, "a": 2}', ": key 'a' appears twice in one object"),
         (b'{"a": NaN}', ": not JSON: NaN is not a JSON number"),
         (b"\xff\xfe", ": cannot be read: not UTF-8 text"),
-        (b"[" * 100_000, ": nested too deeply: it is not a file of dicompiler"),
+        (b"[" * 100_000, ": its objects are nested too deeply: give a file of dicompiler"),
     ],
 )
 def test_reports_invalid_json_with_its_position(tmp_path: Path, content: bytes, expected: str) -> None:

@@ -141,8 +141,8 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
             f"it is an artifact of 'dicompiler compile' (its own is {model})",
         ),
         (("compile", str(model), "--platform", "rpi4x2", "--plan", str(net), "-o", "x"), "it is an artifact of"),
-        (("run", str(net / "pi01")), f"it is part of the artifact {str(net)!r}: give that"),
-        (("report", str(net / "pi01"), "-o", "x"), f"it is part of the artifact {str(net)!r}: give that"),
+        (("run", str(net / "pi01")), f"it is part of the artifact {str(net)!r}: give the path of "),
+        (("report", str(net / "pi01"), "-o", "x"), f"it is part of the artifact {str(net)!r}: give the path of "),
         (("run", str(place / "lenet.onnx")), "not an artifact of dicompiler: compile a model into it first"),
     ):
         assert main(words) == 1

@@ -130,17 +130,19 @@ def test_names_index_beyond_table() -> None:
     with pytest.raises(DicompilerError) as error:
         prepare_inputs(model, given)
     assert str(error.value) == (
-        "input 'input_ids': 20 at [0, 0] is not a row of 'embed_tokens.weight', "
+        "input 'input_ids': the number 20 at [0, 0] is not the index of a row of 'embed_tokens.weight', "
         "which has 20 rows: give numbers from 0 to 19"
     )
     given = {"input_ids": np.array([[-1]]), "cache_position": np.array([4])}
     with pytest.raises(
-        DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is not a row of 'past_key_values.0.key'"
+        DicompilerError,
+        match=r"^input 'cache_position': the number 4 at \[0\] is not the index of a row of 'past_key_values.0.key'",
     ):
         prepare_inputs(model, given)
     fused = prepare(Model.load(bert_fused())).model  # The tables are inputs of a fused operator.
     ids = {name: np.zeros((1, 8), np.int32) for name in ("input_ids", "token_type_ids", "mask")}
     with pytest.raises(
-        DicompilerError, match=r"^input 'token_type_ids': 2 at \[0, 3\] is not a row of 'c2', which has 2 rows: "
+        DicompilerError,
+        match=r"^input 'token_type_ids': the number 2 at \[0, 3\] is not the index of a row of 'c2', which has 2 ",
     ):
         prepare_inputs(fused, {**ids, "token_type_ids": ids["mask"] + 2 * (np.arange(8) == 3).astype(np.int32)})

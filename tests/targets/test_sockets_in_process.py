@@ -80,7 +80,7 @@ def test_keeps_and_resets_states(tmp_path: Path) -> None:
 
 
 def test_rejects_index_outside_table_and_continues(tmp_path: Path) -> None:
-    message = r"^input 'x': {} at \[0\] is not a row of 't', which has 4 rows: give "
+    message = r"^input 'x': the number {} at \[0\] is not the index of a row of 't', which has 4 rows: give "
     artifact = compiled(GATHER, tmp_path / "a")
     for number in (4, -5, 2**40):
         with pytest.raises(DicompilerError, match=message.format(number)):

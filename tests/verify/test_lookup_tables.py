@@ -109,7 +109,10 @@ def test_rejects_index_exactly_if_onnxruntime_does(nodes: str, known: bool) -> N
             right = engine.runs(ids)
             assert not (refused and right)
             if known and not right:
-                assert refused.startswith(f"input 'ids': {number} at [{place[0]}, {place[1]}]") and "'table'" in refused
+                assert (
+                    refused.startswith(f"input 'ids': the number {number} at [{place[0]}, {place[1]}]")
+                    and "'table'" in refused
+                )
 
 
 def test_reports_offset() -> None:
@@ -118,7 +121,7 @@ def test_reports_offset() -> None:
     with pytest.raises(DicompilerError) as caught:
         check_indices(Model.load(network("at = Add(ids three)")), {"ids": ids})
     assert str(caught.value) == (
-        "input 'ids': 8 at [1, 2], with 3 added to it, is not a row of 'table', "
+        "input 'ids': the number 8 at [1, 2] (to which the model adds 3) is not the index of a row of 'table', "
         "which has 10 rows: give numbers from -3 to 6"
     )
 
