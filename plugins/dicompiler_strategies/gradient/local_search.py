@@ -1,6 +1,6 @@
-"""Local search on selections: coordinate descent over single layers, then over runs of layers.
+"""Local search on selections: change single layers, then sequences of layers, as long as the cost falls.
 
-ObjectiveTables + selections (plans, layers) → selections that no change of one layer or of a short run improves
+ObjectiveTables + selections (plans, layers) → selections that no change of a layer or a short sequence improves
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
 _PRICE_ROUNDS = 16
-_MAX_RUN_LAYERS = 6  # Runs are changed together, because fused layers change their extra rows together.
-_MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest array that a step over pairs of choices builds.
+_MAX_RUN_LAYERS = 6  # Fused layers must change their extra rows together.
+_MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 
 
 @dataclass(frozen=True, eq=False)
 class LocalSearch:
-    """Coordinate descent on Σ node + Σ edge plus the price of exceeded memory limits.
+    """Coordinate descent on Σ node + Σ edge, plus a penalty for exceeded memory limits.
 
-    When the budget is exceeded, selections stay as they are.
+    Selections are arrays of shape (plans, layers) with the number of each layer's choice. When the budget is exceeded,
+    the current selections are returned.
     """
 
     tables: ObjectiveTables
@@ -35,7 +36,7 @@ class LocalSearch:
 
     @cached_property
     def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
-        """For each layer, its neighbours b with a table (choices of b, own choices)."""
+        """For each layer a, its connected layers b, each with a cost table of shape (choices of b, choices of a)."""
         joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
         for (i, j), table in self.tables.edge.items():
             joined[i].append((j, self._transposed_edges[i, j]))
@@ -43,16 +44,16 @@ class LocalSearch:
         return tuple(map(tuple, joined))
 
     def penalised_cost(self, selections: Selections) -> Floats:
-        """Return the cost (plans,) with the price of exceeded memory limits."""
+        """Return the cost of each selection with the penalty for exceeded memory limits, shape (plans,)."""
         costs = self.tables.values(selections)
         if len(self.tables.limits):
             costs = costs + self.tables.excess_price * self.tables.relative_excess(self.tables.weight_loads(selections))
         return costs
 
     def run(self, selections: Selections, elite: int = 8) -> Selections:
-        """Return the improved selections, the best first and without duplicates.
+        """Return the improved selections without duplicates, sorted by cost.
 
-        The `elite` best selections are also improved by runs.
+        Single layers are changed in all selections, sequences of layers only in the `elite` best ones.
         """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
@@ -66,10 +67,10 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return all selections of a dual ascent on memory prices.
+        """Return the selections that occur in a dual ascent on memory prices.
 
-        Each byte on a host has a price. It rises while the host is too full and falls otherwise, and runs of layers
-        take their best choices at these prices.
+        Each byte on a host has a price, which rises while the host has too many weights and falls otherwise. Sequences
+        of layers take the choices that are best at these prices.
         """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)
@@ -81,12 +82,12 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections without duplicates, the cheapest first."""
+        """Return the selections without duplicates, sorted by cost."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
     def improve_layers(self, selections: Selections) -> Selections:
-        """Let each layer in turn, forwards and backwards, take its best choice, until none changes."""
+        """Set each layer in turn, forwards and backwards, to its best choice, until no layer changes."""
         current = selections.copy()
         layers = range(len(self.tables.node))
         for _ in range(_MAX_SWEEPS):
@@ -106,9 +107,10 @@ class LocalSearch:
 
     @cached_property
     def _paths(self) -> tuple[tuple[int, ...], ...]:
-        """From every layer, a run of at most _MAX_RUN_LAYERS layers.
+        """For each layer, the sequence of at most _MAX_RUN_LAYERS layers that begins with it.
 
-        Each layer is read by the next and connected to no other layer of the run.
+        Each layer reads the one before it and is connected to no other layer of the sequence, so that dynamic
+        programming finds the best choices.
         """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
@@ -127,13 +129,13 @@ class LocalSearch:
         return tuple(paths)
 
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
-        """Let each run of layers in turn take its best choices, with all other layers fixed.
+        """Set each sequence of layers in turn to its best choices, with all other layers fixed.
 
-        Prices (plans, hosts) of a byte on each host replace the limits. Without prices, no step exceeds a limit that
-        was kept before.
+        `prices` of a byte on each host, shape (plans, hosts), replace the memory limits. Without prices, no change
+        violates a limit that was satisfied before.
         """
         current = selections.copy()
-        # Without memory limits the best choices of a run depend on its neighbours only, so that they can be cached.
+        # Without memory limits the best choices of a sequence depend only on its neighbours, so they can be cached.
         alone = prices is None and not len(self.tables.limits)
         for path in self._paths:
             if not self.budget.try_steps(*self._work_of(len(current), path)):
@@ -151,23 +153,23 @@ class LocalSearch:
 
     @cached_property
     def _known_optimal(self) -> set[tuple[int, bytes]]:
-        """Keys of runs that have their best choices already, see `_surroundings_key`."""
+        """Keys (`_surroundings_key`) of sequences that already have their best choices."""
         return set()
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """First layer of a run → the run and all layers that it is connected to."""
+        """For the first layer of each sequence, the sequence and all layers that it is connected to."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a key of a run's choices and of the choices that its best choices depend on."""
+        """Return a key of a sequence's choices and of the choices that its best choices depend on."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
-        """Return the selections with the best choices along a path, by dynamic programming."""
+        """Return the selections with the best choices along a sequence of layers, by dynamic programming."""
         costs = []
         for k, layer in enumerate(path):
             layer_costs = self._choice_costs(selections, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
@@ -195,18 +197,21 @@ class LocalSearch:
 
     @cached_property
     def _transposed_edges(self) -> dict[LayerEdge, Floats]:
-        """The edge tables with the first layer's choices last, because a minimum along memory is fast."""
+        """The edge tables transposed, because a minimum over the last axis is faster."""
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the (elements, steps) of deciding these layers, one or a run, in this many plans."""
+        """Return the array elements and the NumPy calls that it takes to decide these layers in `plans` plans."""
         elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
         pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
         loads = len(self.tables.node) if len(self.tables.limits) else 0
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the costs (plans, choices of a) of layer a and its edges, except those to `without`."""
+        """Return the cost of each choice of layer `a` with its edges, except edges to the layers `without`.
+
+        The result has shape (plans, choices of a).
+        """
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:
             if b not in without:
@@ -215,7 +220,7 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """Return the cheapest column of each row, but the current one unless it is clearly dearer."""
+    """Return the cheapest column of each row; the current column if the cheapest is not clearly cheaper."""
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)
     present = costs[rows, current]

@@ -1,4 +1,4 @@
-"""The objective as a sum of tables over the layers' choices, with the hosts' memory limits.
+"""The objective written as a sum of tables over the layers' choices, with the memory limits of the hosts.
 
 CostTables + objective → one ObjectiveTables (latency), or one for each set of powered devices (energy)
 """
@@ -34,16 +34,20 @@ def check_objective(strategy: str, objective: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveTables:
-    """Minimise Σ node + Σ edge over the choices of L layers under memory limits.
+    """The problem "choose one split per layer such that Σ node + Σ edge is least and no host exceeds its memory".
+
+    A selection is a vector with the number of the choice of each layer.
 
     Attributes:
-        node: Cost (choices,) of each layer in s or J.
-        edge: (i, j) → cost (choices of i, choices of j) in s or J.
-        kept_choices: For each layer, the numbers of these choices among those of the cost tables.
-        weights: Bytes (choices, hosts) of weights of each layer, for the hosts whose limit could be exceeded.
-        limits: Bytes (hosts,) of memory of these hosts.
-        families: For each layer, the family (choices,) of each choice. A family is a kind of split such as "grid 4x2",
-            whatever the extra rows and shares.
+        node: For each layer, the cost of each of its choices in s or J, an array of shape (choices,).
+        edge: For each pair (i, j) of connected layers, the cost of each pair of their choices in s or J, an array of
+            shape (choices of i, choices of j).
+        kept_choices: For each layer, the numbers that its choices have in the cost tables.
+        weights: For each layer, the bytes of weights of each choice on each limited host, shape (choices, hosts).
+            Only hosts that the weights could overfill are included.
+        limits: Memory of these hosts in bytes, shape (hosts,).
+        families: For each layer, the family of each choice, shape (choices,). A family is a kind of split with a
+            number of devices, such as "grid 4", without regard to extra rows and shares.
     """
 
     node: tuple[Floats, ...]
@@ -54,33 +58,33 @@ class ObjectiveTables:
     families: tuple[Selections, ...]
 
     def values(self, selections: Selections) -> Floats:
-        """Return Σ node + Σ edge (plans,) of selections (plans, layers)."""
+        """Return Σ node + Σ edge of each selection; `selections` has shape (plans, layers), the result (plans,)."""
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes (plans, hosts) of weights."""
+        """Return the bytes of weights on each host under each selection, as an array of shape (plans, hosts)."""
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """Return the excess of loads (…, hosts) relative to the limits, summed over the hosts."""
+        """Return by how much `loads` exceed the limits, relative to each limit, summed over the hosts."""
         over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
         return over
 
     @cached_property
     def excess_price(self) -> float:
-        """Price of an excess of 1, so high that no gain pays for a single byte over a limit."""
+        """Cost of a relative excess of 1. It is so high that no gain outweighs a single byte above a limit."""
         worst = sum(float(table.max()) for table in self.node) + sum(float(table.max()) for table in self.edge.values())
         return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
 
     @cached_property
     def loss_scale(self) -> float:
-        """Unit of the normalised loss: the mean over the layers of the cheapest choice's own cost.
+        """Unit of the normalised loss: the cost of a layer's cheapest choice (without edges), averaged over layers.
 
-        It makes learning rates independent of the size of the network and the speed of the devices. If all of these are
-        0, it is the mean of all costs.
+        With this unit, learning rates do not depend on the size of the network or the speed of the devices. If all
+        these costs are 0, the mean of all costs is used.
         """
         least = sum(float(table.min()) for table in self.node)
         most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))
@@ -90,12 +94,12 @@ class ObjectiveTables:
 def build_objective_tables(
     tables: CostTables, objective: str, reserve: Mapping[str, int] | None = None
 ) -> tuple[ObjectiveTables, ...]:
-    """Return the tables whose least minimum is the minimum of the objective over the choices.
+    """Return one or more ObjectiveTables. The least of their minima is the minimum of the objective.
 
-    For latency these are the cost tables. For energy, all devices that a plan uses draw idle power for the whole frame.
-    There is one set of tables for the 1, 2, … fastest devices, and one for each single device. Their value is exact for
-    plans that use the whole set, and an upper bound for others. `reserve` are bytes of each host to be kept free of
-    weights.
+    For latency, the result is a single one with the costs of the cost tables. For energy, all devices that a plan uses
+    draw idle power during the whole frame, so there is one for each set of powered devices: the 1, 2, … fastest
+    devices, and each single device. Its values are exact for plans that use the whole set, and upper bounds for other
+    plans. `reserve` are bytes of each host that weights must leave free.
     """
     check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})
@@ -121,12 +125,12 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
 
 
 def _label_family(label: str) -> str:
-    """Return the kind of a choice and its number of devices: "height 4 +1 rate" → "height 4"."""
+    """Return the family of a choice from its label, without extra rows and shares: "height 4 +1 rate" → "height 4"."""
     return " ".join(label.split()[:2])
 
 
 def _device_sets(tables: CostTables) -> list[frozenset[str]]:
-    """Return the sets of devices for energy: the 1, 2, … fastest devices, all, and each single device."""
+    """Return the sets of powered devices: the 1, 2, … fastest devices, all devices, and each single device."""
     devices = [device.name for device in devices_by_rate(tables.problem)]
     counts = tables.options.device_counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
@@ -137,10 +141,10 @@ def _device_sets(tables: CostTables) -> list[frozenset[str]]:
 
 
 def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozenset[str]) -> ObjectiveTables:
-    """Return the energy in J of plans that use only `members`, sources and sinks.
+    """Return the tables with the energy in J of plans that use only the devices `members`, sources and sinks.
 
-    It is the sum of (active − idle power) · busy seconds over devices and layers, the idle power of all members for the
-    whole time, and the power of the network while bytes are sent.
+    The energy has three terms: (active − idle power) · busy seconds of each device, the idle power of all members
+    during the whole frame, and the power of the network while bytes are sent.
     """
     problem = tables.problem
     source, sink = source_and_sink(problem)
@@ -174,7 +178,7 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
 
 
 def mean_joules_per_byte(platform: Platform) -> float:
-    """Return the mean energy of sender and receiver for a byte between two hosts in J."""
+    """Return the energy in J that sender and receiver need for one byte, averaged over all pairs of hosts."""
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     joules = [
         link.transfer_s(a.power_network + b.power_network)

@@ -1,14 +1,14 @@
-"""Continuous relaxation: each layer's choice becomes probabilities that gradient descent changes.
+"""Continuous relaxation: gradient descent on the probabilities of each layer's choices.
 
-    ObjectiveTables + DescentSettings → selections (restarts, layers)
+    ObjectiveTables + DescentSettings → selections, shape (restarts, layers)
 
 With p_a = softmax(W_a) for layer a, the loss is
 
     L = Σ_a p_a · node_a + Σ_(a,b) p_aᵀ · edge_ab · p_b
 
-This is eq. (16) of DIAPASON with one W_l for each layer. Its opportunities are the choices of the tables, which name
-their devices. There is therefore no W_dev and no superposition penalty, and L_l and L_mov are exact. All restarts are
-computed as one array W (restarts, n), with n the total number of choices.
+This is eq. (16) of DIAPASON with one W_l for each layer. A choice of the tables also fixes the devices, so there is no
+W_dev and no superposition penalty, and the terms L_l and L_mov are exact. All restarts are computed together in one
+array W of shape (restarts, n), where n is the number of choices of all layers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Sel
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
-MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product that cost as much as reading an element.
-_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries spread larger matrix products over threads.
+MULTIPLICATIONS_PER_READ = 10  # As many multiplications of a matrix product take as long as one read.
+_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use several threads for larger products.
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class DescentSettings:
     """Settings of the descent.
 
     Attributes:
-        learning_rate: Learning rate in units of the normalised loss.
+        learning_rate: Learning rate for the normalised loss.
         iterations: Number of steps.
-        restarts: Number of restarts.
+        restarts: Number of initial points.
         seed: Seed of the random numbers.
-        is_biased: Each restart begins near another family of choices.
-        bias: Initial advantage in W of a restart's own family.
+        is_biased: Let each restart begin near a different family of choices.
+        bias: Number that is added to W for the choices of this family.
         noise: Largest random number that is added to W.
-        memory_penalty: Loss for an excess of 1 over a host's limit, in units of the normalised loss of a layer.
+        memory_penalty: Loss for exceeding a host's memory by 100 %, in units of the normalised loss of a layer.
     """
 
     learning_rate: float = 0.4
@@ -55,23 +55,23 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """The tables with the choices of all layers in one row of n columns."""
+    """The tables with the n choices of all layers numbered consecutively, as columns of arrays."""
 
     tables: ObjectiveTables
 
     @cached_property
     def first_columns(self) -> Selections:
-        """The first column (layers,) of each layer."""
+        """First column of each layer, shape (layers,)."""
         return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
     def column_layers(self) -> Selections:
-        """The layer (n,) of each column."""
+        """Layer of each column, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
     def layer_columns(self) -> tuple[slice, ...]:
-        """The columns of each layer."""
+        """Range of columns of each layer."""
         return tuple(
             slice(int(start), int(start) + len(costs))
             for start, costs in zip(self.first_columns, self.tables.node, strict=True)
@@ -86,17 +86,17 @@ class FlatTables:
         return np.concatenate(self.tables.weights)
 
     def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
-        """Return the probabilities p (restarts, n) within each layer."""
+        """Return the probabilities of the choices of each layer; W and the result have shape (restarts, n)."""
         Z = W / temperature
         e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.first_columns, axis=1)[:, self.column_layers])
         e /= np.add.reduceat(e, self.first_columns, axis=1)[:, self.column_layers]
         return e
 
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
-        """Return ∂L/∂p (restarts, n).
+        """Return ∂L/∂p, an array of shape (restarts, n) like `p`.
 
-        For the choices of layer a it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, plus the penalty for hosts that are
-        too full.
+        For the choices of layer a, it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za. `memory` is added, in proportion
+        to a choice's weights, on hosts with more weights than their limit.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -108,27 +108,31 @@ class FlatTables:
         return g
 
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
-        """Return g minus its mean under p in each layer. ∂L/∂W is p times this at temperature 1."""
+        """Return g minus its mean under p in each layer. ∂L/∂W is p times the result, at temperature 1."""
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
 
     def likeliest_choices(self, p: Floats) -> Selections:
-        """Return the most probable choice (restarts, layers) of each layer; the first of equal ones."""
+        """Return the most probable choice of each layer, shape (restarts, layers); the first if several are equal."""
         return np.stack([p[:, span].argmax(axis=1) for span in self.layer_columns], axis=1)
 
 
 def multiply_in_blocks(p: Floats, table: Floats) -> Floats:
     """Return p @ table, computed a few rows at a time.
 
-    BLAS libraries would spread the whole product over threads. That costs more than it gains while other processes use
-    the cores, and it changes the order of the sums.
+    BLAS libraries would distribute the whole product over threads. That costs more than it saves if other processes use
+    the cores, and it changes the order of summation and thus the last bits of the result.
     """
     step = max(1, _MAX_SERIAL_MULTIPLICATIONS // table.size)
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
 
 
 class DescentInterrupted(KeyboardInterrupt):
-    """Ctrl-C, with the selections (restarts, layers) at that time."""
+    """Raised if the user interrupts the descent.
+
+    Attributes:
+        selections: The most probable choices at that time, shape (restarts, layers).
+    """
 
     def __init__(self, selections: Selections) -> None:
         super().__init__()
@@ -138,10 +142,11 @@ class DescentInterrupted(KeyboardInterrupt):
 def minimise_relaxation(
     tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
 ) -> Selections:
-    """Return the decoded selections (restarts, layers) after the last step, or at the end of the budget.
+    """Return the most probable choices after the last step or at the end of the budget, shape (restarts, layers).
 
-    The steps are natural gradient steps: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the
-    softmax. With this factor, a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
+    Each step follows the natural gradient: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of
+    the softmax. With the factor p, a choice that has become improbable would never return. Ctrl-C raises
+    DescentInterrupted.
     """
     flat = FlatTables(tables)
     W = initial_logits(tables, flat, settings)
@@ -162,9 +167,10 @@ def minimise_relaxation(
 
 
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
-    """Return the first W (restarts, n): noise, plus a bias for one family of choices in each restart.
+    """Return the initial W, shape (restarts, n): random noise, plus a bias for one family of choices in each restart.
 
-    The families follow in the order of `families_by_value`. The first round of families has no noise.
+    The restarts use the families in the order of `families_by_value`, repeatedly. The first use of each family has no
+    noise.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))
@@ -178,9 +184,9 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 
 
 def families_by_value(tables: ObjectiveTables) -> Selections:
-    """Return the families, ordered by the value of the selection that uses them for every layer.
+    """Return the families, sorted by the cost of the selection that uses the family in every layer.
 
-    The choice without extra rows is used; layers without the family use their cheapest choice.
+    Of each family, the choice without extra rows is used. A layer without the family uses its cheapest choice.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

@@ -1,11 +1,11 @@
-"""The strategy `gradient`: relaxation of the cost tables by gradient descent, then local search."""
+"""The strategy `gradient`: gradient descent on a relaxation of the cost tables, then local search."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -25,44 +25,33 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "proportional": ("rate",),
     "all": ("equal", "rate", "memory"),
 }
-# The default number of restarts: as many as cost this many multiplications, but at least the second number.
+# By default, the descent may take this many multiplications, but has at least this many restarts.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
-_MAX_OTHER_SELECTIONS = 8  # Selections that a memory repair begins with.
-_MAX_REPAIRS = 8  # Searches with less memory for weights, if the tensors of a plan do not fit.
+_MAX_OTHER_SELECTIONS = 8  # Number of next best selections, which a repair of the memory begins with.
+_MAX_REPAIRS = 8  # Number of searches with less memory for weights, if a plan does not fit.
 
 
-class DescentOptions(Protocol):
-    """The options that `gradient` and `diapason` have in common."""
-
-    @property
-    def fusion_limit(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def iterations(self) -> int: ...
-    @property
-    def restarts(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-
-
-def check_descent_options(strategy: str, options: DescentOptions) -> None:
-    """Raise UsageError if a number is out of range."""
+def check_descent_options(options: Strategy, learning_rate: float) -> None:
+    """Raise UsageError if an option of `gradient` or `diapason` is out of range."""
     least = {"fusion_limit": 0, "iterations": 1, "restarts": 1, "seed": 0}
     for name, bound in least.items():
         value = getattr(options, name)
         if value is not None and value < bound:
-            raise UsageError(f"{strategy}: option {name!r}: expected at least {bound}, got {value}")
-    rate = options.learning_rate
-    if not (rate > 0 and math.isfinite(rate)):
-        raise UsageError(f"{strategy}: option 'learning_rate': expected a number above 0, got {rate}")
+            raise UsageError(f"{options.name}: option {name!r}: expected at least {bound}, got {value}")
+    if not (learning_rate > 0 and math.isfinite(learning_rate)):
+        raise UsageError(f"{options.name}: option 'learning_rate': expected a number above 0, got {learning_rate}")
 
 
 @dataclass(frozen=True)
 class BestSelection:
-    """The best selection of a search with its value in s or J, and the next best ones.
+    """The best selection (number of the choice of each layer) that a search found.
 
-    `fits` is True if its weights fit into memory.
+    Attributes:
+        selection: The selection.
+        value: Its cost in s or J.
+        fits: True if its weights fit into memory.
+        others: The next best selections.
+        interrupted: True if the user interrupted the search.
     """
 
     selection: tuple[int, ...]
@@ -74,14 +63,14 @@ class BestSelection:
 
 @dataclass(frozen=True)
 class Gradient(Strategy):
-    """DIAPASON's relaxation over richer choices: gradient descent on choice probabilities.
+    """DIAPASON's relaxation over more kinds of splits: gradient descent on the probabilities of choices.
 
         conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 
-    The choices are those of the barrier model (see `tables.cost_tables`). The loss is normalised, steps follow the
-    natural gradient, the softmax cools down, and restarts begin near different kinds of splits. The decoded selections
-    are then improved by local search with exact values. The objective is latency or energy. The strategy `diapason` is
-    the method as printed.
+    The choices are those of the barrier model (see `tables.cost_tables`). In contrast to the published method, the loss
+    is normalised, the steps follow the natural gradient, the temperature of the softmax falls, and each restart begins
+    near another kind of split. Local search with exact costs then improves the most probable choices. The objective is
+    latency or energy. The strategy `diapason` is the published method.
     """
 
     name: ClassVar[str] = "gradient"
@@ -102,7 +91,7 @@ class Gradient(Strategy):
     budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
 
     def __post_init__(self) -> None:
-        check_descent_options(self.name, self)
+        check_descent_options(self, self.learning_rate)
         if not self.budget > 0:
             raise UsageError(f"gradient: option 'budget': expected a number above 0, got {self.budget:g}")
         if any(count < 2 for count in self.device_counts):
@@ -113,7 +102,7 @@ class Gradient(Strategy):
 
         Raises:
             UsageError: The objective is neither latency nor energy.
-            DicompilerError: No plan was found that fits into the hosts' memory.
+            DicompilerError: The search found no plan that fits into the hosts' memory.
         """
         return self.plan_within(problem, WorkBudget(self.budget))
 
@@ -123,14 +112,18 @@ class Gradient(Strategy):
         return self.plan_over_tables(build_cost_tables(problem, choices, budget), budget)
 
     def choice_set(self, problem: Problem) -> ChoiceSet:
-        """Return the choices that the method picks from."""
+        """Return the set of choices that the options describe."""
         counts = self.device_counts or default_device_counts(len(problem.platform.computing_devices))
         return ChoiceSet(
             device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition]
         )
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
-        """Return the best plan over tables that fits into the hosts' memory."""
+        """Return the best plan over the tables that fits into the hosts' memory.
+
+        The tables count weights but no activations. If a plan needs too much memory, the search is repeated with the
+        missing bytes reserved.
+        """
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         best = self.search_tables(cost_tables, budget=budget)
         reserve: dict[str, int] = {}
@@ -143,9 +136,8 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits:
                 break
-            # The tables do not count tensors, and they may count weights twice. The missing bytes and a quarter more
-            # are reserved on the host. If that does not help, they are reserved on all hosts, so that the excess does
-            # not just move to the next host.
+            # The missing bytes and a quarter more are reserved on the host. If that does not help, they are reserved on
+            # all hosts, because otherwise the excess may move to the next host.
             reserved = {host: reserve.get(host, 0) + 5 * missing.get(host, 0) // 4 for host in {*reserve, *missing}}
             largest = max(reserved.values()) if reserve else 0
             reserve = {host.name: max(largest, reserved.get(host.name, 0)) for host in problem.platform.hosts}
@@ -162,14 +154,14 @@ class Gradient(Strategy):
         descent: bool = True,
         budget: WorkBudget | None = None,
     ) -> BestSelection:
-        """Return the best selection over tables for their problem's objective.
+        """Return the best selection over tables for the objective of their problem.
 
         Args:
             cost_tables: The cost tables.
-            hints: Selections to improve in addition to the decoded ones.
-            reserve: Host → bytes that weights must leave free.
-            descent: Run the descent; otherwise only the hints are improved.
-            budget: Work that may be done.
+            hints: Selections that local search improves in addition to those of the descent.
+            reserve: Bytes of each host that weights must leave free.
+            descent: Run the gradient descent; without it, only the hints are improved.
+            budget: Limit of the work.
         """
         best: BestSelection | None = None
         objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
@@ -185,7 +177,7 @@ class Gradient(Strategy):
         return best
 
     def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
-        """Return the settings; large tables get fewer restarts, and several objectives share them."""
+        """Return the settings of the descent. Large tables get fewer restarts; several objectives share them."""
         default = DescentSettings()
         work = (
             2
@@ -207,7 +199,10 @@ class Gradient(Strategy):
 def _search_objective(
     tables: ObjectiveTables, settings: DescentSettings | None, hints: Sequence[Sequence[int]], budget: WorkBudget
 ) -> BestSelection | None:
-    """Return the best selection of one objective; None if there is nothing to begin with."""
+    """Return the best selection over one ObjectiveTables.
+
+    The result is None if there is neither a descent nor a hint that uses only the kept choices.
+    """
     placed = [place for hint in hints if (place := to_kept_numbers(tables.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(tables.node))
     stopped = False
@@ -230,9 +225,11 @@ def _search_objective(
 
 
 def default_device_counts(devices: int) -> tuple[int, ...]:
-    """Return the numbers of devices to split over: 2 to 8, then in steps of a fifth to a third, and all.
+    """Return the numbers of devices to split layers over: 2 to 8, then in steps of a fifth to a third, and `devices`.
 
-    Edge tables grow with the square of the choices. default_device_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20).
+    Fewer numbers keep the tables small, because edge tables grow with the square of the number of choices.
+
+    default_device_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
     """
     counts = list(range(2, min(devices, 8) + 1))
     while counts and counts[-1] < devices:
@@ -241,7 +238,10 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
 
 
 def memory_error(strategy: str, problem: Problem, missing: Mapping[str, int], note: str = "") -> DicompilerError:
-    """Return the error that no plan fits into memory; `short` are the missing bytes of the best plan."""
+    """Return the error for a search without a fitting plan.
+
+    `missing` are the missing bytes of the best plan by host, and `note` is appended to the message.
+    """
     host = max(missing, key=lambda name: (missing[name], name))
     memory = problem.platform.host(host).memory
     return DicompilerError(

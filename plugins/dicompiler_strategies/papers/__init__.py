@@ -1,4 +1,4 @@
-"""The algorithms of papers as they are printed, as strategies of their own."""
+"""The published algorithms in their original form, each as a strategy."""
 
 from __future__ import annotations
 

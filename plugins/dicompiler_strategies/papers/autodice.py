@@ -1,4 +1,4 @@
-"""The strategy `autodice`: the genetic search of AutoDiCE (Guo et al., 2022), as far as printed."""
+"""The strategy `autodice`: the genetic search of AutoDiCE (Guo et al., 2022), as far as the paper describes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dicompiler_strategies.genetic.strategy import Genetic
 
 @dataclass(frozen=True)
 class Autodice(Genetic):
-    """AutoDiCE as printed: 400 generations, random first plans, and the second level in every stage.
+    """AutoDiCE as printed: 400 generations, random initial plans, and its second level in every stage.
 
     The options are those of `genetic`.
     """

@@ -1,16 +1,16 @@
-"""CoopAI (Yang et al., 2020) as printed: MLS and its baseline SLS, on a chain of layers.
+"""CoopAI (Yang et al., 2020) as printed: the algorithm MLS and its baseline SLS, on a chain of layers.
 
     LayerGraph → Chain
     Chain + F + G + k → CoopaiResult: the blocks of T_L^k, for k identical devices behind one gateway
 
-The names are the paper's letters, with equation numbers. The paper leaves some details to a technical report; they are
-fixed here so that its figures are reproduced:
+Names are the paper's letters, with equation numbers. The paper leaves some details to a technical report; the following
+choices reproduce its figures:
 
-- A multiply-accumulate counts two FLOPs, and an element has 32 bits. Pools cost nothing and belong to the convolution
-  before them.
-- A grid is a run of rows of a block's last layer; the first H mod k grids get one row more. The FLOPs of a fully
+- A multiply-accumulate counts as two FLOPs, and an element has 32 bits. Pools cost nothing and belong to the
+  convolution before them.
+- A grid is a range of rows of a block's last layer; the first H mod k grids have one more row. The FLOPs of a fully
   connected layer are divided equally.
-- Only missing rows are sent, and each is uploaded once.
+- Only missing rows are sent, and each row is uploaded once.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ DataState = Literal["gateway", "rows", "outputs", "sums"]
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalLayer:
-    """A convolution with the pools behind it (CL in the paper).
+    """A convolution with the pools that follow it (CL in the paper).
 
     Attributes:
         names: Names of the layers, the convolution first.
         inputs: Input tensor of each layer.
-        maps: Row map of each layer.
+        maps: Row map of each layer, from output rows to input rows.
         row_flops: FLOPs of one row of the convolution.
-        rows_in: Rows of the input.
-        rows_out: Rows of the pooled output.
+        rows_in: Number of input rows.
+        rows_out: Number of rows of the pooled output.
         row_in: Elements of an input row (channels · width).
         row_out: Elements of an output row.
     """
@@ -62,7 +62,7 @@ class ConvolutionalLayer:
     row_out: int
 
     def computed_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows of the convolution that these rows of the pooled output need."""
+        """Return the rows of the convolution's output that `rows` of the pooled output depend on."""
         for name, row_map in zip(reversed(self.inputs[1:]), reversed(self.maps[1:]), strict=True):
             need = row_map.read_rows(name, rows)
             assert need is not None
@@ -70,7 +70,7 @@ class ConvolutionalLayer:
         return rows
 
     def read_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows of the input that these rows of the convolution need."""
+        """Return the rows of the input that `rows` of the convolution's output depend on."""
         need = self.maps[0].read_rows(self.inputs[0], rows)
         assert need is not None
         return need
@@ -93,7 +93,7 @@ class FullyConnectedLayer:
 
 @dataclass(frozen=True)
 class LayerBlock:
-    """b_{i,j}^k: the layers i to j of the chain (from 0, j included), computed in one round.
+    """b_{i,j}^k: the layers i to j of the chain, computed in one round. Positions count from 0, and j is included.
 
     Attributes:
         i: First layer.
@@ -108,7 +108,7 @@ class LayerBlock:
 
 @dataclass(frozen=True)
 class CoopaiResult:
-    """The least time for k devices, with its blocks.
+    """The least time for k devices, and the blocks that achieve it.
 
     Attributes:
         k: Number of devices.
@@ -126,10 +126,10 @@ _RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after i
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
-    """Return the network as CoopAI sees it: convolutions with their pools, and fully connected layers.
+    """Return the network in CoopAI's form: convolutions with their pools, and fully connected layers.
 
-    Other layers (Flatten, LRN, Softmax) cost nothing. For a network with branches, `path` has the layers that represent
-    it, each with all its input channels; otherwise the network must be a chain.
+    Other layers (Flatten, LRN, Softmax) cost nothing. The network must be a chain. If it has branches, `path` must list
+    layers that represent it; each then counts with all its input channels.
     """
     for i, layer in enumerate(() if path else layers.layers):
         before = layers.layers[i - 1] if i else None
@@ -198,19 +198,19 @@ def _with_pool(layers: LayerGraph, cl: ConvolutionalLayer, layer: Layer, row_map
 
 
 def balanced_rows(rows: int, k: int) -> RowIntervals:
-    """Return the rows of k devices, as equal as possible."""
+    """Return the rows of each of k devices, in ranges of about equal length."""
     return split_proportionally(rows, (1.0,) * k)
 
 
 def _equal_shares(count: int, k: int) -> Ints:
-    """Return an equal share (k,) of `count` outputs or inputs for each device."""
+    """Return how many of `count` inputs or outputs each of k devices gets, as equal as possible, shape (k,)."""
     return np.array(row_counts(balanced_rows(count, k)), np.int64)
 
 
 def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = False) -> CoopaiResult:
     """Return T_L^k by eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k.
 
-    e depends on the data that the devices hold when the round begins, so that T has one value for each DataState.
+    e depends on the data that the devices store when the round begins, so that T has one value for each DataState.
 
     Args:
         layers: The chain.
@@ -235,17 +235,17 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
 
 
 def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
-    """Return the order of solutions: by time (to a picosecond), then by number of blocks."""
+    """Return the sort key of solutions: time (to a picosecond), then number of blocks."""
     return round(seconds, 12), len(blocks)
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Return the best number of devices by eq. (1), T_L^* = min over k of T_L^k, preferring fewer."""
+    """Return the result with the best number of devices by eq. (1), T_L^* = min over k of T_L^k; ties go to fewer."""
     return min(results, key=lambda result: (result.seconds, result.k))
 
 
 def _single_device_latency(layers: Chain, F: float, G: float) -> float:
-    """Return T_L^1 in seconds: the network's input is sent to the device and its output back."""
+    """Return T_L^1 in seconds, including the time to send the network's input to the device and its output back."""
     first, last = layers[0], layers[-1]
     inputs = first.Ni if isinstance(first, FullyConnectedLayer) else first.rows_in * first.row_in
     outputs = last.No if isinstance(last, FullyConnectedLayer) else last.rows_out * last.row_out
@@ -257,13 +257,13 @@ def _single_device_latency(layers: Chain, F: float, G: float) -> float:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """The rounds that may follow each other, with the time e_{i,j}^k of each: eq. (3) to (5).
+    """The rounds that can follow each other, and the time e_{i,j}^k of each by eq. (3) to (5).
 
-    The states between rounds are:
+    The states of the data between two rounds are:
 
     - gateway: no data is on a device
-    - rows: each device holds its grid of the last layer
-    - outputs: each device holds its share of a fully connected layer's outputs
+    - rows: each device stores its grid (rows) of the last layer
+    - outputs: each device stores its share of a fully connected layer's outputs
     - sums: the gateway has added up the partial sums
     """
 
@@ -274,7 +274,7 @@ class _Rounds:
     single: bool
 
     def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the blocks that can begin with layer i, the state after each, and e_{i,j}^k."""
+        """Return each block that can begin with layer i, with the state after it and its time e_{i,j}^k."""
         return (
             self._convolutional(i, state)
             if isinstance(self.layers[i], ConvolutionalLayer)
@@ -286,7 +286,7 @@ class _Rounds:
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the rounds of CLs i to j in grids, and with one FL in data form after them."""
+        """Return the rounds of convolutional layers i to j in grids, alone and with a fully connected layer after."""
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
             last = self.layers[j]
@@ -306,7 +306,10 @@ class _Rounds:
         return rounds
 
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
-        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the input rows that each device prefetches."""
+        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device needs.
+
+        `rows` are the output rows of layer j on each device.
+        """
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
             layer = self.layers[r]
@@ -317,7 +320,7 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """Return (ti, τo) of eq. (5) in elements: rows to download, and own rows that others miss."""
+        """Return (ti, τo) of eq. (5) in elements: rows that a device downloads, and own rows that others download."""
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
         if state != "rows":
@@ -332,9 +335,10 @@ class _Rounds:
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the rounds of FL i in model form (shares of outputs) and data form (shares of inputs).
+        """Return the rounds of fully connected layer i: model form (shares of outputs), data form (shares of inputs).
 
-        If another FL follows, the hybrid form is included: model form, then data form.
+        If another fully connected layer follows, the hybrid form is included: this layer in model form, the next in
+        data form.
         """
         layer = self.layers[i]
         assert isinstance(layer, FullyConnectedLayer)
@@ -353,7 +357,7 @@ class _Rounds:
         return rounds
 
     def _held_inputs(self, i: int, state: DataState) -> Ints:
-        """Return the elements of FL i's input that each device has computed itself."""
+        """Return the elements of layer i's input that each device has computed itself, shape (k,)."""
         before = self.layers[i - 1] if i else None
         if state == "rows" and isinstance(before, ConvolutionalLayer):
             return _equal_shares(before.rows_out, self.k) * before.row_out

@@ -1,6 +1,6 @@
-"""The strategy `coopai`: the blocks that eq. (1) and (2) of CoopAI choose, in equal shares.
+"""The strategy `coopai`: blocks of layers chosen by eq. (1) and (2) of CoopAI, in equal shares.
 
-The leader does the work of the paper's gateway.
+The leader device does the work of the paper's gateway.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Coopai(Strategy):
     """CoopAI as printed: fused height tiles and fully connected layers on k identical devices.
 
     Equations (1) to (5) choose the blocks and the number of devices. The network must be a chain of convolutional and
-    fully connected layers. Memory is not considered. The strategy `dp` generalises it.
+    fully connected layers. The method does not consider memory. The strategy `dp` generalises it.
     """
 
     name: ClassVar[str] = "coopai"
@@ -64,7 +64,10 @@ class Coopai(Strategy):
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """Return the chain and the best T_L^k, with the devices' rate as F and the bandwidth as G."""
+    """Return the chain, and the best T_L^k over the numbers of devices `counts`.
+
+    F is the devices' rate and G the bandwidth of the network. With `single`, the baseline SLS is used.
+    """
     platform = team.problem.platform
     rates = {platform.devices[i].rate for i in team.members}
     if len(rates) > 1:
@@ -75,7 +78,7 @@ def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tupl
 
 
 def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
-    """Return layer name → parts; `team` has the k devices of the result, with equal weights."""
+    """Return the parts of each layer, by layer name. `team` has the k devices of the result, with equal shares."""
     layer_parts: dict[str, tuple[Part, ...]] = {}
     for run in _blocks_to_runs(team, layers, result.blocks):
         layer_parts |= run_parts(team, run)
@@ -83,7 +86,10 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 
 
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
-    """Return the blocks as runs of layers; layers between two layers of the chain go with the first."""
+    """Return the blocks as `LayerRun`s (consecutive layers that the devices split in one way) of the strategy `dp`.
+
+    Layers between two layers of the chain belong to the first one.
+    """
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
     runs: list[LayerRun] = []
@@ -109,12 +115,15 @@ def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock
 
 
 def _output_form(block: LayerBlock, r: int) -> TensorForm:
-    """Return the form of an FL's outputs: shares in model form, the whole sum in data form."""
+    """Return how a fully connected layer's output is distributed: channel shares (model form) or the whole sum.
+
+    `r` is the position of the layer in the chain.
+    """
     return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
 
 
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
-    """Return the form in which the layer behind a block of CLs needs its input."""
+    """Return how layer `r` of the chain, which follows a block of convolutional layers, needs its input distributed."""
     if r == len(layers):
         return "whole"
     block = next(block for block in blocks if block.i <= r <= block.j)
@@ -122,7 +131,7 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 
 
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
-    """Return fused rows as far as the layers have rows, then single layers in the wanted form."""
+    """Return a run of fused rows for the layers that have rows, then one run per layer in the wanted form."""
     graph = team.layers
     end = start
     while end < stop and graph.layers[end].name in team.row_maps:
@@ -134,7 +143,10 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 
 
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
-    """Return the wanted form; "everywhere" if the layer cannot be cut, "whole" if it must stay whole."""
+    """Return the wanted distribution of a layer's output, or a possible one.
+
+    "everywhere" replaces "channels" if the layer has no channels to split, and "whole" is used if it cannot be split.
+    """
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"
     return "whole" if layer.whole_reason else wanted

@@ -1,10 +1,10 @@
-"""DIAPASON (DATE 2024) as printed: equations (1) to (16) with gradients in closed form.
+"""The strategy `diapason`: DIAPASON (DATE 2024) as printed, equations (1) to (16) with gradients in closed form.
 
     OpportunitySpace + W_l, W_dev → loss L, ∂L/∂W_l and ∂L/∂W_dev, for R restarts at once
 
-W_l (a vector for each layer) holds the logits of the layer's partition opportunities, and W_dev (a matrix for each
-group of opportunities) the logits of the device of each sublayer. The method is plain gradient descent followed by
-argmax.
+A partition opportunity (PO) is one way to split a layer into sublayers. W_l, a vector for each layer, holds the logits
+of the layer's opportunities. W_dev, a matrix for each group of opportunities, holds the logits of the device of each
+sublayer. The method is plain gradient descent followed by argmax.
 
 Some equations need an interpretation:
 
@@ -13,8 +13,7 @@ Some equations need an interpretation:
 - The loss is in ms or mJ.
 - overlap (eq. 9 to 14) is in bytes and counts no element twice, see `OpportunitySpace`.
 
-The sum of the costs of layers and transfers is not a makespan. The decoded plan must therefore be evaluated by a cost
-model.
+The sum of the costs of layers and transfers is not a makespan. A cost model must therefore evaluate the decoded plan.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ Picks = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Diapason(Strategy):
-    """DIAPASON as printed: whole layers, slices and their fusion, by plain gradient descent.
+    """DIAPASON as printed: whole layers, slices and fused slices, chosen by plain gradient descent.
 
         conv1: whole (0.2) | 4 slices (0.3) | fused with conv2 (0.5)      ⇒  conv1: fused with conv2
 
-    The objective is latency or energy. The strategy `gradient` uses the same relaxation with richer choices.
+    The objective is latency or energy. The strategy `gradient` uses the same relaxation with more kinds of splits.
     """
 
     name: ClassVar[str] = "diapason"
@@ -58,10 +57,10 @@ class Diapason(Strategy):
     seed: int = field(default=0, metadata={"help": "seed of the random numbers"})
 
     def __post_init__(self) -> None:
-        check_descent_options(self.name, self)
+        check_descent_options(self, self.learning_rate)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the decoded plan; of several restarts the best by estimate, because losses say little.
+        """Return the decoded plan; of several restarts the best by estimate, because the loss is not a makespan.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
@@ -89,11 +88,11 @@ class Diapason(Strategy):
 
 @dataclass(frozen=True, eq=False)
 class RelaxationWeights:
-    """The variables of the relaxation.
+    """The variables of the relaxation. R restarts are stored together.
 
     Attributes:
-        W_l: Logits (R, P) of the partition opportunities of each layer.
-        W_dev: Logits (R, G, S, D) of the devices of each group's sublayers.
+        W_l: For each layer, the logits of its P partition opportunities, shape (R, P).
+        W_dev: Logits of the device of each sublayer, shape (R, groups, S sublayers, D devices).
     """
 
     W_l: tuple[Floats, ...]
@@ -102,14 +101,13 @@ class RelaxationWeights:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLoss:
-    """The loss and its gradient."""
+    """The loss L of each restart, and its gradient by the variables."""
 
     L: Floats
     gradient: RelaxationWeights
 
 
 def softmax(W: Floats) -> Floats:
-    """Return the softmax over the last axis."""
     e: Floats = np.exp(W - W.max(axis=-1, keepdims=True))
     e /= e.sum(axis=-1, keepdims=True)
     return e
@@ -122,11 +120,10 @@ def softmax_gradient(p: Floats, g: Floats) -> Floats:
 
 
 def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristics: bool) -> RelaxationWeights:
-    """Return the weights to begin with.
+    """Return the initial variables, which are uniform random numbers in [0, 1].
 
-    They are uniform in [0, 1]. With `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0
-    in the first restart. The paper does not define the initial W_l; with random values, the result for 7 and more
-    devices depends on luck.
+    With `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0 in the first restart. The
+    paper does not define the initial W_l. With a random W_l, results for 7 and more devices depend on the seed.
     """
     random = np.random.default_rng(seed)
     W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
@@ -142,7 +139,7 @@ def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristic
 def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
     """Return eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out, with its gradient.
 
-    With `penalty` (latency), eq. (1) subtracts the superposition penalty; eq. (2) for energy has none.
+    With `penalty` (latency), the superposition penalty of eq. (1) is subtracted; eq. (2) for energy has none.
     """
     sigma = softmax(W.W_dev)  # (R, G, S, D)
     p = [softmax(W_l) for W_l in W.W_l]
@@ -178,19 +175,21 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
 
 
 def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Floats) -> tuple[Floats, Floats]:
-    """Return L_mov^{m,n} (R, P, P') and s_m B (R, P, S, D).
+    """Return L_mov^{m,n}, the cost of moving data between two layers, and s_m B, which the gradient needs.
 
-    (8) W_{i,j} = softmax(W_dev_m^i) ⊗ softmax(W_dev_n^j); (9) L_{i,j} = overlap_{i,j} · B; (10) the sum of all their
-    products, Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
+    The shapes are (R, P, P') and (R, P, S, D). (8) W_{i,j} = softmax(W_dev_m^i) ⊗ softmax(W_dev_n^j);
+    (9) L_{i,j} = overlap_{i,j} · B; (10) the sum of all products,
+    Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
     """
     pushed = s_m @ space.B
     return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
 
 
 def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool) -> tuple[Floats, Floats]:
-    """Return L_part (R, P) of layer i and its gradient by sigma (R, P, S, D).
+    """Return L_part of layer i, shape (R, P), and its gradient by `sigma`, shape (R, P, S, D).
 
-    (3) L_sub^j = softmax(W_dev^j) · L_dev^j; (1) L_part = Σ_j L_sub^j − L_pen (latency); (2) Σ_j L_sub^j (energy).
+    `sigma` are the softmaxes of W_dev. (3) L_sub^j = softmax(W_dev^j) · L_dev^j; (1) L_part = Σ_j L_sub^j − L_pen
+    (latency); (2) L_part = Σ_j L_sub^j (energy).
     """
     L_dev, real = space.cost[i], space.has_sublayer[i]
     L_sub = (sigma * L_dev).sum(axis=3)
@@ -205,12 +204,13 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
 
 
 def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """Return L_pen (R, P) and its derivatives.
+    """Return the penalty L_pen, shape (R, P), and its derivatives.
 
-    They are ∂L_pen/∂L_sub (R, P, S), and ∂L_pen/∂X_ij / (2 X_ij) (R, P, S, S) for each pair.
+    The derivatives are ∂L_pen/∂L_sub, shape (R, P, S), and ∂L_pen/∂X_ij / (2 X_ij), shape (R, P, S, S). `real` says
+    which sublayers exist.
 
     (4) X_ij = sim[softmax(W_dev^i), softmax(W_dev^j)]; (5) V_ij = X_ij · min(L_sub_i, L_sub_j) for j > i; (6) L_pen =
-    Σ_i min V_i. X = ‖a − b‖ / √2 gives ∂X/∂a = (a − b) / (2 X), which is taken as 0 if a = b.
+    Σ_i min V_i. X = ‖a − b‖ / √2 gives ∂X/∂a = (a − b) / (2 X); it is set to 0 if a = b.
     """
     S = sigma.shape[2]
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
@@ -229,14 +229,17 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 
 
 def _contract_product(weighted: Floats, by: Floats) -> Floats:
-    """Return Σ_{n,j} weighted (R, m, i, n, j) · by (R, n, j, D), with shape (R, m, i, D)."""
+    """Return Σ_{n,j} weighted · by, for arrays of shape (R, m, i, n, j) and (R, n, j, D); the shape is (R, m, i, D)."""
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
     return flat.reshape(R, P, S, -1)
 
 
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
-    """Add the gradients (R, P, S, D) of the POs to those of their W_dev, which fusion POs share."""
+    """Add gradients by the opportunities' sigma, shape (R, P, S, D), to the gradients of their groups.
+
+    Fused opportunities belong to the group of the opportunity that they were derived from, and share its W_dev.
+    """
     for place, number in enumerate(group):
         g_sigma[:, number] += g[:, place]
 
@@ -244,7 +247,7 @@ def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None
 def gradient_descent(
     space: OpportunitySpace, W: RelaxationWeights, rate: float, iterations: int, penalty: bool = True
 ) -> RelaxationWeights:
-    """Return the weights after `iterations` steps W ← W − rate · ∂L/∂W."""
+    """Return the variables after `iterations` steps W ← W − rate · ∂L/∂W."""
     for _ in range(iterations):
         g = relaxed_loss(space, W, penalty).gradient
         W_l = tuple(w - rate * step for w, step in zip(W.W_l, g.W_l, strict=True))
@@ -255,7 +258,7 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return for each layer the PO with the largest W_l, and the devices with the largest W_dev."""
+    """Return for each layer the opportunity with the largest W_l, and for each sublayer the best device by W_dev."""
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)
     return tuple(

@@ -1,6 +1,7 @@
-"""Partition opportunities (POs) of DIAPASON: a layer whole, in slices, or fused with a later one.
+"""Partition opportunities (POs) of DIAPASON: ways to compute a layer whole, in slices, or fused with a later one.
 
 Problem → OpportunitySpace: the POs of every layer, the cost of their sublayers on each device, and the bytes between
+sublayers
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ MILLI_PER_UNIT = 1e3
 
 @dataclass(frozen=True)
 class PartitionOpportunity:
-    """One p ∈ P of a layer.
+    """One p ∈ P of a layer: a way to split it into sublayers.
 
     Attributes:
-        group: Number of the W_dev that it uses; a fusion PO uses that of its parent.
-        regions: Section of the layer's output of each sublayer s ∈ S; None if the sublayer computes nothing.
-        shares: The same without overlaps.
-        depth: 0, or the number of layers between this layer and the parent's.
+        group: Number of the W_dev (device logits) that it uses; a fused PO uses that of its parent.
+        regions: Region of the layer's output that each sublayer s ∈ S computes; None if it computes nothing.
+        shares: The regions without overlaps.
+        depth: Number of layers between this layer and the parent's layer; 0 without a parent.
     """
 
     group: int
@@ -59,24 +60,25 @@ class PartitionOpportunity:
 class OpportunitySpace:
     """All POs of a problem as arrays.
 
-    A layer has P POs, padded to S sublayers, on D devices. There are G sets of W_dev.
+    A layer has P POs, each padded to S sublayers. There are D devices and G groups with a W_dev each.
 
-    An element is sent only once: from the sublayer of the same number if that has it, otherwise from the one whose
-    share it is in. Redundant rows of fused slices are not sent.
+    An element is sent only once: from the sublayer of the same number if that computes it, otherwise from the sublayer
+    that has it in its share. Redundant rows of fused slices are not sent.
 
     Attributes:
         problem: The problem.
         devices: The devices that compute.
         opportunities: POs of each layer.
-        group: W_dev number (P,) of each PO, for each layer.
-        has_sublayer: True (P, S) if the PO has this sublayer, for each layer.
-        cost: L_dev (P, S, D) of eq. (3) in ms or mJ, for each layer.
-        overlap: (i, j) → bytes (P, S, P', S') of eq. (9) that a sublayer of j needs of one of i.
-        inputs: Layer → bytes (P, S) of network inputs, overlap_in of eq. (12).
-        outputs: Layer → bytes (P, S) of network outputs, overlap_out of eq. (14).
-        B: Cost (D, D) of a byte between devices, in ms or mJ.
-        B_in: Cost (D,) of an input byte.
-        B_out: Cost (D,) of an output byte.
+        group: For each layer, the number of the W_dev of each PO, shape (P,).
+        has_sublayer: For each layer, True if the PO has the sublayer, shape (P, S).
+        cost: For each layer, L_dev of eq. (3) in ms or mJ, shape (P, S, D).
+        overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
+            of i, shape (P, S, P', S').
+        inputs: For each layer that reads network inputs, their bytes (overlap_in of eq. 12), shape (P, S).
+        outputs: For each layer that computes network outputs, their bytes (overlap_out of eq. 14), shape (P, S).
+        B: Cost of a byte between each pair of devices in ms or mJ, shape (D, D).
+        B_in: Cost of a byte of network input for each device, shape (D,).
+        B_out: Cost of a byte of network output for each device, shape (D,).
         group_sizes: Number of sublayers of each group.
     """
 
@@ -95,7 +97,7 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the distinct parts of a layer with PO `chosen` and its sublayer s on device places[s]."""
+        """Return the distinct parts of a layer split by PO number `chosen`; sublayer s is on device places[s]."""
         parts = [
             Part(self.devices[place].name, region)
             for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
@@ -108,10 +110,10 @@ class OpportunitySpace:
 
 
 def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
-    """Return the POs of every layer: whole, slices of the height, and the fusion POs of those slices.
+    """Return the POs of every layer: whole, split into slices of the height, and fused with slices of later layers.
 
-    Slices are "equal", or "proportional" to the devices' rates. `limit` is the largest number of layers between a
-    fusion PO and its parent. Costs are in ms, or in mJ for energy.
+    Slices are "equal", or "proportional" to the devices' rates. `limit` is the largest number of layers between a fused
+    PO and its parent. Costs are in mJ if `energy` is True, else in ms.
     """
     return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
 
@@ -145,7 +147,7 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the POs of each layer, computed backwards because readers add fusion POs to producers."""
+        """Return the POs of each layer, computed backwards, because each layer adds fused POs to its producers."""
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
@@ -163,7 +165,7 @@ class _SpaceBuilder:
         return tuple(map(tuple, opportunities))
 
     def _basic_opportunities(self, layer: Layer) -> Iterator[PartitionOpportunity]:
-        """Yield the whole layer and its slices."""
+        """Yield the PO of the whole layer and those of its slices."""
         whole = None if layer.whole_reason else full_region(output_shape(self.layers, layer))
         yield PartitionOpportunity(self._new_group(1), (whole,), (whole,))
         axis = find_cuttable_axis(self.layers, layer, "height")
@@ -182,10 +184,10 @@ class _SpaceBuilder:
     def _fusion_opportunity(
         self, layer: Layer, parent: PartitionOpportunity, before: Layer
     ) -> PartitionOpportunity | None:
-        """Return the slices of `before` that the slices of `parent` need; None if they cannot be cut so.
+        """Return the PO of layer `before` that computes the slices which the slices of `parent` read.
 
-        Slices are widened to the start of the next one if a stride leaves rows unused, because every other PO of
-        `layer` must find all elements that it needs.
+        The result is None if `before` cannot be split into them. If a stride leaves rows unused, a slice is widened to
+        the start of the next one, because every other PO of `layer` must find all elements that it needs.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:
@@ -212,7 +214,7 @@ class _SpaceBuilder:
         return {key.tensor: need for key, need in task.needs.items()}
 
     def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
-        """Return L_dev (P, S, D)."""
+        """Return L_dev of layer `at`: the cost of each sublayer of its POs on each device, shape (P, S, D)."""
         layer, count = self.layers.layers[at], len(self.devices)
         there = [
             (p, s, region)
@@ -229,7 +231,10 @@ class _SpaceBuilder:
         return costs
 
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
-        """Return boxes (P, S, axes + 1, 2) of an output, or None if it has no static shape."""
+        """Return the bounds of output `slot` that each sublayer computes, shape (P, S, axes + 1, 2).
+
+        With `shares`, overlaps are excluded. The result is None if the output has no static shape.
+        """
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
         if shape is None:
@@ -239,12 +244,12 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                elif region is not None:  # A share may be empty.
+                elif region is not None:  # A share is None if it is empty.
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 
     def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
-        """Return boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
+        """Return the bounds of `tensor` that each sublayer reads, shape (P, S, axes + 1, 2)."""
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
         boxes = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
@@ -288,7 +293,7 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """Return (B, B_in, B_out); inputs come from the first source, every sink receives the outputs."""
+        """Return B, B_in and B_out. Inputs come from the first source; every sink receives all outputs."""
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
         between = np.array([[self._byte_cost(a, b) for b in names] for a in names])
@@ -306,7 +311,7 @@ class _SpaceBuilder:
 
 
 def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
-    """Return the positions of the layers that read network inputs or compute network outputs."""
+    """Return the positions of the layers that read network inputs, and of those that compute network outputs."""
     layers = problem.layers
     reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
     making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered_outputs)]
@@ -314,9 +319,9 @@ def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
 
 
 def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
-    """Return disjoint shares of 0..extent, one for each interval that is not None.
+    """Return disjoint intervals that cover 0..extent, one for each given interval that is not None.
 
-    A border lies in the middle of the overlap of two neighbours, or at the start of the later one if there is a gap:
+    The border between two neighbours is the middle of their overlap, or the start of the second if there is a gap:
     cover_extent([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)].
     """
     there = [k for k, interval in enumerate(intervals) if interval is not None]
@@ -333,11 +338,11 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 
 
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
-    """Return overlap_{i,j} (P, S, P', S') in elements.
+    """Return overlap_{i,j} in elements, shape (P, S, P', S').
 
-    These are the elements that sublayer j needs of sublayer i, each counted once.
+    It is the number of elements that sublayer j of one layer needs of sublayer i of another, each counted once.
     """
-    # The part of i's share that sublayer j of the same layer holds as well: (P, S, S', axes + 1, 2).
+    # Bounds of sublayer i's share that another sublayer computes as well: shape (P, S, S', axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(
@@ -349,7 +354,7 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
 
 
 def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
-    """Return which of `count` sublayers exist; a layer that stays whole has one sublayer without a region."""
+    """Return for each of `count` sublayers whether it exists. A layer that cannot be split has only the first."""
     if po.regions == (None,):
         return [True] + [False] * (count - 1)
     return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

@@ -1,11 +1,11 @@
-"""Stahl et al. (SAMOS 2019): layers in LOP, LIP and FUSE, chosen by an ILP.
+"""The strategy `stahl` (Stahl et al., SAMOS 2019): layers in LOP, LIP or FUSE, chosen by an ILP.
 
     IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication
     Problem → IlpLayers → schemes → Plan
 
-The names are the paper's letters, with equation numbers. The paper contradicts itself in one point: the optimum 22 of
-its example needs the reuse of eq. (7) in eq. (9) as well (option `reuse`); as printed, it is 26. Its table 2 is without
-that reuse.
+Names are the paper's letters, with equation numbers. The paper contradicts itself in one point. The optimum 22 of its
+example needs the reuse of eq. (7) in eq. (9) as well (option `reuse`); with eq. (9) as printed, the optimum is 26. Its
+table 2 is computed without this reuse.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class IlpLayer:
         M: Number of inputs.
         K: Number of outputs.
         Q: Number of weights.
-        previous: Position of layer l − 1 of eq. (7) and (12), whose outputs are the inputs; None if there is none.
+        previous: Position of layer l − 1 of eq. (7) and (12), which computes the inputs; None if there is none.
         can_fuse: True if the layer can be fused with the previous one.
-        is_held: True if the inputs of a first layer lie on the devices in shares (o_0 = 1).
+        is_held: True if this is a first layer and the devices store its inputs in shares (o_0 = 1).
     """
 
     name: str
@@ -64,7 +64,7 @@ class IlpSolution:
     Attributes:
         schemes: Scheme of each layer.
         communication: C of eq. (10), in elements.
-        is_proven: True if no other solution communicates less.
+        is_proven: True if no other solution needs less communication.
     """
 
     schemes: tuple[PartitionScheme, ...]
@@ -73,12 +73,13 @@ class IlpSolution:
 
 
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
-    """Return N · C_l in elements, for o_{l−1} = `reused`.
+    """Return N · C_l, the communication of a layer in elements times the number of devices, which is an integer.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
-    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1); with the option `reuse`, o_{l−1} counts as in eq.
-      (7)
+    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
+
+    `reused` is o_{l−1}. The first layer of FUSE uses it as in eq. (7); as printed, it is 0 there.
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
@@ -149,14 +150,14 @@ def _run_ilp(model: Any, x: Sequence[Mapping[PartitionScheme, Any]], N: int) -> 
 
 @dataclass(frozen=True)
 class Stahl(Strategy):
-    """Stahl et al.: each layer in LOP or LIP over all devices, or two fused, with the least communication.
+    """Stahl et al.: each layer in LOP or LIP over all devices, or two layers fused, with the least communication.
 
         conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP
 
-    Weights are in equal shares, whatever the speeds of the devices. An ILP minimises the communication as the paper
-    counts it, whatever the objective: every device sends all its outputs and receives all its inputs. A plan here only
-    sends missing elements, and therefore sends less. Layers that the paper does not mention are cut by channels if
-    their inputs are; otherwise they are whole on the fastest device.
+    Weights are split in equal shares, even if devices have different speeds. An ILP minimises the communication as the
+    paper counts it, for every objective: every device sends all its outputs and receives all its inputs. The plans here
+    send less, because they send only missing elements. Layers that the paper does not mention are split by channels if
+    their inputs are; otherwise they are computed whole on the fastest device.
     """
 
     name: ClassVar[str] = "stahl"
@@ -192,10 +193,10 @@ class Stahl(Strategy):
 
 
 def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
-    """Return the layers of the ILP: those with weights whose input and output channels can both be cut.
+    """Return the layers of the ILP: layers with weights, for which both input and output channels can be split.
 
-    Layer l − 1 is the first of those whose outputs the layer reads, possibly through pools and similar layers. The two
-    can be fused if no other layer reads in between, and everything in between is computed by channels.
+    Layer l − 1 is the ILP layer that computes the input, directly or through pools and similar layers. The two can be
+    fused if no other layer reads a tensor between them, and all layers in between are computed channel by channel.
     """
     places: dict[str, int] = {}
     sizes: list[IlpLayer] = []
@@ -217,7 +218,10 @@ def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
 def _previous_layer(
     layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
 ) -> tuple[int | None, bool]:
-    """Return the position of layer l − 1, and True if the two can be fused."""
+    """Return the position of layer l − 1 (None if there is none), and True if it can be fused with `layer`.
+
+    `length` is the number of input channels of `layer`, `places` the positions of the ILP layers so far.
+    """
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _ranges_fit(layers, at, length)
     name = layer.name
@@ -236,7 +240,10 @@ def _previous_layer(
 
 
 def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
-    """Return True if shares of the input's channels are ranges of the axis that is summed over."""
+    """Return True if layer `before` has as many output channels as the next layer sums over.
+
+    A share of its output channels is then a range of the next layer's input channels.
+    """
     axis = find_cuttable_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
 
@@ -244,7 +251,7 @@ def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
 def network_parts(
     layers: LayerGraph, schemes: Mapping[str, PartitionScheme], names: Sequence[str], leader: str
 ) -> dict[str, tuple[Part, ...]]:
-    """Return layer name → parts; partial sums are added up on the leader."""
+    """Return the parts of each layer, by layer name, on the devices `names`. The device `leader` adds partial sums."""
     result: dict[str, tuple[Part, ...]] = {}
     cut: set[str] = set()
     equal = (1.0,) * len(names)
@@ -263,7 +270,11 @@ def network_parts(
 
 
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
-    """Return True for grouped convolutions and readers of channel pieces, which the ILP leaves out."""
+    """Return True if a layer outside the ILP is split by channels.
+
+    These are grouped convolutions, and readers of tensors that are split by channels. `cut` has the names of the layers
+    that are split by channels so far.
+    """
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
     return find_cuttable_axis(layers, layer, "channel") is not None and (
@@ -272,7 +283,10 @@ def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool
 
 
 def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
-    """Return each device's range of the input channels; in a fused pair, those it has computed."""
+    """Return the range of input channels that each device sums over.
+
+    In a fused pair, these are the channels that the device computed in the first layer.
+    """
     length = reduction_length(layers, layer)
     assert length is not None
     if not fused:
