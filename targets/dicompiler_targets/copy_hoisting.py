@@ -1,8 +1,9 @@
 """Hoisting of data movement out of segments.
 
-A segment's Slice, Concat and Identity nodes at its inputs and outputs become strided copies, which the runtime makes
-itself. The engine would take 3 to 10 µs for each such node, however little it copies. Without them, tiles of equal
-shape share a model, and no tensor is stored twice for a Slice.
+A segment is the ONNX sub-model that a device runs in one call of its engine. Slice, Concat and Identity nodes at the
+inputs and outputs of a segment only move data. They are removed from the model, and the target's runtime makes strided
+copies of bytes instead. The engine would take 3 to 10 µs for each of these nodes, even if the node copies only a few
+bytes. Without these nodes, tiles of equal shape share a model, and no tensor is stored twice for a Slice.
 
 Segment → HoistedSegment: the segment without these nodes, and the pieces that its inputs and outputs consist of.
 
@@ -22,25 +23,26 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Region, Segment, Shape, TensorSpec
 from dicompiler.plugin_api.onnx import is_placeholder, raw_nbytes
-from dicompiler.plugin_api.regions import full_region, is_empty, with_interval
+from dicompiler.plugin_api.regions import full_region, intersect, is_empty, region_shape, with_interval
 
-BoxStart = tuple[Sequence[int], Sequence[int]]
-"""A tensor that contains a box: its shape, and the box's start."""
 MAX_AXES = 64
-"""An upper bound of the number of axes of a tensor."""
+"""A limit for the number of axes that no tensor exceeds."""
 
 
 @dataclass(frozen=True)
 class StridedCopy:
     """A copy of blocks of contiguous bytes from one tensor to another, repeated by nested loops.
 
+    A tensor is named by a string if the device stores it between segments. It is named by an integer if it is an input
+    or output of the segment's model: the integer is its index among the inputs or outputs.
+
     Attributes:
-        source: Name of a tensor that the device holds, or the number of one of the model's outputs.
-        target: Name of a tensor that the device holds, or the number of one of the model's inputs.
-        source_offset: Offset of the first byte in the source.
-        target_offset: Offset of the first byte in the target.
+        source: The tensor that is read: a name, or the index of one of the model's outputs.
+        target: The tensor that is written: a name, or the index of one of the model's inputs.
+        source_offset: Offset of the first copied byte in the source tensor.
+        target_offset: Offset of the first copied byte in the target tensor.
         run_bytes: Bytes of a block.
-        loops: Nested loops, the outermost first: (count, stride in the source, stride in the target), in bytes.
+        loops: A tuple (count, source stride in bytes, target stride in bytes) for each loop, the outermost loop first.
     """
 
     source: str | int
@@ -52,7 +54,7 @@ class StridedCopy:
 
     @property
     def end_offsets(self) -> tuple[int, int]:
-        """The first offsets behind all copied bytes: (in the source, in the target)."""
+        """The offset behind the last copied byte in the source tensor, and that in the target tensor."""
         source_end, target_end = self.source_offset + self.run_bytes, self.target_offset + self.run_bytes
         for count, source_stride, target_stride in self.loops:
             source_end += (count - 1) * source_stride
@@ -62,13 +64,13 @@ class StridedCopy:
 
 @dataclass(frozen=True)
 class AssemblyPiece:
-    """A box of one tensor that is a part of another tensor, in ONNX's order of axes.
+    """A region of a source tensor that becomes a region of an assembled tensor.
 
     Attributes:
-        source: Name of the tensor that the box is taken from.
-        source_start: Start of the box in that tensor.
-        target_start: Start of the box in the assembled tensor.
-        extent: Extent of the box.
+        source: Name of the source tensor.
+        source_start: First index of the region in the source tensor, for each axis in ONNX's order.
+        target_start: First index of the region in the assembled tensor, for each axis.
+        extent: Extent of the region, for each axis.
     """
 
     source: str
@@ -79,12 +81,12 @@ class AssemblyPiece:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A tensor that is assembled from pieces.
+    """A tensor that is assembled from regions of other tensors.
 
     Attributes:
-        shape: Shape of the tensor.
-        dtype: Its type, an onnx.TensorProto.DataType.
-        pieces: The pieces.
+        shape: Shape of the assembled tensor.
+        dtype: Its element type, an onnx.TensorProto.DataType.
+        pieces: The regions of other tensors. Together they cover the assembled tensor.
     """
 
     shape: Shape
@@ -92,21 +94,21 @@ class Assembly:
     pieces: tuple[AssemblyPiece, ...]
 
     def is_identity(self, name: str) -> bool:
-        """Return True if it is exactly the tensor of that name."""
-        zero = (0,) * len(self.shape)
-        return self.pieces == (AssemblyPiece(name, zero, zero, self.shape),)
+        """Return True if the assembled tensor is a complete copy of the tensor with this name."""
+        return self.pieces == _make_whole_tensor(name, self.shape, self.dtype).pieces
 
 
 @dataclass(frozen=True)
 class HoistedSegment:
-    """A segment without its data movement, which has been hoisted.
+    """A segment whose data movement at its inputs and outputs has been hoisted out of its model.
 
     Attributes:
-        segment: The rest, which the model computes; None if the segment only moves data.
-        input_assemblies: For each input of the model, in order, the pieces of tensors that the device holds.
-        output_assemblies: For each output of the whole segment, the pieces of tensors that the device holds and of
-            the model's outputs.
-        values: Inputs and outputs of the whole segment and of the model.
+        segment: The remaining segment, which computes; None if the original segment only moves data.
+        input_assemblies: For each input of the remaining model, in order, how the input is assembled from tensors that
+            the device stores.
+        output_assemblies: For each output of the original segment, how the output is assembled from tensors that the
+            device stores and from outputs of the remaining model.
+        values: The inputs and outputs of the original segment and of the remaining model, by name.
     """
 
     segment: Segment | None
@@ -116,49 +118,55 @@ class HoistedSegment:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The model's inputs."""
+        """The names of the remaining model's inputs; empty if there is no model."""
         return () if self.segment is None else self.segment.inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The model's outputs."""
+        """The names of the remaining model's outputs; empty if there is no model."""
         return () if self.segment is None else self.segment.outputs
 
     @property
-    def assembled_inputs(self) -> Mapping[str, Assembly]:
-        """The input assemblies that need a copy."""
-        assemblies = self.input_assemblies.items()
-        return {name: assembly for name, assembly in assemblies if not assembly.is_identity(name)}
+    def assembled_inputs(self) -> dict[str, Assembly]:
+        """The model's inputs that must be copied. The other inputs are tensors that the device stores."""
+        return _select_copied(self.input_assemblies)
 
     @property
-    def assembled_outputs(self) -> Mapping[str, Assembly]:
-        """The output assemblies that need a copy."""
-        assemblies = self.output_assemblies.items()
-        return {name: assembly for name, assembly in assemblies if not assembly.is_identity(name)}
+    def assembled_outputs(self) -> dict[str, Assembly]:
+        """The segment's outputs that must be copied. The other outputs are outputs of the model."""
+        return _select_copied(self.output_assemblies)
+
+
+def _select_copied(assemblies: Mapping[str, Assembly]) -> dict[str, Assembly]:
+    return {name: assembly for name, assembly in assemblies.items() if not assembly.is_identity(name)}
 
 
 def hoist_copies(
     segment: Segment, dtypes: Container[int], max_axes: int = MAX_AXES, kept_outputs: Collection[str] = ()
 ) -> HoistedSegment:
-    """Hoist the nodes at a segment's inputs and outputs that only move data.
+    """Hoist the Slice, Concat and Identity nodes at a segment's inputs and outputs.
 
-    The segment stays as it is if an input or output has no static shape or none of the types, or if it has control
-    flow, because inner graphs may read any tensor.
+    The segment stays as it is if one of its inputs or outputs has an unknown shape or an element type that is not in
+    `dtypes`. It also stays as it is if it has control flow, because the graph of a branch may read any tensor.
 
     Args:
         segment: The segment.
-        dtypes: Element types of tensors that can be copied (onnx.TensorProto.DataType).
-        max_axes: Maximum number of axes of tensors that can be copied.
-        kept_outputs: Tensors that the model must compute.
+        dtypes: Element types of tensors that the runtime can copy (onnx.TensorProto.DataType).
+        max_axes: Maximum number of axes of tensors that the runtime can copy.
+        kept_outputs: Names of tensors that the model must still compute itself.
     """
     nodes = segment.model.graph.node
     if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
         return HoistedSegment(segment, {}, {}, {})
     graph = onnx.shape_inference.infer_shapes(segment.model).graph
     infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    identities = {
-        name: identity for name, value in infos.items() if (identity := _make_identity(value, dtypes)) is not None
-    }
+    identities = dict[str, Assembly]()
+    for name, value in infos.items():
+        tensor_type = value.type.tensor_type
+        dims = tensor_type.shape.dim
+        has_shape = tensor_type.HasField("shape") and all(dim.dim_value for dim in dims)
+        if has_shape and tensor_type.elem_type in dtypes:
+            identities[name] = _make_whole_tensor(name, tuple(dim.dim_value for dim in dims), tensor_type.elem_type)
     if not all(name in identities for name in (*segment.inputs, *segment.outputs)):
         return HoistedSegment(segment, {}, {}, {})
     from_inputs, to_outputs = _find_assemblies(segment, identities, max_axes, kept_outputs)
@@ -184,10 +192,10 @@ def make_copies(
     """Return the copies that assemble a tensor.
 
     Args:
-        target: The tensor; see `StridedCopy.target`.
-        assembly: Its pieces.
-        values: The tensors that the pieces are taken from, by name.
-        order: Order of the axes in memory, if it is not ONNX's.
+        target: The assembled tensor: a name or an index, see `StridedCopy`.
+        assembly: How the tensor is assembled.
+        values: The source tensors, by name.
+        order: The order of the axes in memory, if it is not the order of ONNX.
     """
     itemsize = raw_nbytes(assembly.dtype, (1,))
 
@@ -203,21 +211,25 @@ def make_copies(
 
 
 def make_box_copy(
-    source: str | int, target: str | int, ends: tuple[BoxStart, BoxStart], extent: Shape, itemsize: int
+    source: str | int,
+    target: str | int,
+    ends: Sequence[tuple[Sequence[int], Sequence[int]]],
+    extent: Shape,
+    itemsize: int,
 ) -> StridedCopy:
-    """Return the copy of a box, with as few loops as possible.
+    """Return the copy of a region from one tensor to another, with as few loops as possible.
 
     Args:
-        source: See `StridedCopy.source`.
-        target: See `StridedCopy.target`.
-        ends: Shape and start of the box in the source, and in the target.
-        extent: Extent of the box.
+        source: The tensor that is read: a name or an index, see `StridedCopy`.
+        target: The tensor that is written.
+        ends: For the source and then for the target: the tensor's shape, and the first index of the region in it.
+        extent: Extent of the region.
         itemsize: Bytes of an element.
     """
-    strides = [_get_strides(shape, itemsize) for shape, _ in ends]
-    offsets = [sum(map(int.__mul__, own, start)) for own, (_, start) in zip(strides, ends, strict=True)]
-    # Starts with a loop over the bytes of one element. An axis that continues the outermost loop on both sides makes
-    # that loop longer instead of adding one.
+    strides = [[itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape, _ in ends]
+    offsets = [sum(map(int.__mul__, stride, start)) for stride, (_, start) in zip(strides, ends, strict=True)]
+    # The first loop copies the bytes of one element. If an axis continues the outermost loop without a gap in both
+    # tensors, that loop becomes longer. Otherwise, the axis needs a loop of its own.
     loops = [(itemsize, 1, 1)]
     for count, source_stride, target_stride in reversed(list(zip(extent, *strides, strict=True))):
         outer_count, *outer_strides = loops[0]
@@ -229,18 +241,10 @@ def make_box_copy(
     return StridedCopy(source, target, offsets[0], offsets[1], run_bytes, tuple(outer_loops))
 
 
-def _get_strides(shape: Sequence[int], itemsize: int) -> list[int]:
-    """Return the stride of each axis in bytes."""
-    return [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
+    """Return the region that a Slice node takes of its input, whose shape is `shape`.
 
-
-def find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
-    """Return the region that a Slice takes of its input; None if it has steps, is not constant, or is empty.
-
-    Args:
-        node: The Slice node.
-        shape: Shape of its input.
-        constants: Constants by name.
+    Return None if the region is empty, has steps other than 1, or depends on a tensor that is not in `constants`.
     """
     keys = ("starts", "ends", "axes", "steps")
     parameters: dict[str, list[int]] = {attribute.name: list(attribute.ints) for attribute in node.attribute}
@@ -262,7 +266,10 @@ def find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str
 def _find_assemblies(
     segment: Segment, identities: Mapping[str, Assembly], max_axes: int, kept_outputs: Collection[str]
 ) -> tuple[dict[str, Assembly], dict[str, Assembly]]:
-    """Return the tensors that are only moved from the inputs, and those that are only moved to the outputs."""
+    """Return assemblies of two groups of tensors: those that nodes move from inputs, and those moved to outputs.
+
+    `identities` has the tensors that the runtime can copy, each as an assembly of itself.
+    """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
         for tensor in segment.model.graph.initializer
@@ -289,29 +296,23 @@ def _find_assemblies(
     return from_inputs, to_outputs
 
 
-def _make_identity(value: onnx.ValueInfoProto, dtypes: Container[int]) -> Assembly | None:
-    """Return a tensor as an assembly of itself; None if it has no static shape, is empty, or has none of the types."""
-    tensor_type = value.type.tensor_type
-    shape = tuple(dim.dim_value for dim in tensor_type.shape.dim)
-    if not tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor_type.shape.dim):
-        return None
-    if tensor_type.elem_type not in dtypes or 0 in shape:
-        return None
+def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> Assembly:
+    """Return a tensor as an assembly of itself."""
     zero = (0,) * len(shape)
-    return Assembly(shape, tensor_type.elem_type, (AssemblyPiece(value.name, zero, zero, shape),))
+    return Assembly(shape, dtype, (AssemblyPiece(name, zero, zero, shape),))
 
 
 def _assemble_node(
     node: onnx.NodeProto, known: Mapping[str, Assembly], constants: Mapping[str, NDArray[Any]], max_axes: int
 ) -> Assembly | None:
-    """Return the node's output as an assembly, if the node only moves known tensors; else None."""
+    """Return how a node's output is assembled, or None if the node does more than move tensors that are in `known`."""
     first = known.get(node.input[0]) if node.input and node.domain in ("", "ai.onnx") else None
     if first is None or len(first.shape) > max_axes:
         return None
     if node.op_type == "Identity":
         return first
     if node.op_type == "Slice":
-        region = find_slice_region(node, first.shape, constants)
+        region = _find_slice_region(node, first.shape, constants)
         return None if region is None else _slice_assembly(first, region)
     if node.op_type == "Concat" and all(name in known for name in node.input):
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
@@ -322,16 +323,14 @@ def _assemble_node(
 def _slice_assembly(assembly: Assembly, region: Region) -> Assembly:
     pieces = []
     for piece in assembly.pieces:
-        low = [max(start, begin) for start, (begin, _) in zip(piece.target_start, region, strict=True)]
-        ends = zip(piece.target_start, piece.extent, region, strict=True)
-        high = [min(start + count, stop) for start, count, (_, stop) in ends]
-        if all(begin < end for begin, end in zip(low, high, strict=True)):
-            starts = zip(piece.source_start, low, piece.target_start, strict=True)
-            source_start = tuple(source + begin - target for source, begin, target in starts)
-            target_start = tuple(begin - start for begin, (start, _) in zip(low, region, strict=True))
-            extent = tuple(end - begin for begin, end in zip(low, high, strict=True))
-            pieces.append(AssemblyPiece(piece.source, source_start, target_start, extent))
-    return Assembly(tuple(stop - start for start, stop in region), assembly.dtype, tuple(pieces))
+        starts = zip(piece.target_start, piece.extent, strict=True)
+        kept = intersect(region, tuple((start, start + count) for start, count in starts))
+        if kept is not None:
+            offsets = zip(piece.source_start, kept, piece.target_start, strict=True)
+            source_start = tuple(source + begin - target for source, (begin, _), target in offsets)
+            target_start = tuple(begin - start for (begin, _), (start, _) in zip(kept, region, strict=True))
+            pieces.append(AssemblyPiece(piece.source, source_start, target_start, region_shape(kept)))
+    return Assembly(region_shape(region), assembly.dtype, tuple(pieces))
 
 
 def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
@@ -347,15 +346,11 @@ def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
 
 
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
-    """Return the tensors that are only moved before they become outputs of the segment.
+    """Return the tensors that nodes move only to assemble outputs of the segment.
 
-    Their sources must not be read by other nodes of the segment, unless they are outputs too. Otherwise, a source
-    would have to be stored for longer.
-
-    Args:
-        segment: The segment.
-        nodes: Its nodes.
-        movable: Outputs of nodes that only move data.
+    A tensor is excluded if another node of the segment reads one of its source tensors, unless that source is an output
+    too. Hoisting would keep such a source in memory for longer. `movable` has the outputs of all nodes that only move
+    data.
     """
     readers: dict[str, list[str]] = {}
     for node in nodes:
@@ -381,7 +376,7 @@ def _make_inner_segment(
     outputs: Sequence[str],
     infos: Mapping[str, onnx.ValueInfoProto],
 ) -> Segment:
-    """Return the nodes that are left to be computed as a segment."""
+    """Return the nodes that are not hoisted as a segment with the assembled inputs and the outputs."""
     source, proto = segment.model, onnx.ModelProto()
     proto.CopyFrom(source)
     del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]

@@ -1,7 +1,7 @@
-"""A model of the memory that a process with onnxruntime sessions takes beyond weights, activations and buffers.
+"""Prediction of the memory that a process with onnxruntime needs in addition to weights, activations and buffers.
 
-Program → bytes by device. The constants were measured with benchmarks/memory.py on x86-64 Linux with glibc and
-onnxruntime 1.31.
+A process has one onnxruntime session for each segment, the ONNX sub-model that a device runs in one call. The constants
+were measured with benchmarks/memory.py on x86-64 Linux with glibc and onnxruntime 1.31.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from dicompiler.plugin_api.onnx import Optimization
 
 MIB_BYTES = 1 << 20
 SESSION_BYTES, NODE_BYTES = 96 << 10, 12 << 10
-"""Bytes of each session, and of each node in it."""
+"""Bytes of an onnxruntime session without nodes, and bytes of each of its nodes."""
 ARENA_WASTE_SHARE = 0.1
-"""Unused bytes between tensors in onnxruntime's arena, as a share of activations and buffers."""
+"""Unused bytes between tensors in onnxruntime's memory arena, as a share of the bytes of activations and buffers."""
 MIN_WORKSPACE_BYTES, FLOAT_BYTES = MIB_BYTES, 4
-"""Minimum workspace of convolutions at run time; bytes of one element of it."""
+"""Minimum bytes of the scratch memory of convolutions, and bytes of one of its elements."""
 TEMPORARY_WEIGHT_COPIES = 3
-"""Number of temporary copies of weights while a session is created, each at most as large as the largest weight.
+"""Number of temporary weight copies while a session is created, each at most as large as the largest weight.
 
-A session multiplies the weights of a convolution by those of BatchNormalization, and at level "all" also reorders them
-in blocks of channels. The copies exist in addition to all results. Below "all", weights that are multiplied twice are
-copied once more."""
+A session multiplies the weights of a convolution by those of a following BatchNormalization. At level "all", it also
+reorders the weights in blocks of channels. The temporary copies exist in addition to the results of these steps. Below
+level "all", weights that are multiplied twice are copied once more."""
 FOLDED_OPERATORS = ("BatchNormalization", "Mul")
+"""Operators that onnxruntime multiplies into the weights of a preceding convolution."""
 PACKED_OPERATORS = ("Gemm", "MatMul")
-"""Operators whose constant operand is packed when the session is created. Until then it exists twice."""
+"""Operators whose constant operand is copied into a packed layout when the session is created."""
 FUSED_ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Elu", "Softplus")
-"""Activations that are fused with a preceding Gemm. Such nodes are packed after all others."""
+"""Activations that onnxruntime fuses with a preceding Gemm. It packs the weights of fused nodes after all others."""
 
 
 @dataclass(frozen=True)
 class WeightLoading:
-    """The bytes of a segment's weights that onnxruntime transforms when it creates the session.
+    """The weights of a segment that onnxruntime transforms while it creates the session.
+
+    Folded weights are convolution weights that are multiplied by the constants of following nodes.
 
     Attributes:
-        packed: Bytes of each packed weight, in the order of packing.
-        folded: Bytes of weights that are multiplied at least once.
-        refolded: Bytes of weights that are multiplied more than once.
+        packed: Bytes of each weight that is copied into a packed layout, in the order of packing.
+        folded: Bytes of all weights that are folded at least once.
+        refolded: Bytes of all weights that are folded more than once.
         convolution: Bytes of the weights of all convolutions.
-        largest: Bytes of the largest of them.
+        largest: Bytes of the largest weight of a convolution.
     """
 
     packed: tuple[int, ...]
@@ -55,26 +58,30 @@ class WeightLoading:
     largest: int
 
     def kept_bytes(self, blocked: bool) -> int:
-        """Return the bytes of convolution weights that stay in memory in addition to the mapped file.
+        """Return the bytes of transformed convolution weights, which stay in memory next to the mapped weights file.
 
-        Args:
-            blocked: Whether weights are reordered in blocks (level "all").
+        `blocked` is True if onnxruntime reorders weights in blocks of channels (level "all").
         """
         return self.convolution if blocked else self.folded
 
     def peak_bytes(self, blocked: bool) -> int:
-        """Return the peak bytes of convolution weights; `blocked` as in `kept_bytes`."""
+        """Return the peak bytes of convolution weights while the session is created.
+
+        `blocked` is True if onnxruntime reorders weights in blocks of channels (level "all").
+        """
         second_copy = self.convolution if blocked else self.refolded
         return self.folded + second_copy + TEMPORARY_WEIGHT_COPIES * self.largest * bool(second_copy or self.folded)
 
 
-def predict_memory_overhead(program: Program, base: int, optimization: Optimization) -> dict[str, int]:
-    """Predict the memory beyond that of `program_memory`, at the worst moment of creating sessions or of a frame.
+def predict_memory_overhead(program: Program, process_bytes: int, optimization: Optimization) -> dict[str, int]:
+    """Predict the memory of each device's process in addition to the memory that `program_memory` counts.
+
+    The peak is reached either while sessions are created or while a frame is computed; the larger one is returned.
 
     Args:
         program: The program.
-        base: Bytes of the process without sessions.
-        optimization: onnxruntime's optimization level.
+        process_bytes: Bytes of a process without sessions.
+        optimization: The optimization level of onnxruntime.
 
     Returns:
         Bytes by device.
@@ -86,14 +93,14 @@ def predict_memory_overhead(program: Program, base: int, optimization: Optimizat
         name = first_role.device
         device, copied = _merge_roles(program, index, blocked)
         running = _running_bytes(device, counted[name].activations + counted[name].buffers) + copied
-        overhead[name] = base + max(running, _loading_peak_bytes(device, blocked) - counted[name].total)
+        overhead[name] = process_bytes + max(running, _loading_peak_bytes(device, blocked) - counted[name].total)
     return overhead
 
 
 def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
-    """Return the additional bytes of a runtime that keeps sent and delivered tensors to the end of a frame.
+    """Return the additional bytes of a runtime that keeps sent and delivered tensors until their frame ends.
 
-    The states that it keeps for the next frame are included.
+    The result includes the states (tensors that the device keeps for the next frame).
     """
     end = len(device.segments)
     sizes = {name: size for segment in device.segments for name, size in segment_value_sizes(segment).items()}
@@ -101,16 +108,17 @@ def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
     last = {name: index for index, segment in enumerate(device.segments) for name in segment.inputs}
     sent = {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
     retained = sent | set(device.sinks)
-    spans = {name: (first[name], max(first[name], last.get(name, 0)), sizes.get(name, 0)) for name in first}
-    longer = [(begin, end if name in retained else stop, size) for name, (begin, stop, size) in spans.items()]
+    lifetimes = {name: (first[name], max(first[name], last.get(name, 0)), sizes.get(name, 0)) for name in first}
+    longer = [(begin, end if name in retained else stop, size) for name, (begin, stop, size) in lifetimes.items()]
     states = sum(state.value.nbytes for state in device.states)
-    return peak_nbytes(longer) - peak_nbytes(spans.values()) + states
+    return peak_nbytes(longer) - peak_nbytes(lifetimes.values()) + states
 
 
 def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DeviceProgram, int]:
-    """Return a device with the distinct segments of all its roles, and the bytes of duplicated weights.
+    """Return device number `index` with the distinct segments of all its roles, and the bytes of duplicated weights.
 
-    If the segments of several roles use the same weight, each session packs or folds it for itself.
+    A role is the normal plan, a replica or a failure plan. If several segments use the same weight, the session of each
+    segment makes its own transformed copy of the weight.
     """
     segments: dict[bytes, Segment] = {}
     seen: dict[str, int] = {}
@@ -129,21 +137,21 @@ def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DevicePro
 
 
 def _session_bytes(device: DeviceProgram) -> int:
-    """Return the bytes of the sessions without weights."""
     nodes = sum(len(segment.model.graph.node) for segment in device.segments)
     return SESSION_BYTES * len(device.segments) + NODE_BYTES * nodes
 
 
 def _running_bytes(device: DeviceProgram, tensor_bytes: int) -> int:
-    """Return the bytes in addition to weights and tensors while frames run."""
+    """Return the bytes that a device needs in addition to weights and tensors while it computes a frame."""
     workspace = max((workspace_bytes(segment) for segment in device.segments), default=0)
     return _session_bytes(device) + int(ARENA_WASTE_SHARE * tensor_bytes) + workspace
 
 
 def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
-    """Return the peak bytes while sessions are created one after another.
+    """Return the peak bytes while the sessions of a device are created one after another.
 
-    Weights that are not transformed do not count: they are pages of the mapped file that have not been read yet.
+    Weights that onnxruntime does not transform are not counted, because the pages of the mapped weights file are read
+    only when a frame uses them.
     """
     kept = peak = 0
     for segment in device.segments:
@@ -157,7 +165,7 @@ def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
 
 
 def workspace_bytes(segment: Segment) -> int:
-    """Return the largest workspace of a node at run time. LRN needs two copies of its tensor."""
+    """Return the bytes of scratch memory of the segment's node that needs most. LRN needs two copies of its output."""
     sizes = segment_value_sizes(segment)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in segment.model.graph.initializer}
     largest = 0
@@ -170,21 +178,20 @@ def workspace_bytes(segment: Segment) -> int:
     return largest
 
 
-def _unfolded_bytes(weight: tuple[int, ...], output: int) -> int:
-    """Return the bytes of the unfolded input (im2col) of a convolution with more filters than output positions.
+def _unfolded_bytes(weight_shape: tuple[int, ...], output_bytes: int) -> int:
+    """Return the bytes of the unfolded input (im2col) of a convolution.
 
-    Args:
-        weight: Shape of the weight (filters, channels, kernel …).
-        output: Bytes of the output.
+    onnxruntime unfolds the input only if the convolution has more filters than output positions. `weight_shape` is
+    (filters, channels, kernel height, kernel width).
     """
-    if not weight or math.prod(weight[2:]) == 1:
+    if not weight_shape or math.prod(weight_shape[2:]) == 1:
         return 0
-    positions = output // FLOAT_BYTES // weight[0]
-    return FLOAT_BYTES * positions * math.prod(weight[1:]) if weight[0] > positions else 0
+    positions = output_bytes // FLOAT_BYTES // weight_shape[0]
+    return FLOAT_BYTES * positions * math.prod(weight_shape[1:]) if weight_shape[0] > positions else 0
 
 
 def analyze_weight_loading(segment: Segment) -> WeightLoading:
-    """Return how onnxruntime transforms the segment's weights when it creates the session."""
+    """Find the weights of a segment that onnxruntime transforms while it creates the session."""
     sizes = constant_sizes(segment)
     nodes = segment.model.graph.node
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -210,14 +217,17 @@ def analyze_weight_loading(segment: Segment) -> WeightLoading:
 
 
 def _iterate_successors(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that follow one another, as long as each one is the only reader of the previous output."""
+    """Yield the chain of nodes after `node` in which each node is the only reader of the previous node's output."""
     while len(node.output) > 0 and len(successors := readers.get(node.output[0], [])) == 1:
         node = successors[0]
         yield node
 
 
 def _count_folds(successors: Iterable[str]) -> int:
-    """Return how many operators after a convolution multiply its weights. An Add in between changes only its bias."""
+    """Return the number of operators after a convolution that are multiplied into its weights.
+
+    An Add between them changes only the bias of the convolution, so it is skipped.
+    """
     count = 0
     for op in successors:
         if op in FOLDED_OPERATORS:

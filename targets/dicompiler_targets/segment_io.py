@@ -1,12 +1,12 @@
-"""Copies at the inputs and outputs of a device's segments, which the runtimes of targets make.
+"""Copies at the inputs and outputs of segments, which a target's runtime makes instead of the engine.
 
-A device of a Program → its segments without the hoisted nodes, the files and manifest entries for them, and functions
-that make the copies, to be timed.
+A segment is the ONNX sub-model that a device runs in one call of its engine. This module hoists the copies out of the
+segments of a device, and describes them in manifests. It also makes the copies with numpy, so that they can be timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,15 +22,15 @@ from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, StridedCo
 
 HOISTABLE_TYPES = frozenset(TensorProto.DataType.Value(name) for name in SENDABLE_TYPES)
 """Element types whose size in memory the runtimes know."""
-
 CopyViews = tuple[NDArray[Any], NDArray[Any]]
-"""Views of (target, source) of a copy."""
+"""Two views for a copy: of the target tensor that is written, and of the source tensor that is read."""
 
 
 def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
-    """Hoist the copies of all segments of a device.
+    """Hoist the copies of all segments of a device out of their models.
 
-    Tensors that the device itself reads, delivers or stores as states are still computed by the models.
+    A tensor is still computed by a model if another segment of the device reads it, if it is an output of the network,
+    or if the device keeps it as a state for the next frame.
     """
     kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     kept_outputs |= {state.written_name for state in device.states}
@@ -40,15 +40,10 @@ def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
 def make_device_contents(
     program: Program, index: int, hoisted: Sequence[Sequence[HoistedSegment]]
 ) -> tuple[DeviceContents, list[list[str]]]:
-    """Return the files of a device, and the file of each segment, role by role.
+    """Return the segment and weight files of a device, and for each role the file name of each segment.
 
-    Args:
-        program: The program.
-        index: Index of the device.
-        hoisted: The device's segments, role by role.
-
-    Returns:
-        The contents, and for each role the file of each segment; "" for a segment that only moves data.
+    A role is the normal plan, a replica or a failure plan. `hoisted` has the device's segments for each role. A segment
+    that only moves data has no file; its file name is "".
     """
     roles = []
     for role, role_segments in zip(program.roles, hoisted, strict=True):
@@ -56,17 +51,15 @@ def make_device_contents(
         devices = (replace(d, segments=segments) if i == index else d for i, d in enumerate(role.devices))
         roles.append(replace(role, devices=tuple(devices)))
     contents = DeviceContents(replace(roles[0], other_roles=tuple(roles[1:])), index)
-    pairs = zip(hoisted, contents.segment_files, strict=True)
-    return contents, [list(_list_segment_files(role_segments, iter(files))) for role_segments, files in pairs]
-
-
-def _list_segment_files(hoisted: Sequence[HoistedSegment], files: Iterator[str]) -> Iterator[str]:
-    for entry in hoisted:
-        yield "" if entry.segment is None else next(files)
+    names = []
+    for role_segments, segment_files in zip(hoisted, contents.segment_files, strict=True):
+        files = iter(segment_files)
+        names.append(["" if entry.segment is None else next(files) for entry in role_segments])
+    return contents, names
 
 
 def describe_copies(hoisted: HoistedSegment) -> Json:
-    """Describe the copies of a segment as manifests do; empty if there are none."""
+    """Return the entries of a manifest for the copies of a segment; an empty object if the segment has none."""
     sides = {"assembled_inputs": hoisted.assembled_inputs, "assembled_outputs": hoisted.assembled_outputs}
     return {
         key: [_describe_assembly(name, assembly, hoisted.values) for name, assembly in assemblies.items()]
@@ -93,7 +86,7 @@ def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
 
 
 def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
-    """Return the work of a runtime for each segment of a device; see `Target.segment_calls`."""
+    """Return the model and the copy functions of each segment of a device; see `Target.segment_calls`."""
     hoisted = hoist_device_copies(device)
     return tuple(SegmentCall(entry.segment, partial(_make_copy_functions, entry)) for entry in hoisted)
 
@@ -101,9 +94,9 @@ def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
 def _make_copy_functions(
     hoisted: HoistedSegment, memory: Mapping[str, NDArray[Any]]
 ) -> tuple[CopyFunction, CopyFunction]:
-    """Return functions that make the copies before and after a segment with numpy.
+    """Return two functions that make the copies before and after a segment between the arrays in `memory`.
 
-    The C++ runtime's copies take the same time, except for about a microsecond each.
+    They use numpy. The C++ runtime takes the same time for these copies, within a microsecond for each.
     """
     before, after = (
         [
@@ -117,7 +110,7 @@ def _make_copy_functions(
 
 
 def _make_copy_views(target: str, copy: StridedCopy, memory: Mapping[str, NDArray[Any]]) -> CopyViews:
-    """Return strided views of the copy's blocks; a block is one element of the view."""
+    """Return strided views of the target and source arrays, in which each element is a block of contiguous bytes."""
     block = np.dtype(f"u{copy.run_bytes}" if copy.run_bytes in (1, 2, 4, 8) else f"V{copy.run_bytes}")
     counts, source_strides, target_strides = zip(*copy.loops, strict=True) if copy.loops else ((), (), ())
     source_bytes, target_bytes = (memory[name].reshape(-1).view(np.uint8) for name in (str(copy.source), target))
