@@ -1,7 +1,4 @@
-"""Artifacts of target `mpi`, and the files by which frames enter and leave its programs.
-
-Inputs are written as .npz files; outputs are read from .npy files.
-"""
+"""Loads artifacts of target `mpi`, writes the inputs of their programs (.npz files), and reads the outputs (.npy)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from dicompiler_targets.mpi.codegen import assign_output_files
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE, PROGRAM_FILE, UNBUILT_FILES, make_package_sources
 
 DeliveredFrames = tuple[dict[str, dict[str, NDArray[Any]]], ...]
-"""For each frame, the delivered outputs by device and name."""
+"""For each frame: the outputs that each device delivered, by device name and output name."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,8 @@ class MpiArtifact:
 
     Attributes:
         directory: The artifact's directory.
-        document: Its artifact.json.
-        packages: For each device, in rank order, the directory of its host's package.
+        document: The content of its artifact.json.
+        packages: For each device, in the order of ranks (MPI processes): the directory of its host's package.
     """
 
     directory: Path
@@ -46,11 +43,12 @@ class MpiArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> MpiArtifact:
-        """Load an artifact and check all files but those of the devices, which the program itself checks.
+        """Load an artifact and check its sources.
+
+        Segments and weights are not checked, because the program itself checks them.
 
         Raises:
-            DicompilerError: The artifact is invalid, or its sources are not those that this version of dicompiler
-                writes.
+            DicompilerError: The artifact is invalid, or another version of dicompiler has written its sources.
         """
         document = load_artifact(directory)
         try:
@@ -62,7 +60,7 @@ class MpiArtifact:
 
     @property
     def files(self) -> Mapping[str, Any]:
-        """Size and digest of each file, by path in the artifact."""
+        """A record with the size and digest of each file, by path in the artifact."""
         files: Mapping[str, Any] = self.document["files"]
         return files
 
@@ -78,41 +76,35 @@ class MpiArtifact:
 
     @cached_property
     def outputs(self) -> tuple[tuple[str, str, str], ...]:
-        """Name and type of each output of the network, and the end of the names of its files."""
+        """A tuple (name, element type, suffix of its file names) for each output of the network."""
         values = self.document["outputs"]
         files = assign_output_files([value["name"] for value in values])
         return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
     def find_roles(self, down: Collection[str]) -> tuple[int, int] | None:
-        """Return the roles that do without some devices: the index of the first one, and their number.
+        """Return the roles that do not use the devices in `down`: the index of the first role, and their number.
 
-        Of the failure plans that include these devices, the one with the fewest is used.
-
-        Args:
-            down: The devices.
-
-        Returns:
-            The roles; None if there is no such plan.
+        A role is the normal plan, a replica or a failure plan. If several failure plans exclude these devices, the plan
+        that excludes the fewest devices is used. Return None if there is no such plan.
         """
         plans = self.program.get("failed", [[]])
         found = min((failed for failed in plans if {*down} <= {*failed}), key=len, default=None)
         return None if found is None else (plans.index(found), plans.count(found))
 
     def take_first_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-        """Return each output of a frame as the first device that has it delivered it."""
+        """Return the outputs of a frame. If several devices delivered an output, the first of them is used."""
         return {
             name: next(outputs[name] for outputs in delivered.values() if name in outputs)
             for name, _, _ in self.outputs
         }
 
     def describe_rank(self, rank: int) -> str:
-        """Return a rank's name in messages."""
         device = self.devices[rank]
         return f"rank {rank} (device {device!r} on host {self.packages[device].name!r})"
 
 
 def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the package of each device. Raise KeyError, TypeError or ValueError if the files are inconsistent."""
+    """Return the directory of each device's package. Raise KeyError, TypeError or ValueError for inconsistent files."""
     files, host_of = document["files"], dict[str, str]()
     hosts = sorted(name.split("/")[0] for name in files if re.fullmatch(rf"[^/]+/{MANIFEST_FILE}", name))
     for host in hosts:
@@ -123,7 +115,7 @@ def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Pa
         devices = [device for device, device_host in placements.items() if device_host == host]
         host_of |= dict.fromkeys(devices, host)
         if list(placements) != document["devices"]:
-            raise ValueError(f"{host}: its program is for other devices")
+            raise ValueError(f"{host}/{PROGRAM_FILE} names other devices than artifact.json")
         device_directories = {f"{host}/{device}/" for device in devices}
         common = [name for name in host_files if not name.startswith(tuple(device_directories))]
         check_files(directory, files, [*common, *(f"{path}{CONTENTS_FILE}" for path in device_directories)])
@@ -131,42 +123,41 @@ def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Pa
         found = {name: digest for name, digest in digests.items() if name not in UNBUILT_FILES}
         expected = hash_sources(make_package_sources(description))
         check_bundled_sources(directory / host, document, found, expected)
-    for device in document["devices"]:
-        if device not in host_of:
-            raise DicompilerError(
-                f"{directory}: the package with device {device!r} is missing: compile the model again"
-            )
+    missing = next((device for device in document["devices"] if device not in host_of), None)
+    if missing is not None:
+        raise DicompilerError(f"{directory}: the package of device {missing!r} is missing: compile the model again")
     return {device: directory.absolute() / host_of[device] for device in document["devices"]}
 
 
 def write_inputs(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Write an .npz file for each frame, or a single one if all frames are the same object."""
+    """Write an .npz file for each frame, or a single file if all frames are the same object."""
     directory.mkdir()
     for index, frame in enumerate(frames[:1] if all(frame is frames[0] for frame in frames) else frames):
         with zipfile.ZipFile(directory / f"{index:08}.npz", "w") as archive:
             for name, value in frame.items():
                 array = np.asarray(value, order="C")
-                # Types that numpy itself lacks are written as unsigned integers of the same size.
+                # NumPy files cannot store types such as bfloat16, so unsigned integers of the same size are stored.
                 plain = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, plain, allow_pickle=False)
 
 
 def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: int, role: int) -> DeliveredFrames:
-    """Read the outputs of a run that failed: of its first frames, up to the first incomplete one.
+    """Read the outputs of the first frames of a failed run, up to the first frame with a missing output.
 
     Args:
         artifact: The artifact.
         directory: The directory of the outputs.
-        kept_frames: Number of frames of which the outputs are kept.
-        role: The role of the run.
+        kept_frames: Number of frames whose outputs the program writes.
+        role: Index of the first role of the run, see `MpiArtifact.find_roles`.
     """
     sinks = sum(call[0] == "output" for rank in artifact.program["ranks"] for call in rank["roles"][role])
     for device in artifact.devices:
         if (partial := directory / f".{device}.part").is_dir():
             partial.rename(directory / device)
     finished: list[dict[str, dict[str, NDArray[Any]]]] = []
-    with contextlib.suppress(OSError, ValueError, EOFError):  # a file that was being written when the run failed
+    # The last file may be incomplete, because the run failed while the file was written.
+    with contextlib.suppress(OSError, ValueError, EOFError):
         for frame in range(kept_frames):
             outputs = _read_frame(artifact, directory, frame)
             if sum(map(len, outputs.values())) < sinks:
@@ -176,7 +167,7 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
 
 
 def read_outputs(artifact: MpiArtifact, directory: Path, kept_frames: int) -> DeliveredFrames:
-    """Read the outputs of the first `kept_frames` frames."""
+    """Read the outputs of the first `kept_frames` frames of a complete run."""
     return tuple(_read_frame(artifact, directory, frame) for frame in range(kept_frames))
 
 

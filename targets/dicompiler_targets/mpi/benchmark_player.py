@@ -1,6 +1,6 @@
-"""Runs benchmark artifacts with mpirun on this host and prints how long frames take; see `Target.benchmark_player`.
+"""Runs benchmark artifacts with mpirun on this host and prints the times of frames; see `Target.benchmark_player`.
 
-It builds programs, so it needs the same tools as `dicompiler run`.
+It builds the programs of the artifacts, so it needs the same tools as `dicompiler run`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MIN_FRAMES, MAX_FRAMES = 5, 2000
 
 
 def time_artifact(artifact: Path, seconds: float) -> dict[str, Any]:
-    """Return the seconds of each frame, and the median time of passing a message to MPI in the last frame."""
+    """Run an artifact for about `seconds` seconds and return its measured times.
+
+    "frames" has the seconds of each frame. "send" is the median time of passing a message to MPI in the last frame.
+    """
     frame = {"x": np.zeros((1, 1, 1, 1), np.float32)}
     first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions())
     count = min(MAX_FRAMES, max(MIN_FRAMES, round(seconds / min(first.frames_s))))

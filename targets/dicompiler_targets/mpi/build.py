@@ -1,12 +1,11 @@
 """Builds the C++ program of a package. Executables are cached by the content of their sources.
 
-The sources that are the same for all programs are compiled once for each set of tools. A further program then takes one
-short source file and a link.
+The runtime sources, which are the same for all programs, are compiled once for each set of tools. Each program then
+only needs its main.cc to be compiled and linked.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -14,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
@@ -27,18 +26,10 @@ MAIN_SOURCE, EXECUTABLE = "main.cc", "program"
 
 
 def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -> Path:
-    """Build the program of a package, unless it is in the cache.
+    """Return the executable of a package, which is built unless it is in the cache.
 
-    Args:
-        package: The package.
-        toolchain: The tools to use.
-        sanitize: Whether to build with AddressSanitizer and UndefinedBehaviorSanitizer.
-
-    Returns:
-        The executable.
-
-    Raises:
-        DicompilerError: It cannot be compiled; the message contains the compiler's first error.
+    With `sanitize`, the program checks itself with AddressSanitizer and UndefinedBehaviorSanitizer. Raise
+    DicompilerError with the first error of the compiler if the program cannot be built.
     """
     sources = _read_sources(package)
     main_source = sources.pop(MAIN_SOURCE)
@@ -47,7 +38,8 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
     for directory in (programs, digests):
         directory.mkdir(parents=True, exist_ok=True)
     program = programs / hashlib.sha256(main_source).hexdigest()[:32]
-    with _exclusive_lock(tree / "lock"):
+    with (tree / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes may build in the same directory
         if not _is_intact(program, digests / program.name):
             _compile(tree, sources, main_source, toolchain, sanitize)
             with tempfile.TemporaryDirectory(dir=tree) as temporary:
@@ -63,21 +55,19 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
 
 
 def _is_intact(program: Path, digest: Path) -> bool:
-    """Return True if a cached executable exists and is not damaged."""
     return program.is_file() and digest.is_file() and digest.read_text(encoding="ascii") == file_digest(program)
 
 
 def _read_sources(package: Path) -> dict[str, bytes]:
-    """Return the files of a package that are compiled, by path."""
     paths = [package / MAIN_SOURCE, package / "CMakeLists.txt", *sorted((package / "runtime").glob("*"))]
     try:
         return {str(path.relative_to(package)): path.read_bytes() for path in paths}
     except OSError as error:
-        raise DicompilerError(f"{error.filename}: {error.strerror}: compile the network again") from None
+        raise DicompilerError(f"{error.filename}: {error.strerror}: compile the model again") from None
 
 
 def _describe_build(toolchain: Toolchain, sanitize: bool) -> str:
-    """Return a text of all that a build depends on except the sources."""
+    """Return a text that changes if a tool, a library or an option of the build changes."""
     header = toolchain.include / HEADER_FILE
     lines = []
     for path in (toolchain.mpicxx, toolchain.cmake, toolchain.compiler, toolchain.library, header):
@@ -91,25 +81,17 @@ def _hash_contents(contents: Mapping[str, bytes]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
-@contextlib.contextmanager
-def _exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold a lock against other processes."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _compile(
     tree: Path, sources: Mapping[str, bytes], main_source: bytes, toolchain: Toolchain, sanitize: bool
 ) -> None:
-    source_directory, build_directory, log = tree / "source", tree / "build", tree / "log"
+    source, build, log = tree / "source", tree / "build", tree / "log"
     for name, data in {**sources, MAIN_SOURCE: main_source}.items():
-        path = source_directory / name
+        path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != data:
             path.write_bytes(data)
-    if not (build_directory / "configured").is_file():
-        shutil.rmtree(build_directory, ignore_errors=True)
+    if not (build / "configured").is_file():
+        shutil.rmtree(build, ignore_errors=True)
         options = {
             "CMAKE_CXX_COMPILER": toolchain.compiler,
             "MPI_CXX_COMPILER": toolchain.mpicxx,
@@ -122,19 +104,19 @@ def _compile(
             "-G",
             "Unix Makefiles",
             "-S",
-            str(source_directory),
+            str(source),
             "-B",
-            str(build_directory),
+            str(build),
         ]
         log.unlink(missing_ok=True)
         _run_command([*command, *(f"-D{name}={value}" for name, value in options.items())], log)
-        (build_directory / "configured").touch()
+        (build / "configured").touch()
     jobs = str(len(os.sched_getaffinity(0)))
-    _run_command([str(toolchain.cmake), "--build", str(build_directory), "--parallel", jobs], log)
+    _run_command([str(toolchain.cmake), "--build", str(build), "--parallel", jobs], log)
 
 
 def _run_command(command: Sequence[str], log: Path) -> None:
-    """Run a command to its end and append its output to the log."""
+    """Run a command and append its output to the log. Raise DicompilerError with its first error if it fails."""
     environment = os.environ | {"LC_ALL": "C", "PATH": get_search_path()}
     with log.open("a+", encoding="utf-8", errors="replace") as file:
         start = file.tell()

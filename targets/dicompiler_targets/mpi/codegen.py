@@ -1,36 +1,50 @@
-"""Generates main.cc, the program of all ranks: a function for each rank that lists its work for a frame.
+"""Generator of main.cc, the program of all ranks: it has a function for each rank that lists the rank's work.
 
     Program ──describe_program──► program.json ──generate_main──► main.cc
 
-main.cc follows from program.json alone. An artifact is data, so main.cc is built only if it is exactly this text.
-runtime/program.hpp documents the calls in it.
+A rank is one MPI process; it runs one device. main.cc is generated from program.json alone. An artifact may come from
+someone else, so its main.cc is built only if it is exactly the text that this module generates from its program.json.
+runtime/program.hpp documents the functions that main.cc calls.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import chain
 from typing import Any
 
 from dicompiler.plugin_api import Program, Segment, TensorSpec
 from dicompiler.plugin_api.artifacts import SENDABLE_TYPES, Json, describe_value
 from dicompiler.plugin_api.onnx import dtype_name
 from dicompiler_targets.artifact_files import find_device_inputs
-from dicompiler_targets.copy_hoisting import HoistedSegment, make_copies
+from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, make_copies
 
 PROGRAM_FORMAT = "dicompiler.mpi-program/3"
 MAX_LINE_CHARS = 120
-NAME_PATTERN, SEGMENT_PATTERN, OUTPUT_PATTERN = (
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
-    r"segment\d{3,}\.onnx",
-    r"[A-Za-z0-9_.-]{1,120}\.npy",
-)
-"""Patterns of the names of devices and hosts, and of files."""
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+"""Pattern of the names of devices and hosts."""
+SEGMENT_PATTERN = r"segment\d{3,}\.onnx"
+OUTPUT_PATTERN = r"[A-Za-z0-9_.-]{1,120}\.npy"
 CPP_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BOOL": "boolean", "FLOAT16": "float16", "BFLOAT16": "bfloat16",
 }  # fmt: skip
-"""The runtime's names of ONNX types, if they are not ONNX's names in lower case."""
+"""Names of element types in the C++ runtime, by ONNX name. Other types have their ONNX name in lower case."""
+CALL_ARGUMENTS = {
+    "input": ("count", "new_tensor"),
+    "state": ("count", "new_tensor", "type", "shape", "shape"),
+    "receive": ("count", "new_tensor", "type", "shape", "count"),
+    "tensor": ("new_tensor", "type", "shape"),
+    "load_state": ("tensor",),
+    "store_state": ("tensor", "tensor"),
+    "run": ("segment_file", "tensors", "tensors"),
+    "copy_input": ("copy",),
+    "copy_output": ("copy",),
+    "send": ("count", "tensor", "count"),
+    "output": ("tensor", "output_file"),
+}
+"""The calls in program.json, which become C++ calls of the same name, and the kind of each of their arguments."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +53,10 @@ class RankPlacement:
 
     Attributes:
         device: Name of the device.
-        host: Name of its host.
-        cores: Its cores on the host.
-        threads: Threads for a segment.
-        gpu: Whether the device is a GPU.
+        host: Name of the host.
+        cores: Indices of the host's cores on which the rank runs.
+        threads: Number of threads that compute a segment.
+        gpu: True if the device is a GPU.
     """
 
     device: str
@@ -54,7 +68,7 @@ class RankPlacement:
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """How images become inputs; see runtime/image.hpp."""
+    """The order, mean and scale of the channels when images become input tensors; see runtime/image.hpp."""
 
     order: str
     mean: tuple[float, ...]
@@ -62,41 +76,45 @@ class ImagePreprocessing:
 
 
 def make_string_literal(value: str) -> str:
-    """Return a C++ string literal. Bytes that are not plain ASCII, or could begin an escape or trigraph, are octal."""
+    """Return a C++ string literal.
+
+    Bytes that are not printable ASCII are written as octal numbers. So are quotes, and characters that could begin an
+    escape sequence or a trigraph.
+    """
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in value.encode()
     )
     return f'"{plain}"'
 
 
-def make_shape_literal(dims: Iterable[int]) -> str:
-    """Return a C++ list of extents. Raise ValueError for an invalid extent."""
-    return "{" + ", ".join(map(make_count_literal, dims)) + "}"
+def _make_list_literal(literals: Iterable[str]) -> str:
+    return "{" + ", ".join(literals) + "}"
 
 
-def make_count_literal(value: Any) -> str:
-    """Return a C++ literal of a non-negative integer. Raise ValueError for other values."""
+def _make_shape_literal(dims: Iterable[Any]) -> str:
+    return _make_list_literal(map(_make_count_literal, dims))
+
+
+def _make_count_literal(value: Any) -> str:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r} is not a count")
+        raise ValueError(f"{value!r} is not a non-negative integer")
     return str(value)
 
 
-def make_type_literal(name: str) -> str:
-    """Return the runtime's name of an element type. Raise ValueError for an unknown type."""
+def _make_type_literal(name: str) -> str:
     if name not in SENDABLE_TYPES:
         raise ValueError(f"{name!r} is not an element type")
     return f"Type::{CPP_TYPE_NAMES.get(name, name.lower())}"
 
 
-def make_file_literal(name: str, pattern: str) -> str:
-    """Return a C++ literal of a file name. Raise ValueError for a name that does not match the pattern."""
+def _make_file_literal(name: str, pattern: str) -> str:
     if not re.fullmatch(pattern, name):
         raise ValueError(f"{name!r} is not a valid file name")
     return make_string_literal(name)
 
 
 def assign_output_files(names: Sequence[str]) -> dict[str, str]:
-    """Return the end of the file names of each output: its name with safe characters, made unique."""
+    """Return the file name suffix of each network output: its name with only safe characters, made unique."""
     files: dict[str, str] = {}
     for index, name in enumerate(names):
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100]
@@ -104,24 +122,61 @@ def assign_output_files(names: Sequence[str]) -> dict[str, str]:
     return files
 
 
-@dataclass
-class _Identifiers:
-    """C++ identifiers of tensors: the letters and digits of their names, made unique."""
+class _FunctionWriter:
+    """Writes the C++ statements of a rank's function, and gives its tensors C++ identifiers."""
 
-    identifiers: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._identifiers: dict[str, str] = {}
 
-    def add(self, tensor: str) -> str:
-        # The prefix keeps identifiers apart from keywords and from other names in the functions.
+    def write(self, call: str, *arguments: Any) -> list[str]:
+        """Return the lines of the C++ statement for a call in program.json."""
+        kinds = CALL_ARGUMENTS[call]
+        if call == "tensor" and len(arguments) == 1:
+            kinds = kinds[:1]  # type and shape are unknown
+        elif kinds == ("copy",):
+            arguments = (arguments,)
+        literals = [self._make_literal(kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
+        start, indent = f"rank.{call}(", "\n" + " " * len(f"rank.{call}(")
+        if "new_tensor" in kinds:
+            name = arguments[kinds.index("new_tensor")]
+            start = f"const auto {self._add_identifier(name)} = {start}"
+        statement = f"{start}{', '.join(literals)});"
+        if call == "run" and len(statement) > MAX_LINE_CHARS - 4:
+            statement = f"{start}{f',{indent}'.join(literals)});"
+        return statement.split("\n")
+
+    def _make_literal(self, kind: str, value: Any) -> str:
+        match kind:
+            case "count":
+                return _make_count_literal(value)
+            case "shape":
+                return _make_shape_literal(value)
+            case "type":
+                return _make_type_literal(value)
+            case "new_tensor":
+                return make_string_literal(value)
+            case "tensor":
+                return self._identifiers[value]
+            case "tensors":
+                return _make_list_literal(self._identifiers[name] for name in value)
+            case "segment_file":
+                return _make_file_literal(value, SEGMENT_PATTERN) if value else '""'
+            case "output_file":
+                return _make_file_literal(value, OUTPUT_PATTERN)
+        source, target, source_offset, target_offset, run_bytes, loops = value
+        counts = map(_make_count_literal, (source_offset, target_offset, run_bytes))
+        loop_literals = _make_list_literal(map(_make_shape_literal, loops))
+        return _make_list_literal([self._identifiers[source], self._identifiers[target], *counts, loop_literals])
+
+    def _add_identifier(self, tensor: str) -> str:
+        # The prefix prevents that an identifier is a C++ keyword or another name in the functions.
         name = "t_" + re.sub(r"[^A-Za-z0-9]+", "_", tensor).strip("_")[:60]
         unique, count = name, 1
-        while unique in self.identifiers.values():
+        while unique in self._identifiers.values():
             count += 1
             unique = f"{name}_{count}"
-        self.identifiers[tensor] = unique
+        self._identifiers[tensor] = unique
         return unique
-
-    def make_list(self, tensors: Iterable[str]) -> str:
-        return "{" + ", ".join(self.identifiers[tensor] for tensor in tensors) + "}"
 
 
 def describe_program(
@@ -135,23 +190,24 @@ def describe_program(
 ) -> Json:
     """Return the content of program.json.
 
-    The types of sent tensors, inputs and outputs must be in SENDABLE_TYPES; sent tensors must have static shapes.
+    The element types of sent tensors, inputs and outputs must be in SENDABLE_TYPES. Sent tensors must have static
+    shapes.
 
     Args:
         program: The program.
         placements: The placement of each rank.
-        files: For each device and each role, the file of each segment.
-        hoisted: For each device and each role, the segments.
-        optimization: onnxruntime's optimization level.
-        provider: onnxruntime's execution provider for GPUs.
+        files: The file name of each segment, for each device and each role (the normal plan, a replica or a failure
+            plan).
+        hoisted: The segments, for each device and each role.
+        optimization: The optimization level of onnxruntime.
+        provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.
     """
     ranks = []
     for rank, placement in enumerate(placements):
         roles, first_transfer = [], 0
         for role, role_files, role_segments in zip(program.roles, files[rank], hoisted[rank], strict=True):
-            segments = list(zip(role_files, role_segments, strict=True))
-            roles.append(_describe_role(role, rank, segments, first_transfer))
+            roles.append(_describe_role(role, rank, role_files, role_segments, first_transfer))
             first_transfer += len(role.transfers)
         ranks.append(asdict(placement) | {"cores": list(placement.cores), "roles": roles})
     images = asdict(preprocessing) | {"mean": list(preprocessing.mean), "scale": list(preprocessing.scale)}
@@ -171,95 +227,91 @@ def describe_program(
 
 
 def _describe_role(
-    program: Program, rank: int, segments: Sequence[tuple[str, HoistedSegment]], first_transfer: int
+    program: Program, rank: int, files: Sequence[str], hoisted: Sequence[HoistedSegment], first_transfer: int
 ) -> list[list[Any]]:
-    """Return the calls of a rank's function for one role.
+    """Return the calls in a rank's function for one role, whose transfers are numbered from `first_transfer`.
 
-    Args:
-        program: The role's program.
-        rank: The rank.
-        segments: File and hoisted form of each segment, in order.
-        first_transfer: Number of the role's first transfer.
+    `files` and `hoisted` have the file name and the copies of each segment of the rank's device.
     """
     calls: list[list[Any]] = []
     device = program.devices[rank]
     ranks = {other.device: index for index, other in enumerate(program.devices)}
-    transfers = {
-        transfer.index: replace(transfer, index=first_transfer + transfer.index) for transfer in program.transfers
-    }
+    transfers = {transfer.index: transfer for transfer in program.transfers}
     for index, value in find_device_inputs(program, device).items():
         calls.append(["input", index, value.name])
     state_names = [state.name for state in program.states]
     for state in device.states:
-        tensor, start = describe_value(state.value), [begin for begin, _ in state.region]
-        calls.append(["state", state_names.index(state.past), tensor["name"], tensor["dtype"], tensor["shape"], start])
+        start = [begin for begin, _ in state.region]
+        calls.append(["state", state_names.index(state.past), *_describe_tensor(state.value), start])
     loaded = set[str]()
     for step in device.steps:
-        if step.kind == "receive":
-            tensor = describe_value(transfers[step.index].value)
-            sender = ranks[transfers[step.index].sender]
-            index = first_transfer + step.index
-            calls.append(["receive", index, tensor["name"], tensor["dtype"], tensor["shape"], sender])
-        elif step.kind == "send":
-            transfer = transfers[step.index]
-            calls.append(["send", transfer.index, transfer.value.name, ranks[transfer.receiver]])
-        else:
+        if step.kind == "run":
             segment = device.segments[step.index]
             read = [s.value.name for s in device.states if s.value.name in {*segment.inputs} - loaded]
             loaded.update(read)
             calls += [["load_state", name] for name in read]
-            calls += _describe_run(segment, *segments[step.index])
+            calls += _describe_run(segment, files[step.index], hoisted[step.index])
             written = [state for state in device.states if state.written_name in segment.outputs]
             calls += [["store_state", state.written_name, state.value.name] for state in written]
-    files = assign_output_files([value.name for value in program.outputs])
-    return [*calls, *(["output", tensor, files[output]] for tensor, output in device.sinks.items())]
+            continue
+        transfer = transfers[step.index]
+        index = first_transfer + step.index
+        if step.kind == "receive":
+            calls.append(["receive", index, *_describe_tensor(transfer.value), ranks[transfer.sender]])
+        else:
+            calls.append(["send", index, transfer.value.name, ranks[transfer.receiver]])
+    output_files = assign_output_files([value.name for value in program.outputs])
+    return [*calls, *(["output", tensor, output_files[output]] for tensor, output in device.sinks.items())]
+
+
+def _describe_tensor(value: TensorSpec) -> list[Any]:
+    document = describe_value(value)
+    return [document["name"], document["dtype"], document["shape"]]
 
 
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
-    """Return the declarations of a segment's tensors, its run, and the copies before and after it."""
+    """Return the calls that declare a segment's tensors, run it, and make the copies before and after it."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
-    assembled = hoisted.assembled_inputs.items()
-    inner = [TensorSpec(name, assembly.dtype, assembly.shape) for name, assembly in assembled]
+    inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.assembled_inputs.items()]
     inner += [hoisted.values[name] for name in hoisted.outputs if name not in types]
-    documents = [describe_value(value) for value in inner]
-    calls: list[list[Any]] = [["tensor", tensor["name"], tensor["dtype"], tensor["shape"]] for tensor in documents]
+    calls: list[list[Any]] = [["tensor", *_describe_tensor(value)] for value in inner]
     for name in segment.outputs:
         tensor_type = types[name]
         dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor_type.shape.dim]
         dtype = dtype_name(tensor_type.elem_type)
         is_known = tensor_type.HasField("shape") and -1 not in dims and dtype in SENDABLE_TYPES
         calls.append(["tensor", name, *([dtype, dims] if is_known else [])])
-    input_copies, output_copies = (
-        [
-            [call, *astuple(copy)]
-            for name, assembly in assemblies.items()
-            for copy in make_copies(name, assembly, hoisted.values)
-        ]
-        for call, assemblies in (
-            ("copy_input", hoisted.assembled_inputs),
-            ("copy_output", hoisted.assembled_outputs),
-        )
-    )
-    return [*calls, *input_copies, ["run", file, list(hoisted.inputs), list(hoisted.outputs)], *output_copies]
+    return [
+        *calls,
+        *_describe_copies("copy_input", hoisted.assembled_inputs, hoisted),
+        ["run", file, list(hoisted.inputs), list(hoisted.outputs)],
+        *_describe_copies("copy_output", hoisted.assembled_outputs, hoisted),
+    ]
+
+
+def _describe_copies(call: str, assemblies: Mapping[str, Assembly], hoisted: HoistedSegment) -> list[list[Any]]:
+    copies = [make_copies(name, assembly, hoisted.values) for name, assembly in assemblies.items()]
+    return [[call, *astuple(copy)] for copy in chain(*copies)]
 
 
 def read_placements(document: Json) -> list[RankPlacement]:
-    """Return the placement of each rank in a program.json. Raise ValueError for invalid entries."""
+    """Return the placement of each rank in the content of a program.json. Raise ValueError for an invalid entry."""
     placements = [
         RankPlacement(rank["device"], rank["host"], tuple(rank["cores"]), rank["threads"], rank["gpu"])
         for rank in document["ranks"]
     ]
     for placement in placements:
         for name in (placement.device, placement.host):
-            make_file_literal(name, NAME_PATTERN)
-        make_shape_literal((*placement.cores, placement.threads, int(placement.gpu)))
+            _make_file_literal(name, NAME_PATTERN)
+        _make_shape_literal((*placement.cores, placement.threads, int(placement.gpu)))
     return placements
 
 
 def generate_main(document: Json) -> str:
-    """Return main.cc for a program.json.
+    """Return the text of main.cc for the content of a program.json.
 
-    Raise KeyError, TypeError or ValueError if the document is invalid. Its content only becomes names and literals.
+    Strings and numbers of the document become C++ names and literals only, so a document cannot insert other code.
+    Raise KeyError, TypeError or ValueError if the document is invalid.
     """
     lines = [
         "// The program of a network that was split over several devices; each device is one MPI rank.",
@@ -286,119 +338,25 @@ def _name_function(document: Json, rank: int, role: int) -> str:
 
 
 def _generate_function(name: str, calls: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the function of a rank's role."""
-    identifiers, body = _Identifiers(), list[str]()
-    for call, *arguments in calls:
-        body += _CALL_GENERATORS[call](identifiers, *arguments)
-    if not body:
+    if not calls:
         return [f"void {name}(Rank&) {{}}"]
+    writer = _FunctionWriter()
+    body = [line for call in calls for line in writer.write(*call)]
     return [f"void {name}(Rank& rank) {{", *(f"    {line}" for line in body), "}"]
-
-
-# The following functions take the arguments of a call in program.json and return the lines of its C++ code.
-
-
-def _generate_input(identifiers: _Identifiers, index: int, tensor: str) -> list[str]:
-    call = f"rank.input({make_count_literal(index)}, {make_string_literal(tensor)});"
-    return [f"const auto {identifiers.add(tensor)} = {call}"]
-
-
-def _generate_receive(
-    identifiers: _Identifiers, transfer: int, tensor: str, dtype: str, dims: Sequence[int], sender: int
-) -> list[str]:
-    arguments = f"{make_string_literal(tensor)}, {make_type_literal(dtype)}, {make_shape_literal(dims)}"
-    call = f"rank.receive({make_count_literal(transfer)}, {arguments}, {make_count_literal(sender)});"
-    return [f"const auto {identifiers.add(tensor)} = {call}"]
-
-
-def _generate_state(
-    identifiers: _Identifiers, index: int, tensor: str, dtype: str, dims: Sequence[int], start: Sequence[int]
-) -> list[str]:
-    shapes = f"{make_shape_literal(dims)}, {make_shape_literal(start)}"
-    arguments = f"{make_count_literal(index)}, {make_string_literal(tensor)}, {make_type_literal(dtype)}, {shapes}"
-    return [f"const auto {identifiers.add(tensor)} = rank.state({arguments});"]
-
-
-def _generate_load_state(identifiers: _Identifiers, tensor: str) -> list[str]:
-    return [f"rank.load_state({identifiers.identifiers[tensor]});"]
-
-
-def _generate_store_state(identifiers: _Identifiers, tensor: str, state: str) -> list[str]:
-    return [f"rank.store_state({identifiers.identifiers[tensor]}, {identifiers.identifiers[state]});"]
-
-
-def _generate_tensor(identifiers: _Identifiers, tensor: str, dtype: str = "", dims: Sequence[int] = ()) -> list[str]:
-    arguments = make_string_literal(tensor)
-    if dtype:
-        arguments += f", {make_type_literal(dtype)}, {make_shape_literal(dims)}"
-    return [f"const auto {identifiers.add(tensor)} = rank.tensor({arguments});"]
-
-
-def _generate_run(identifiers: _Identifiers, file: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    file_literal = make_file_literal(file, SEGMENT_PATTERN) if file else make_string_literal("")
-    arguments = [file_literal, identifiers.make_list(inputs), identifiers.make_list(outputs)]
-    call = f"rank.run({', '.join(arguments)});"
-    if len(call) > MAX_LINE_CHARS - 4:
-        return [f"rank.run({arguments[0]},", f"         {arguments[1]},", f"         {arguments[2]});"]
-    return [call]
-
-
-def _generate_copy_input(identifiers: _Identifiers, *copy: Any) -> list[str]:
-    return [f"rank.copy_input({_make_copy_literal(identifiers, *copy)});"]
-
-
-def _generate_copy_output(identifiers: _Identifiers, *copy: Any) -> list[str]:
-    return [f"rank.copy_output({_make_copy_literal(identifiers, *copy)});"]
-
-
-def _make_copy_literal(
-    identifiers: _Identifiers,
-    source: str,
-    target: str,
-    source_offset: int,
-    target_offset: int,
-    run_bytes: int,
-    loops: Sequence[Sequence[int]],
-) -> str:
-    names = f"{identifiers.identifiers[source]}, {identifiers.identifiers[target]}"
-    counts = ", ".join(map(make_count_literal, (source_offset, target_offset, run_bytes)))
-    return f"{{{names}, {counts}, {{{', '.join(map(make_shape_literal, loops))}}}}}"
-
-
-def _generate_send(identifiers: _Identifiers, transfer: int, tensor: str, receiver: int) -> list[str]:
-    transfer_literal, receiver_literal = make_count_literal(transfer), make_count_literal(receiver)
-    return [f"rank.send({transfer_literal}, {identifiers.identifiers[tensor]}, {receiver_literal});"]
-
-
-def _generate_output(identifiers: _Identifiers, tensor: str, file: str) -> list[str]:
-    return [f"rank.output({identifiers.identifiers[tensor]}, {make_file_literal(file, OUTPUT_PATTERN)});"]
-
-
-_CALL_GENERATORS: Mapping[str, Callable[..., list[str]]] = {
-    "input": _generate_input,
-    "state": _generate_state,
-    "load_state": _generate_load_state,
-    "store_state": _generate_store_state,
-    "receive": _generate_receive,
-    "tensor": _generate_tensor,
-    "copy_input": _generate_copy_input,
-    "run": _generate_run,
-    "copy_output": _generate_copy_output,
-    "send": _generate_send,
-    "output": _generate_output,
-}
-"""Generators of C++ code by the name of a call in program.json."""
 
 
 def _generate_main_function(document: Json, placements: Sequence[RankPlacement]) -> list[str]:
     devices = []
     for rank, placement in enumerate(placements):
         names = f"{make_string_literal(placement.device)}, {make_string_literal(placement.host)}"
-        is_gpu = str(placement.gpu).lower()
-        devices.append(f"{{{names}, {placement.threads}, {is_gpu}, {_list_functions(document, rank)}}},")
+        roles = range(len(document["ranks"][rank]["roles"]))
+        functions = _make_list_literal(_name_function(document, rank, role) for role in roles)
+        devices.append(f"{{{names}, {placement.threads}, {str(placement.gpu).lower()}, {functions}}},")
     inputs, states = ([_make_input_literal(value) for value in document.get(key, ())] for key in ("inputs", "states"))
+    failed = document.get("failed", ())
     images = document["preprocessing"]
     mean, scale = (", ".join(map(_make_float_literal, images[key])) for key in ("mean", "scale"))
+    role_count_lines = ["        // No states; the number of functions that are used while no device has failed."]
     state_lines = ["        // The inputs that are states.", "        {", *(f"            {line}" for line in states)]
     return [
         "int main(int argc, char** argv) {",
@@ -416,33 +374,17 @@ def _generate_main_function(document: Json, placements: Sequence[RankPlacement])
         "        // Images: order of the channels, mean and scale.",
         f"        {{{make_string_literal(images['order'])}, {{{mean}}}, {{{scale}}}}},",
         *([*state_lines, "        },"] if states else []),
-        *_generate_role_count(document),
+        *([*role_count_lines, f"        {{}}, {failed.count([])},"] if failed else []),
         "    };",
         "    return dicompiler::run_program(program, argc, argv);",
         "}",
     ]
 
 
-def _generate_role_count(document: Json) -> list[str]:
-    """Return the lines for the number of regular functions, if there are further ones for failures."""
-    failed = document.get("failed", ())
-    if not failed:
-        return []
-    return [
-        "        // No states; the number of functions that are used while no device has failed.",
-        f"        {{}}, {failed.count([])},",
-    ]
-
-
 def _make_input_literal(value: Json) -> str:
     is_known = str(value["shape"] is not None).lower()
-    name, dtype = make_string_literal(value["name"]), make_type_literal(value["dtype"])
-    return f"{{{name}, {dtype}, {is_known}, {make_shape_literal(value['shape'] or ())}}},"
-
-
-def _list_functions(document: Json, rank: int) -> str:
-    count = len(document["ranks"][rank]["roles"])
-    return "{" + ", ".join(_name_function(document, rank, role) for role in range(count)) + "}"
+    name, dtype = make_string_literal(value["name"]), _make_type_literal(value["dtype"])
+    return f"{{{name}, {dtype}, {is_known}, {_make_shape_literal(value['shape'] or ())}}},"
 
 
 def _make_float_literal(value: float) -> str:

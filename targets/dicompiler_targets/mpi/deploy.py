@@ -1,7 +1,7 @@
-"""Runs an artifact on other hosts: copies and builds the packages there over ssh, then starts all ranks with mpirun.
+"""Runs an artifact on other hosts: copies and builds the packages over ssh, then starts all ranks with mpirun.
 
-A host needs sshd, the same version of Open MPI as this one, a C++ compiler, cmake and onnxruntime's library. The
-headers of onnxruntime are copied.
+A rank is one MPI process; it runs one device. A host needs sshd, the same version of Open MPI as this host, a C++
+compiler, cmake and the library of onnxruntime. The headers of onnxruntime are copied with the package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shlex
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,9 +43,6 @@ Result = TypeVar("Result")
 log = logging.getLogger("dicompiler")
 
 REQUIRED_TOOLS = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
-# Arguments of these scripts: the package's directory, and the directory of its tools.
-# Prints the tools, the version of mpirun, the package's path and stamp, and the files that match the list of SHA-256
-# sums on standard input.
 PROBE_SCRIPT = f"""
 PATH=$2:$PATH; cd /; mkdir -p "$1" || exit 1;
 for tool in {" ".join(REQUIRED_TOOLS)}; do echo "{ssh.LINE_PREFIX}$tool $(command -v $tool || echo -)"; done;
@@ -54,25 +51,31 @@ cd "$1"; echo "{ssh.LINE_PREFIX}path $(pwd)"; echo "{ssh.LINE_PREFIX}stamp $(cat
 sha256sum -c - 2>/dev/null | sed -n "s/^\\(.*\\): OK\\$/{ssh.LINE_PREFIX}intact \\1/p";
 cd /; rmdir "$1" 2>/dev/null; exit 0
 """
+"""A shell script that prints the state of a package on its host. Arguments: directories of package and tools.
+
+It prints the paths of the tools, the version of mpirun, and the path and stamp of the package. It also prints the names
+of the files that match the list of SHA-256 digests on standard input."""
 BUILD_SCRIPT = """
 PATH=$2:$PATH; cd "$1"; if [ -x build/program ] && sha256sum -c build/sum >/dev/null 2>&1; then exit 0; fi;
 rm -f build/program;
 { cmake -S . -B build && cmake --build build && sha256sum build/program >build/sum; } >build.log 2>&1 && exit 0;
 grep -m 1 -i -A 1 -E "error:|CMake Error|missing" build.log >&2 || tail -n 1 build.log >&2; rm -rf build; exit 1
 """
+"""A shell script that builds the program if necessary. Arguments: directories of package and tools."""
 FETCH_SCRIPT = 'cd "$1" && tar -cf - outputs | base64'
+"""A shell script that prints an archive of the outputs of a run. Argument: the run directory."""
 MAX_OUTPUT_BYTES = 1 << 30
-"""Maximum number of bytes that are read of a host's outputs."""
+"""Maximum number of bytes of a host's outputs that are read."""
 
 
 @dataclass(frozen=True)
 class PackageHost:
-    """A host of the platform with its package.
+    """A host of the platform that has a package of the artifact.
 
     Attributes:
         host: Name of the host.
-        location: How to reach its first device.
-        devices: Its devices.
+        location: How to reach the host by ssh: the entry of its first device in the hosts file.
+        devices: Names of the host's devices.
     """
 
     host: str
@@ -81,22 +84,22 @@ class PackageHost:
 
     @property
     def package_directory(self) -> str:
-        """The package's directory on the host."""
+        """The path of the package on the host."""
         return posixpath.join(posixpath.dirname(self.location.directory), self.host)
 
     @property
     def run_directory(self) -> str:
-        """The directory on the host for the inputs and outputs of a run."""
+        """The path of the directory on the host for the inputs and outputs of a run."""
         return posixpath.join(posixpath.dirname(self.location.directory), f".{self.host}.run")
 
     @property
     def tool_directory(self) -> str:
-        """A directory on the host that is searched for tools in addition to PATH: that of its Python."""
+        """The directory of the host's Python, in which tools are searched before PATH."""
         return posixpath.dirname(self.location.python) or "/usr/bin"
 
     @property
     def title(self) -> str:
-        """The host's name in messages."""
+        """The name of the host in error messages."""
         return f"host {self.host!r} ({self.location.ssh_destination}), device {self.devices[0]!r}"
 
 
@@ -106,9 +109,9 @@ class PackageState:
 
     Attributes:
         package: Absolute path of the package.
-        stamp: Its stamp; empty if there is none.
-        mpi_version: Output of `mpirun --version`.
-        intact_files: Names of the files with correct content.
+        stamp: Digest of the artifact to which the package belongs; empty if the package is missing or incomplete.
+        mpi_version: First line of the output of `mpirun --version`.
+        intact_files: Names of the package's files that have the right content.
     """
 
     package: str
@@ -120,7 +123,8 @@ class PackageState:
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
     """Copy missing files to the hosts and build the program there; see `Target.install`.
 
-    A host that is unreachable is omitted with a warning if a failure plan does without its devices.
+    If a host is unreachable and the artifact has a failure plan without its devices, a warning is printed instead of an
+    error.
     """
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
@@ -142,12 +146,12 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     if unreachable and artifact.find_roles(down) is None:
         raise unreachable[0]
     for error in unreachable:
-        log.warning("%s; the other devices can do without it", error)
+        log.warning("%s; the other devices run without this host", error)
     return tuple(installed[device] for device in artifact.devices if device in installed)
 
 
 def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
-    """Return the result, or the error for an unreachable host if the artifact has failure plans."""
+    """Return the result of `work`. If a host is unreachable and the artifact has failure plans, return the error."""
     try:
         return work()
     except ssh.UnreachableHost as error:
@@ -166,15 +170,15 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
         damaged = sorted(files.keys() - _probe_host(commands, host, sums).intact_files)
         if damaged:
             raise RunError(
-                f"{host.title}: {host.package_directory}/{damaged[0]} differs from the copied file: is the host's disk "
-                "or memory failing? copy it again"
+                f"{host.title}: {host.package_directory}/{damaged[0]} was damaged while it was copied: copy it again, "
+                "and check the disk and memory of the host"
             )
     done = commands.run(host.location, BUILD_SCRIPT, _make_script_arguments(host, host.package_directory))
     if done.exit_code:
         cause = one_line(done.errors) or f"exit code {done.exit_code}"
         raise RunError(f"{host.title}: the program cannot be built: {cause} (full log: build.log in {state.package})")
     versions = {"Open MPI": state.mpi_version.rpartition(" ")[2]}
-    # All bytes are counted for the host's first device.
+    # The copied bytes of the package are reported for the host's first device, and 0 for its other devices.
     counts = [copied_bytes, *[0] * len(host.devices)]
     return [
         InstalledDevice(name, host.location.ssh_destination, f"{state.package}/{name}", count, versions)
@@ -201,7 +205,8 @@ def _run_once(
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
     """Run mpirun once; see `failover.RunOnce`.
 
-    The rank of a device that is down is started on the first host that is up, and has no steps.
+    Ranks of failed devices are started too, because the number of ranks is fixed. They run on the first reachable host
+    and have nothing to do.
     """
     hosts = [host for host in all_hosts if not {*down} >= {*host.devices}]
     kept_frames, has_failure_plans = mpirun.count_kept_frames(len(frames), options), "failed" in artifact.program
@@ -213,11 +218,9 @@ def _run_once(
         packages = _prepare_hosts(commands, hosts, artifact, scratch, down)
         arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
         command = _make_mpirun_command(artifact, hosts, packages, options, arguments)
-        agent = scratch / "agent"
-        names = [(host.host, host) for host in hosts] + [(_stand_in_host_name(name), hosts[0]) for name in down]
-        agent.write_text(_make_launch_agent(names), encoding="utf-8")
-        agent.chmod(0o700)
-        environment = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
+        names = {host.host: host for host in hosts} | {_make_stand_in_name(name): hosts[0] for name in down}
+        launch_commands = {name: _make_launch_command(host) for name, host in names.items()}
+        environment = mpirun.write_launch_agent(scratch, launch_commands)
         environment |= {"PATH": f"{mpirun_path.parent}:{get_search_path()}"}
         environment |= {"OMPI_MCA_mpi_ft_enable": "true"} if has_failure_plans else {}
         monitored = [
@@ -235,7 +238,7 @@ def _run_once(
         finally:
             monitor.stop()
         for host in hosts:
-            # After a failure, the frames with outputs on another unreachable host are computed again.
+            # After a failure, other hosts may be unreachable too. The frames of their outputs are computed again.
             with contextlib.suppress(ssh.UnreachableHost) if failure is not None else contextlib.nullcontext():
                 _fetch_outputs(commands, host, scratch / "outputs")
         if failure is not None:
@@ -253,18 +256,14 @@ def _make_mpirun_command(
 ) -> list[str]:
     """Return the command line that starts all ranks.
 
-    Args:
-        artifact: The artifact.
-        hosts: The hosts that are up.
-        packages: Path of the package on each host.
-        options: Options of the run.
-        arguments: The program's arguments that are the same for all ranks.
+    `hosts` are the reachable hosts, `packages` the path of the package on each of them, and `arguments` the program's
+    arguments that are the same for all ranks.
     """
-    # mpirun is called without its path. With it, Open MPI would expect itself at that path on the other hosts.
+    # With the full path of mpirun, Open MPI would expect to be installed at the same path on the other hosts.
     command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for device, package_source in artifact.packages.items():
         host = next((host for host in hosts if device in host.devices), hosts[0])
-        host_name = host.host if device in host.devices else _stand_in_host_name(device)
+        host_name = host.host if device in host.devices else _make_stand_in_name(device)
         package = packages[host.host]
         command += [] if device == artifact.devices[0] else [":"]
         command += ["-n", "1", "--host", host_name, "--wdir", "/"]
@@ -276,7 +275,7 @@ def _make_mpirun_command(
 
 
 def _find_package_hosts(artifact: MpiArtifact, options: RunOptions) -> list[PackageHost]:
-    """Return the hosts in the order of their first devices. Raise UsageError for unsupported options."""
+    """Return the hosts in the order of their first devices. Raise UsageError for options that are not supported."""
     if options.hosts is None:
         raise UsageError("deploy: no hosts: name the hosts file (--hosts)")
     if options.pin or options.listen:
@@ -300,15 +299,9 @@ def _make_script_arguments(host: PackageHost, path: str) -> list[str]:
 
 
 def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[str, str]) -> PackageState:
-    """Return the state of the package on its host.
+    """Return the state of a package on its host. `sums` has the SHA-256 digests of the files to be checked, by name.
 
-    Args:
-        commands: Runs the script.
-        host: The host.
-        sums: SHA-256 of the files to be checked, by name.
-
-    Raises:
-        RunError: The host is unreachable or lacks a tool.
+    Raise RunError if the host is unreachable or lacks a tool.
     """
     listing = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
     arguments = _make_script_arguments(host, host.package_directory)
@@ -324,7 +317,7 @@ def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[s
 
 
 def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, Path]:
-    """Return the files of a host's package by path, with onnxruntime's headers, which the host may lack."""
+    """Return the paths of the files to copy to a host, by name in its package, including the headers of onnxruntime."""
     names = [name for name in artifact.files if name.startswith(f"{host.host}/")]
     files = {name.removeprefix(f"{host.host}/"): artifact.directory / name for name in names}
     headers = sorted(find_include_directory().glob("*.h"))
@@ -332,7 +325,7 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
 
 
 def _find_reusable_files(files: Mapping[str, Path], state: PackageState) -> frozenset[str]:
-    """Return the files on a host that are kept: the intact ones, and the build if all its sources are intact."""
+    """Return the files of a package that need not be copied again, and "build" if all sources are intact."""
     suffixes = (".cc", ".hpp", ".h", ".txt")
     sources = {name for name in files if name.endswith(suffixes) and not name.endswith(CONTENTS_FILE)}
     return state.intact_files | ({"build"} if sources <= state.intact_files else set())
@@ -345,7 +338,7 @@ def _prepare_hosts(
     scratch: Path,
     down: Collection[str],
 ) -> dict[str, str]:
-    """Prepare the hosts for a run and return the path of the package on each.
+    """Copy the inputs of a run to all hosts, and return the path of the package on each host.
 
     Raise UnfinishedRun if a host is unreachable and the artifact has failure plans.
     """
@@ -367,7 +360,7 @@ def _prepare_hosts(
 
 
 def _prepare_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: MpiArtifact, scratch: Path) -> str:
-    """Copy the inputs to a host, remove old outputs there, and return the absolute path of the package."""
+    """Copy the inputs of a run to a host, remove old outputs, and return the absolute path of the host's package."""
     state = _probe_host(commands, host, {})
     if state.stamp != artifact.document["digest"]:
         raise RunError(f"{host.title}: it does not have this artifact: copy it there with 'dicompiler deploy'")
@@ -379,7 +372,6 @@ def _prepare_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: Mpi
 
 
 def _get_run_directory(package: str, host: PackageHost) -> str:
-    """Return the absolute path of the host's run directory."""
     return posixpath.join(posixpath.dirname(package), f".{host.host}.run")
 
 
@@ -389,29 +381,24 @@ def _make_data_options(package: str, host: PackageHost) -> list[str]:
 
 
 def _make_thread_options(host: PackageHost, device: str, package: Path, options: RunOptions) -> list[str]:
-    """Return the option for the number of threads in the hosts file."""
+    """Return the program's --threads option if the hosts file sets the number of threads of a device."""
     assert options.hosts is not None
     location = options.hosts.locate_device(device, host.host, package.parent.name)
     return [] if location.threads is None else ["--threads", str(location.threads)]
 
 
-def _stand_in_host_name(device: str) -> str:
-    """Return the name of the host on which mpirun starts the rank of a device that is down.
+def _make_stand_in_name(device: str) -> str:
+    """Return the host name that mpirun is told for the rank of a failed device.
 
-    mpirun treats it as a further host. If hosts have the same name, it fails to start several ranks on one of them.
+    mpirun then treats it as a further host. If hosts have the same name, mpirun cannot start several ranks on one.
     """
     return f"instead.of.{device}"
 
 
-def _make_launch_agent(hosts: Iterable[tuple[str, PackageHost]]) -> str:
-    """Return a shell script that mpirun calls instead of ssh. Its arguments: mpirun's name of the host, the command."""
-    cases = []
-    for name, host in hosts:
-        command = ssh.build_command(host.location, "", ())[:-1]  # without the remote command, which mpirun passes
-        path = ssh.quote_path(host.tool_directory)
-        cases.append(f'{shlex.quote(name)}) exec {shlex.join(command)} "PATH={path}:\\$PATH; $*" ;;')
-    body = "\n".join(cases)
-    return f'#!/bin/sh\nname=$1; shift\ncase $name in\n{body}\nesac\necho "there is no host $name" >&2\nexit 1\n'
+def _make_launch_command(host: PackageHost) -> str:
+    """Return the shell command that runs mpirun's command line on a host over ssh; see `mpirun.write_launch_agent`."""
+    command = ssh.build_command(host.location, "", ())[:-1]  # the last argument is the empty remote command
+    return f'{shlex.join(command)} "PATH={ssh.quote_path(host.tool_directory)}:\\$PATH; $*"'
 
 
 def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path) -> None:
@@ -419,10 +406,10 @@ def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path
     arguments = [ssh.quote_path(host.run_directory)]
     done = commands.run(host.location, FETCH_SCRIPT, arguments, max_output_bytes=MAX_OUTPUT_BYTES)
     if done.exit_code:
-        return  # the host has no outputs
+        return  # the host has written no outputs
     try:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
-            # The archive comes from another host: extract only regular files, and only below the target.
+            # The archive comes from another host. Only regular files below the target directory are extracted.
             for member in archive:
                 path, content = target.parent / member.name, archive.extractfile(member)
                 if content is not None and path.resolve().is_relative_to(target.parent.resolve()):
@@ -430,5 +417,5 @@ def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path
                     path.write_bytes(content.read())
     except (ValueError, tarfile.TarError) as error:
         raise RunError(
-            f"{host.title}: its outputs cannot be read ({error}): run it again and keep fewer outputs"
+            f"{host.title}: the outputs of the run cannot be read ({error}): run again and keep fewer outputs"
         ) from None

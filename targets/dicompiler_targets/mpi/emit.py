@@ -1,7 +1,7 @@
-"""Writes a Program as an artifact of target `mpi`: artifact.json, and a package for each host.
+"""Writes a Program as an artifact of target `mpi`: artifact.json, and a package (a directory) for each host.
 
-A package holds the program's sources, which are the same on all hosts, and for each of the host's devices a directory
-with its segments and weights. The same program gives the same bytes.
+A package has the sources of the C++ program, which are the same on all hosts. It also has a directory for each of the
+host's devices with the device's segments and weights. The same program gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dicompiler_targets.segment_io import hoist_device_copies, make_device_conte
 MANIFEST_FORMAT = "dicompiler.mpi/4"
 MANIFEST_FILE, CONTENTS_FILE, PROGRAM_FILE = "manifest.json", "contents.txt", "program.json"
 RESERVED_HOST_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
-"""Names of other files next to the packages."""
+"""Names that hosts cannot have, because files of the artifact next to the packages have them."""
 RESERVED_DEVICE_NAMES = (
     "build", "runtime", "main.cc", "CMakeLists.txt", "run.sh", "rankfile", "hostfile", "sender.json", "receiver.json",
     MANIFEST_FILE, PROGRAM_FILE, "include",
 )  # fmt: skip
-"""Names of other files next to the devices' directories in a package."""
+"""Names that devices cannot have, because other files of a package have them."""
 UNBUILT_FILES = ("sender.json", "receiver.json", MANIFEST_FILE, PROGRAM_FILE)
-"""Files of a package that nothing is built from."""
+"""Files of a package that are neither compiled nor run."""
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""Maximum size of a transfer, because MPI counts bytes with an int."""
+"""Maximum bytes of a tensor that is sent, because MPI counts bytes with a C++ int."""
 
 
 def write_artifact(
@@ -44,21 +44,22 @@ def write_artifact(
     preprocessing: ImagePreprocessing,
     directory: Path,
 ) -> None:
-    """Write the artifact into a directory.
+    """Write the artifact.
 
     Args:
         program: The program.
-        placements: The placement of each rank, in the order of the program's devices.
-        optimization: onnxruntime's optimization level.
-        provider: onnxruntime's execution provider for GPUs.
+        placements: The placement of each rank (MPI process), in the order of the program's devices.
+        optimization: The optimization level of onnxruntime.
+        provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.
-        directory: The directory.
+        directory: The artifact's directory.
 
     Raises:
-        DicompilerError: A name cannot be that of a directory, or a tensor cannot be sent.
+        DicompilerError: A host or device has a name that cannot be used for a directory, or a tensor cannot be sent.
     """
     _check_program(program, placements)
-    describe_artifact(program, "mpi", "")  # raises for tensors that cannot be exchanged, before anything is written
+    # Raises an error for a tensor that cannot be sent, before any file is written.
+    describe_artifact(program, "mpi", "")
     devices = range(len(program.devices))
     hoisted = [[hoist_device_copies(role.devices[index]) for role in program.roles] for index in devices]
     contents, files = zip(
@@ -67,8 +68,8 @@ def write_artifact(
     document = describe_program(program, placements, files, hoisted, optimization, provider, preprocessing)
     common: dict[str, bytes] = {
         PROGRAM_FILE: format_json(document).encode(),
-        "sender.json": package_files.make_sender_table(program).encode(),
-        "receiver.json": package_files.make_receiver_table(program).encode(),
+        "sender.json": package_files.make_transfer_table(program, "sender", "receiver").encode(),
+        "receiver.json": package_files.make_transfer_table(program, "receiver", "sender").encode(),
         **make_package_sources(document),
     }
     records = {}
@@ -97,7 +98,7 @@ def write_artifact(
 
 
 def make_package_sources(document: Json) -> dict[str, bytes]:
-    """Return the files of a package that are built or run, by path. They follow from its program.json.
+    """Return the files of a package that are compiled or run, by path, for the content of its program.json.
 
     Raise KeyError, TypeError or ValueError if the document is invalid.
     """
@@ -107,15 +108,9 @@ def make_package_sources(document: Json) -> dict[str, bytes]:
         "run.sh": package_files.make_run_script(placements).encode(),
         "rankfile": package_files.make_rankfile(placements).encode(),
         "hostfile": package_files.make_hostfile(placements).encode(),
-        **read_common_sources(),
+        "CMakeLists.txt": resources.files("dicompiler_targets.mpi").joinpath("CMakeLists.txt").read_bytes(),
+        **{f"runtime/{name}": content for name, content in read_runtime_sources("mpi", (".cc", ".hpp")).items()},
     }
-
-
-def read_common_sources() -> dict[str, bytes]:
-    """Return the sources that are the same for all programs, by path in a package."""
-    runtime = {f"runtime/{name}": content for name, content in read_runtime_sources("mpi", (".cc", ".hpp")).items()}
-    cmake_lists = resources.files("dicompiler_targets.mpi").joinpath("CMakeLists.txt").read_bytes()
-    return {"CMakeLists.txt": cmake_lists} | runtime
 
 
 def _check_program(program: Program, placements: Iterable[RankPlacement]) -> None:
@@ -125,23 +120,23 @@ def _check_program(program: Program, placements: Iterable[RankPlacement]) -> Non
             (placement.device, "device", RESERVED_DEVICE_NAMES),
         ):
             if not re.fullmatch(codegen.NAME_PATTERN, name) or name in reserved:
-                raise DicompilerError(f"{noun} {name!r}: this cannot be a directory's name: give it another one")
+                raise DicompilerError(f"{noun} {name!r}: the name cannot be used for a directory: rename the {noun}")
     for value in (*program.inputs, *program.outputs):
         if not is_fixed_size(value.dtype):
-            kind = "strings" if value.dtype else "a sequence, a map or an optional value"
+            kind = "a tensor of strings" if value.dtype else "a sequence, a map or an optional value"
             raise DicompilerError(
-                f"{value.name!r} holds {kind}, which target mpi does not support: compile for target sockets"
+                f"input or output {value.name!r} is {kind}, which target mpi does not support: use target sockets"
             )
     for transfer in program.all_transfers:
         if transfer.value.shape is not None and transfer.value.nbytes > MAX_MESSAGE_BYTES:
             raise DicompilerError(
-                f"tensor {transfer.value.name!r}: {transfer.value.nbytes} bytes from {transfer.sender!r} to "
-                f"{transfer.receiver!r} are more than an MPI message can hold (2 GiB): split the layer into more parts"
+                f"tensor {transfer.value.name!r}: {transfer.value.nbytes} bytes from device {transfer.sender!r} to "
+                f"device {transfer.receiver!r} exceed the limit of MPI (2 GiB): split the layer into more parts"
             )
 
 
 def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[str, Json]]) -> str:
-    """Return the SHA-256 over the sources and the digests of all devices' files."""
+    """Return the SHA-256 over the digests of the `common` sources and of the files in each device's `records`."""
     digest = hashlib.sha256()
     for name, content in sorted(common.items()):
         digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
@@ -152,7 +147,7 @@ def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[s
 
 
 def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
-    """Return contents.txt of a device; runtime/file_integrity.hpp documents it."""
+    """Return the text of a device's contents.txt; runtime/file_integrity.hpp documents its format."""
     lines = [f"{record['bytes']} {record['digest']} {name}\n" for name, record in sorted(records.items())]
     text = "".join([f"{digest}\n", *lines])
     return f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n"
@@ -161,13 +156,14 @@ def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
 def _make_manifest(
     program: Program, placements: Sequence[RankPlacement], host: str, preprocessing: ImagePreprocessing
 ) -> Json:
-    """Return a package's manifest: the ranks of its host, and how images become inputs."""
+    """Return the manifest of a host's package: the ranks on this host, and how images become inputs."""
     ranks = []
     for rank, placement in enumerate(placements):
         if placement.host == host:
             roles = [role.devices[rank] for role in program.roles]
             inputs = [find_device_inputs(role, role.devices[rank]) for role in program.roles]
-            states = {state.past for state in program.devices[rank].states}  # a frame may give their initial values
+            # A frame may set the initial values of states.
+            states = {state.past for state in program.devices[rank].states}
             ranks.append(
                 {
                     "rank": rank,

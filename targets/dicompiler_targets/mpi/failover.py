@@ -1,6 +1,7 @@
-"""Continues a run after a rank has failed, if the artifact has a failure plan for it.
+"""Continues a run after a rank (MPI process) has failed, if the artifact has a failure plan for it.
 
-MPI ends all ranks when one of them fails. So mpirun is called again without it, for the frames that are not finished.
+A failure plan is another plan that does not use certain devices. MPI ends all ranks when one of them fails. Therefore,
+mpirun is started again for the frames that are not finished, with the failure plan.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ log = logging.getLogger("dicompiler")
 
 Frames = Sequence[Mapping[str, NDArray[Any]]]
 RunOnce = Callable[[Frames, RunOptions, Collection[str], tuple[int, int]], tuple[Mapping[str, Any], DeliveredFrames]]
-"""Runs mpirun once. Arguments: the frames, the options, the devices that are down, and the roles (see
-`MpiArtifact.find_roles`). Returns rank 0's report and the outputs. Raises UnfinishedRun if a rank fails."""
+"""A function that runs mpirun once. It returns the report of rank 0 and the outputs of the frames.
+
+Arguments: the frames, the options, the failed devices, and the roles (see `MpiArtifact.find_roles`). It raises
+UnfinishedRun if a rank fails."""
 
 
 class UnfinishedRun(Exception):
     """A run in which a rank has failed.
 
     Attributes:
-        failure: The failure.
-        finished_frames: Outputs of the frames that were finished.
+        failure: The error with the failed devices.
+        finished_frames: The outputs of the frames that were finished before the failure.
     """
 
     def __init__(self, failure: mpirun.RankFailure, finished_frames: DeliveredFrames) -> None:
@@ -40,27 +43,17 @@ class UnfinishedRun(Exception):
 
 
 def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, run_once: RunOnce) -> RunResult:
-    """Run mpirun until all frames are finished.
+    """Run mpirun again and again until all frames are finished.
 
-    Args:
-        artifact: The artifact.
-        frames: Inputs of each frame by name.
-        options: Options of the run.
-        run_once: Runs mpirun once.
-
-    Returns:
-        The result of all calls together, with each frame once.
-
-    Raises:
-        RunError: No failure plan covers the failure.
-        UsageError: No failure plan covers `options.start_without`.
+    Return the result of all calls together, in which each frame occurs once. Raise RunError if no failure plan covers a
+    failure, and UsageError if no failure plan covers `options.start_without`.
     """
     start, down, events = time.perf_counter(), set(options.start_without), list[RunEvent]()
     finished: DeliveredFrames = ()
     kept_frames = mpirun.count_kept_frames(len(frames), options)
     if (roles := artifact.find_roles(down)) is None:
         names = ", ".join(map(repr, options.start_without))
-        remedy = f"compile it with one (--tolerate-failures {len(set(options.start_without))})"
+        remedy = f"compile the model with --tolerate-failures {len(set(options.start_without))}"
         raise UsageError(f"run: the artifact has no failure plan without {names}: {remedy}")
     has_failure_plans = "failed" in artifact.program
 
@@ -92,12 +85,12 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
                 all_down = tuple(device for device in artifact.devices if device in down)
                 at_s = time.perf_counter() - start
                 report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(finished)))
-            # If all frames are finished, the last one is computed again, because the ended ranks reported no times.
+            # Ended ranks report no times. Therefore, at least the last frame is computed again.
             finished = finished[: len(frames) - 1]
     result = mpirun.make_result(artifact, report, delivered)
     if events:
         interruption_s = time.perf_counter() - last_start - result.total_s + result.frames_s[0]
-        # An upper bound: ranks that were ended do not report which frames they had begun.
+        # The number of replayed frames is an upper bound, because ended ranks do not report the frames they had begun.
         replayed = min(options.resolve_in_flight(len(artifact.devices)), len(frames) - len(finished))
         takeover = replace(
             events[-1],
@@ -123,13 +116,14 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
 
 
 def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
-    """Return a report whose segment indices count the segments of all roles instead of only those from `first_role`."""
+    """Return a rank's report with the segments of all its roles, numbered role by role.
+
+    `report` has only the segments of the roles that were run, and the first of these roles is number `first_role`.
+    """
     roles = artifact.program["ranks"][rank]["roles"]
-    counts = [sum(call[0] == "run" for call in calls) for calls in roles]
-    before = sum(counts[:first_role])
-    after = sum(counts) - before - len(report.segments_s)
-    timeline = (
-        replace(entry, index=entry.index + before) if entry.kind == "run" else entry for entry in report.timeline
-    )
+    segment_counts = [sum(call[0] == "run" for call in calls) for calls in roles]
+    before = sum(segment_counts[:first_role])
+    after = sum(segment_counts) - before - len(report.segments_s)
     segments_s = (*[0.0] * before, *report.segments_s, *[0.0] * after)
+    timeline = (replace(entry, index=entry.index + before * (entry.kind == "run")) for entry in report.timeline)
     return replace(report, segments_s=segments_s, timeline=tuple(timeline))

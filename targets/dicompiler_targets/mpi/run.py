@@ -1,4 +1,4 @@
-"""Runs an artifact on this host: builds its program and starts all ranks with mpirun."""
+"""Runs an artifact on this host: builds its program and starts all ranks (MPI processes) with mpirun."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from dicompiler_targets.mpi.toolchain import find_toolchain
 
 
 def run_here(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an artifact; see `Target.run`. The time of building the program does not count."""
+    """Run an artifact; see `Target.run`. The timeout does not include the time to build the program."""
     artifact = MpiArtifact.load(directory)
-    mpirun.check_options(artifact, options)  # before the program is built
+    mpirun.check_options(artifact, options)
     toolchain = find_toolchain()
     program = build_program(next(iter(artifact.packages.values())), toolchain)
     command = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
@@ -46,7 +46,7 @@ def _run_once(
     _: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
-    """Run mpirun once; see `failover.RunOnce`. The rank of a device that is down is started, but has no steps."""
+    """Run mpirun once; see `failover.RunOnce`. Ranks of failed devices are started too, but they have nothing to do."""
     ranks, kept_frames = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
     threads = max(1, len(os.sched_getaffinity(0)) // ranks) if options.emulation is None else 1
     arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
@@ -64,8 +64,8 @@ def _run_once(
         if options.emulation is None:
             rank_commands = ["-n", str(ranks), *program_command]
         else:
-            rank_commands = make_emulation_arguments(artifact, options.emulation, scratch, program_command)
-            environment = write_launch_agent(artifact, options.emulation, scratch)
+            rank_commands = _make_emulation_arguments(artifact, options.emulation, scratch, program_command)
+            environment = mpirun.write_launch_agent(scratch, _make_launch_commands(artifact, options.emulation))
         try:
             report = mpirun.run_mpirun(artifact, [*command, *rank_commands], scratch, options.timeout_s, environment)
         except mpirun.RankFailure as failure:
@@ -74,10 +74,13 @@ def _run_once(
         return report, read_outputs(artifact, scratch / "outputs", kept_frames)
 
 
-def make_emulation_arguments(
+def _make_emulation_arguments(
     artifact: MpiArtifact, emulation: Emulation, scratch: Path, program_command: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of mpirun that start a rank on each emulated board, with the board's segment durations."""
+    """Return the arguments of mpirun that start a rank on each emulated board.
+
+    Each rank is told the minimum durations of its segments, so that it is as slow as the board.
+    """
     subnet = str(ip_network(f"{next(iter(emulation.addresses.values()))}/16", strict=False))
     arguments = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet]
     arguments += ["--mca", "oob_tcp_if_include", subnet]
@@ -88,19 +91,13 @@ def make_emulation_arguments(
     return arguments
 
 
-def write_launch_agent(artifact: MpiArtifact, emulation: Emulation, scratch: Path) -> dict[str, str]:
-    """Write a script that mpirun calls instead of ssh, and return the environment variables for it.
+def _make_launch_commands(artifact: MpiArtifact, emulation: Emulation) -> dict[str, str]:
+    """Return for each emulated board the shell command that starts a process in the board's network namespace.
 
-    The script enters a board's network, and sets the board's host name. Without it, Open MPI would treat all boards as
-    this host.
+    It also sets the board's host name. Otherwise, Open MPI would treat all boards as one host.
     """
-    cases = []
+    commands = {}
     for device, package in artifact.packages.items():
-        name = shlex.quote(package.name)
         enter = f"nsenter --net=/run/netns/{emulation.namespaces[device]} unshare --uts"
-        cases.append(f'{name}) exec {enter} sh -c "hostname {name}; $*" ;;')
-    body = "\n".join(dict.fromkeys(cases))
-    script = scratch / "agent"
-    script.write_text(f"#!/bin/sh\nname=$1; shift\ncase $name in\n{body}\nesac\nexit 1\n", encoding="utf-8")
-    script.chmod(0o700)
-    return {name: str(script) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
+        commands[package.name] = f'{enter} sh -c "hostname {shlex.quote(package.name)}; $*"'
+    return commands

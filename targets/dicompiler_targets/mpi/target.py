@@ -31,26 +31,24 @@ RUNTIME_COSTS = RuntimeCosts(
     coalesced_share=0.1,
     in_order=True,
 )
-"""Fitted to exchanges of boards that the reference host emulated (docs/understand/cost-models.md)."""
+"""Costs that were fitted to measured exchanges between emulated boards (docs/understand/cost-models.md)."""
 RANK_BASE_BYTES = 40 << 20
-"""Memory of MPI, onnxruntime and two threads, measured on x86-64 Linux with glibc, Open MPI 5.0 and onnxruntime
-1.31."""
+"""Bytes of a rank (MPI process) without sessions, measured on x86-64 Linux with Open MPI 5.0 and onnxruntime 1.31."""
 
 
 @dataclass(frozen=True)
 class MpiTarget(Target):
-    """A C++ program for MPI with one rank per device, and a package for each host to build and start it.
+    """A C++ program for MPI with one rank (process) per device, and for each host a package to build and start it.
 
     Attributes:
-        threads: Threads for a segment; 0: as many as the device has cores.
+        threads: Threads that compute a segment; 0: as many as the device has cores.
         engine: The engine that computes segments.
-        optimization: onnxruntime's optimization level. "all" is onnxruntime's default and the fastest. "extended" is
-            the highest level at which convolutions give the same bits however the network is split.
-        provider: onnxruntime's execution provider for devices that are GPUs, such as CUDA.
+        optimization: The optimization level of onnxruntime. "all" is onnxruntime's default and the fastest.
+            "extended" is the highest level at which convolutions give the same bits however the network is split.
+        provider: The execution provider of onnxruntime for devices that are GPUs, such as CUDA.
         channels: Order of the channels of images.
-        mean: How images become inputs: (pixel - mean) * scale, with pixels from 0 to 255. One number for all channels,
-            or one for each.
-        scale: As `mean`.
+        mean: Subtracted from the pixels of an image (0 to 255): one number for all channels, or one for each channel.
+        scale: Multiplied with the pixels after `mean` was subtracted: one number, or one for each channel.
     """
 
     name: ClassVar[str] = "mpi"
@@ -74,10 +72,10 @@ class MpiTarget(Target):
         count = 1 if self.channels == "GRAY" else 3
         for name, values in (("mean", self.mean), ("scale", self.scale)):
             if len(values) not in (1, count) or not all(math.isfinite(value) for value in values):
-                raise ValueError(f"{name} must be one number or {count}, one for each channel")
+                raise ValueError(f"{name} must be one number, or {count} numbers (one for each channel)")
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Write artifact.json and a package for each host. Rank i is the program's device i."""
+        """Write artifact.json and a package for each host. The rank of a device is its index in the program."""
         from dicompiler_targets.mpi.codegen import ImagePreprocessing
         from dicompiler_targets.mpi.emit import write_artifact
         from dicompiler_targets.mpi.package_files import place_ranks
@@ -89,7 +87,11 @@ class MpiTarget(Target):
         write_artifact(program, placements, self.optimization, self.provider, images, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Start the program with mpirun: on `options.hosts` after `install`, else on this host, where it is built."""
+        """Start the program with mpirun.
+
+        With `options.hosts`, the program runs on the hosts on which `install` has built it. Otherwise, it is built and
+        run on this host.
+        """
         if options.hosts is not None:
             from dicompiler_targets.mpi.deploy import run_on_hosts
 
@@ -100,23 +102,23 @@ class MpiTarget(Target):
 
     @property
     def reference_optimization(self) -> Optimization:
-        """The optimization level of the segments."""
+        """The optimization level with which onnxruntime computes the segments."""
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the segments without the copies at their inputs and outputs, which the runtime makes."""
+        """Return the model of each segment, and the copies that the runtime makes before and after the model runs."""
         from dicompiler_targets.segment_io import make_segment_calls
 
         return make_segment_calls(device)
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """The overhead of the C++ program with Open MPI over TCP on an idle host."""
+        """The time that the C++ program and Open MPI over TCP add to messages, calls and copies."""
         return RUNTIME_COSTS
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """The benchmark player, which needs an installed dicompiler and its build tools."""
+        """The files of the program that times benchmark artifacts. It needs dicompiler and the build tools."""
         from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("mpi")
@@ -128,7 +130,7 @@ class MpiTarget(Target):
         return install(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Predict the memory of a process with MPI and onnxruntime, its sessions, and retained buffers."""
+        """Predict the bytes that each device's process adds: MPI, onnxruntime, its sessions and retained buffers."""
         from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead
 
         overhead = predict_memory_overhead(program, RANK_BASE_BYTES, self.optimization)

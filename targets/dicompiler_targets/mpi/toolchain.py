@@ -1,6 +1,6 @@
-"""The programs and libraries that target `mpi` needs on this host.
+"""Search for the programs and libraries that target `mpi` needs on this host.
 
-A missing one is reported in one line with the command that installs it.
+A missing program or library is reported in one line with the command that installs it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,12 @@ INSTALL_HINTS = {
 }
 HEADER_FILE = "onnxruntime_cxx_api.h"
 INCLUDE_VARIABLE = "ONNXRUNTIME_INCLUDE_DIR"
-"""Environment variable for the directory of onnxruntime's headers, if it is not one of the usual ones."""
+"""Name of the environment variable for the directory of onnxruntime's headers, if they are in an unusual place."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Paths of the tools that build and start programs.
-
-    Attributes:
-        mpirun: Open MPI's mpirun.
-        mpicxx: Open MPI's compiler wrapper.
-        cmake: CMake.
-        compiler: The C++ compiler.
-        include: The directory of onnxruntime's headers.
-        library: onnxruntime's library.
-    """
+    """Paths of the tools that build and start programs; `include` and `library` are those of onnxruntime."""
 
     mpirun: Path
     mpicxx: Path
@@ -56,7 +47,8 @@ class Toolchain:
 def get_cache_directory() -> Path:
     """Return the directory for built and fetched files.
 
-    It is in XDG_CACHE_HOME, else in ~/.cache, or in the temporary directory if these are not writable.
+    The directory is in XDG_CACHE_HOME, or in ~/.cache if that variable is not set. If the directory is not writable,
+    return one in the directory for temporary files.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "dicompiler" / "mpi"
@@ -70,37 +62,27 @@ def get_cache_directory() -> Path:
 
 
 def get_search_path() -> str:
-    """Return PATH followed by the directory of this Python, where wheels put their programs."""
+    """Return PATH, extended by the directory of this Python, because Python packages put their programs there."""
     return os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
 
 
 def make_missing_error(name: str) -> DicompilerError:
-    """Return the error for a missing tool."""
     return DicompilerError(f"target mpi: {name} is missing: install it with {INSTALL_HINTS[name]}")
 
 
 def find_toolchain(path: str | None = None) -> Toolchain:
-    """Find all tools.
+    """Find all tools. The search path of programs is `path`, by default the result of `get_search_path`.
 
-    Args:
-        path: Search path of programs. Default: `get_search_path`.
-
-    Raises:
-        DicompilerError: A tool is missing.
+    Raise DicompilerError if a tool is missing.
     """
-    programs = {name: find_program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")}
-    return Toolchain(
-        programs["mpirun"],
-        programs["mpicxx"],
-        programs["cmake"],
-        programs["g++"],
-        find_include_directory(),
-        find_library(),
+    mpirun, cmake, compiler, mpicxx, _ = (
+        find_program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")
     )
+    return Toolchain(mpirun, mpicxx, cmake, compiler, find_include_directory(), find_library())
 
 
 def find_program(name: str, path: str | None = None) -> Path:
-    """Return the path of a program; see `find_toolchain`."""
+    """Return the path of a program, or raise DicompilerError. The search path is that of `find_toolchain`."""
     executable = shutil.which(name, path=get_search_path() if path is None else path)
     if executable is None:
         raise make_missing_error(name)
@@ -108,7 +90,7 @@ def find_program(name: str, path: str | None = None) -> Path:
 
 
 def find_include_directory() -> Path:
-    """Return the directory of onnxruntime's headers."""
+    """Return the directory of onnxruntime's C++ headers, or raise DicompilerError if there is none."""
     configured = os.environ.get(INCLUDE_VARIABLE)
     directories = [Path(configured)] if configured else []
     prefixes = (sys.prefix, "/usr", "/usr/local", get_cache_directory())
@@ -120,7 +102,7 @@ def find_include_directory() -> Path:
 
 
 def find_library() -> Path:
-    """Return onnxruntime's library: that of the Python package, else the system's."""
+    """Return the path of onnxruntime's library: in its Python package, or else in the system's directories."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is not None and spec.origin is not None:
         for path in sorted(Path(spec.origin).parent.glob("capi/libonnxruntime.so*")):
