@@ -30,8 +30,8 @@ class Plugin:
 
     Attributes:
         name: Name of the entry point.
-        value: The module that it names.
-        distribution: Distribution that declares it.
+        value: The module that the entry point names.
+        distribution: The distribution that declares the entry point.
         version: Version of the distribution.
     """
 
@@ -45,9 +45,9 @@ class Plugin:
 
 
 def find_installed_plugins() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """Return all entry points of our group, and warnings.
+    """Return all entry points of the group `dicompiler`, and warnings.
 
-    There is a warning for each distribution with unreadable entry points.
+    There is one warning for each distribution with unreadable metadata.
     """
     return _find_on_path(tuple(sys.path))
 
@@ -59,7 +59,7 @@ def _find_on_path(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str
     for distribution in metadata.distributions():
         # `metadata.entry_points` would fail for all distributions if the metadata of one is broken.
         try:
-            # The first entry wins if a path is searched twice or holds an older copy.
+            # The first entry is used if a path is searched twice or contains an older copy.
             for plugin in _read_entry_points(distribution):
                 plugins.setdefault((canonical_name(plugin.distribution), plugin.name), plugin)
         except Exception as error:
@@ -86,9 +86,9 @@ def _read_entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...
 
 
 def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """Return the built-in plugins first, then the others, each module once.
+    """Return the built-in plugins, then the others, without duplicates.
 
-    Built-in plugins are added if no installed metadata names them, as in an uninstalled checkout.
+    In a checkout that is not installed, no metadata names the built-in plugins, so they are added here.
     """
     ours = {plugin.value: plugin for plugin in plugins if is_builtin_distribution(plugin.distribution)}
     for name, value in BUILTIN_PLUGINS:
@@ -111,5 +111,5 @@ def top_level_package(module: str) -> str:
 
 
 def canonical_name(name: str) -> str:
-    """Return a distribution name in the form in which PEP 503 compares names."""
+    """Return a distribution name in the normal form of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,17 +1,17 @@
-"""Hook specifications: one hook for each kind of thing that a plugin provides.
+"""Hook specifications: one hook for each kind of thing that a plugin can provide.
 
-A plugin is a module that an entry point of the group `dicompiler` names. Its functions with these names are marked with
-`hookimpl` and yield classes or records. They should import those inside the function, because loading plugins must stay
-fast.
+A plugin is a module that an entry point of the group `dicompiler` names. It implements hooks: functions with the names
+below, marked with `hookimpl`, that yield classes or records. Import those classes inside the function, because loading
+plugins must be fast.
 
     [project.entry-points.dicompiler]
     mine = "my_module"
 
-A module may set `dicompiler_api = 2`, the version of the hooks for which it was written. The default is the current
+A module may set `dicompiler_api = 2`, the version of the hooks that it was written for. The default is the current
 version. Plugins for newer versions are not loaded. Names must be unique within their kind.
 
-An option that names an input file is declared with `field(default="", metadata={"file": True})`, so that `--depfile`
-lists it. The documentation has a page for each hook, and dicompiler.testing a check.
+Declare an option that names an input file with `field(default="", metadata={"file": True})`, so that `--depfile` lists
+the file. The documentation has a page for each hook, and `dicompiler.testing` has a check for each hook.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Instruments of the pass manager, which observe the compilation between passes."""
+"""Instruments of the pass manager: observers that see the state of a compilation between passes."""
 
 from __future__ import annotations
 
@@ -14,68 +14,65 @@ if TYPE_CHECKING:
 
 
 class NoOpInstrument:
-    """An instrument that does nothing: a base class for instruments that need only some methods."""
+    """An instrument that does nothing. Derive from it to implement only some methods."""
 
-    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Do nothing."""
+    def before(self, index: int, step: Pass, state: PipelineState) -> None: ...
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Do nothing."""
+    def after(self, index: int, step: Pass, state: PipelineState) -> None: ...
 
-    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:
-        """Do nothing."""
+    def failed(self, index: int, step: Pass, state: PipelineState, error: Exception) -> None: ...
 
 
 @dataclass
 class PassTiming(NoOpInstrument):
-    """Measures the time of every pass, including the validity check.
+    """An instrument that measures the time of every pass, including the check of the model after it.
 
     Attributes:
-        rows: For each pass its text, seconds, and whether it failed.
+        rows: For each pass its text, its seconds, and whether it failed.
     """
 
     rows: list[tuple[str, float, bool]] = field(default_factory=list)
     _start: float = 0.0
 
-    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
+    def before(self, index: int, step: Pass, state: PipelineState) -> None:  # noqa: ARG002
         self._start = time.perf_counter()
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
+    def after(self, index: int, step: Pass, state: PipelineState) -> None:  # noqa: ARG002
         self.rows.append((str(step.spec), time.perf_counter() - self._start, False))
 
-    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:  # noqa: ARG002
+    def failed(self, index: int, step: Pass, state: PipelineState, error: Exception) -> None:  # noqa: ARG002
         self.rows.append((str(step.spec), time.perf_counter() - self._start, True))
 
 
 @dataclass(frozen=True)
 class DumpAfterPass(NoOpInstrument):
-    """Writes the graph and the plan after every pass.
+    """An instrument that writes the graph and the plan after every pass.
 
     The files are `NNN_name.onnx`, without large weights, and `NNN_name.plan.json` if there is a plan. NNN counts from
-    001. The omitted weights become graph inputs, which viewers and shape inference accept.
+    001. Omitted weights become graph inputs, so that viewers and shape inference accept the model.
 
     Attributes:
-        directory: The directory to write to.
+        directory: The directory for the files.
     """
 
     directory: Path
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Write the files; raise OSError if they cannot be written."""
+    def after(self, index: int, step: Pass, state: PipelineState) -> None:
+        """Write the files; raise OSError if a file cannot be written."""
         from dicompiler.ir.plan import dumps
 
         self.directory.mkdir(parents=True, exist_ok=True)
         stem = self.directory / f"{index:03d}_{step.name}"
         stem.with_name(f"{stem.name}.onnx").write_bytes(
-            compilation.model.without_weights().SerializeToString(deterministic=True)
+            state.model.without_weights().SerializeToString(deterministic=True)
         )
-        if compilation.plan is not None:
-            stem.with_name(f"{stem.name}.plan.json").write_text(dumps(compilation.plan), encoding="utf-8")
+        if state.plan is not None:
+            stem.with_name(f"{stem.name}.plan.json").write_text(dumps(state.plan), encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class PrintAfterPass(NoOpInstrument):
-    """Prints the graph after every pass in ONNX's text syntax, without large weights.
+    """An instrument that prints the graph after every pass in ONNX's text syntax, without large weights.
 
     Attributes:
         stream: The stream to print to; None for stderr.
@@ -83,8 +80,8 @@ class PrintAfterPass(NoOpInstrument):
 
     stream: TextIO | None = None
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
+    def after(self, index: int, step: Pass, state: PipelineState) -> None:
         import onnx.printer
 
-        text = onnx.printer.to_text(compilation.model.without_weights())
+        text = onnx.printer.to_text(state.model.without_weights())
         print(f"// after pass {index}: {step.spec}\n{text}", file=self.stream or sys.stderr)

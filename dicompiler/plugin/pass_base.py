@@ -1,4 +1,4 @@
-"""Base classes of passes and instruments. A pass maps a PipelineState to a new one."""
+"""Base classes of passes and instruments. A pass maps the state of a compilation to a new state."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dicompiler.ir.pipeline_state import PipelineState
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """Base class of all passes. A subclass is a frozen dataclass; its fields are its options.
+    """Base class of all passes. A subclass is a frozen dataclass; its fields are the options of the pass.
 
-    The first line of its docstring is its summary in `dicompiler list passes`.
+    `dicompiler list passes` shows the first line of the docstring.
 
     Attributes:
         name: Name in pipelines.
-        provenance: Origin of a third-party pass, set by the registry.
+        provenance: The plugin that provides the pass, for error messages. The registry sets it for third-party passes.
         requires: Fields of PipelineState that must not be None before the pass.
-        provides: Fields of PipelineState that the pass sets, for error messages about missing ones.
-        preserves_outputs: Whether the model computes the same outputs after the pass.
+        provides: Fields of PipelineState that the pass sets. Errors about a missing field suggest passes that set it.
+        preserves_outputs: True if the model computes the same outputs after the pass.
     """
 
     name: ClassVar[str]
@@ -31,14 +31,14 @@ class Pass(ABC):
     preserves_outputs: ClassVar[bool] = True
 
     @abstractmethod
-    def run(self, compilation: PipelineState) -> PipelineState:
-        """Return the next compilation.
+    def run(self, state: PipelineState) -> PipelineState:
+        """Return the state of the compilation after the pass.
 
         Args:
-            compilation: The input. It must not be changed, nor its model.
+            state: The state before the pass. The pass must not change it or its model.
 
         Returns:
-            A new compilation.
+            A new state.
 
         Raises:
             DicompilerError: The pass cannot be applied.
@@ -46,44 +46,44 @@ class Pass(ABC):
 
     @property
     def spec(self) -> Spec:
-        """The text form: the name, and the options that differ from their defaults."""
+        """The pass as it is written in a pipeline: its name, and the options that differ from their defaults."""
         return spec_of(self)
 
 
 class Instrument(Protocol):
-    """Observer of a pipeline."""
+    """Observer of a pipeline. The pass manager calls its methods."""
 
-    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Observe the input of a pass.
+    def before(self, index: int, step: Pass, state: PipelineState) -> None:
+        """Observe the state before a pass.
 
         Args:
-            index: Number of the pass, from 1.
+            index: Number of the pass in the pipeline, from 1.
             step: The pass.
-            compilation: The input of the pass.
+            state: The state before the pass.
         """
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Observe the result of a pass, after its validity check.
+    def after(self, index: int, step: Pass, state: PipelineState) -> None:
+        """Observe the state after a pass. The model has been checked.
 
         Args:
-            index: Number of the pass, from 1.
+            index: Number of the pass in the pipeline, from 1.
             step: The pass.
-            compilation: The result of the pass.
+            state: The state after the pass.
         """
 
-    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:
-        """Observe the failure of a pass, or of the check after it. `after` is not called then.
+    def failed(self, index: int, step: Pass, state: PipelineState, error: Exception) -> None:
+        """Observe the failure of a pass, or of the check after it. `after` is not called in this case.
 
         Args:
-            index: Number of the pass, from 1.
+            index: Number of the pass in the pipeline, from 1.
             step: The pass.
-            compilation: The input of the pass.
+            state: The state before the pass.
             error: The exception.
         """
 
 
 class PassError(Exception):
-    """A built-in pass failed because of a bug in dicompiler.
+    """Raised if a built-in pass fails because of a bug in dicompiler.
 
-    The message names the pass and its distribution. Failures of third-party passes are PluginErrors.
+    The message names the pass and its distribution. If a third-party pass fails, PluginError is raised instead.
     """

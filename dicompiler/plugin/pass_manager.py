@@ -1,6 +1,7 @@
-"""The pass manager: runs a pipeline of passes, each of which maps a PipelineState to a new one.
+"""The pass manager runs a pipeline of passes. Each pass maps the state of the compilation to a new state.
 
-It checks the required fields before a pass and the validity of the ONNX model after it.
+Before a pass, the manager checks that the fields exist which the pass requires. After a pass, it checks that the ONNX
+model is valid.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from dicompiler.plugin.registry import registry
 
 
 def make_pipeline(text: str) -> tuple[Pass, ...]:
-    """Make the passes of a pipeline.
+    """Create the passes of a pipeline from its text.
 
     Args:
         text: The pipeline, such as "infer-shapes,form-layers,tile-height{parts=2}".
 
     Returns:
-        The passes, with their options.
+        The passes, with their options set.
 
     Raises:
         UsageError: A pass, option or value is unknown.
@@ -38,69 +39,69 @@ class PassManager:
 
     Attributes:
         passes: The passes.
-        instruments: Observers, which are called before and after each pass.
-        first_index: Number of the first pass, for instruments.
+        instruments: Observers that are called before and after each pass.
+        first_index: Number of the first pass, for the instruments.
     """
 
     passes: Sequence[Pass]
     instruments: Sequence[Instrument] = ()
     first_index: int = 1
 
-    def run(self, compilation: PipelineState) -> PipelineState:
+    def run(self, state: PipelineState) -> PipelineState:
         """Run the passes.
 
         Args:
-            compilation: The input of the first pass. It is not changed.
+            state: The state before the first pass. It is not changed.
 
         Returns:
-            The result of the last pass.
+            The state after the last pass.
 
         Raises:
-            DicompilerError: A pass reports an error, requires a missing field, or makes an invalid model. It is a
+            DicompilerError: A pass reports an error, requires a missing field, or computes an invalid model. It is a
                 PluginError if a third-party pass fails in another way.
             PassError: A built-in pass fails in another way.
         """
         for index, step in enumerate(self.passes, self.first_index):
             for instrument in self.instruments:
-                instrument.before(index, step, compilation)
+                instrument.before(index, step, state)
             try:
-                following = _run_pass(step, compilation)
+                following = _run_pass(step, state)
             except Exception as error:
                 for instrument in self.instruments:
-                    instrument.failed(index, step, compilation, error)
+                    instrument.failed(index, step, state, error)
                 raise
-            compilation = following
+            state = following
             for instrument in self.instruments:
-                instrument.after(index, step, compilation)
-        return compilation
+                instrument.after(index, step, state)
+        return state
 
 
-def _run_pass(step: Pass, compilation: PipelineState) -> PipelineState:
+def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
     for field in step.requires:
-        if getattr(compilation, field) is None:
+        if getattr(state, field) is None:
             raise DicompilerError(f"pass {step.name!r} needs {field}{_provider_hint(field)}")
     try:
-        result: Any = step.run(compilation)
+        result: Any = step.run(state)
         if not isinstance(result, PipelineState):
             raise TypeError(f"run() returned {type(result).__name__} instead of a PipelineState")
         # Most passes only annotate the plan, and the check takes milliseconds.
-        if result.model is not compilation.model:
-            _check_model(step, compilation, result)
+        if result.model is not state.model:
+            _check_model(step, state, result)
     except DicompilerError:
         raise
     except Exception as error:
         raise PassError(f"{registry().describe('passes', step)}: {type(error).__name__}: {error}") from error
-    return _keep_loaded_graph(result, compilation)
+    return _keep_loaded_graph(result, state)
 
 
 def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:
-    """Return `result` with the graph that the first of all passes received."""
+    """Return `result` with `loaded_graph`, the graph as it was before the first pass, taken from `before`."""
     loaded = before.model.proto.graph if before.loaded_graph is None else before.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)
 
 
 def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> None:
-    """Check the model after a pass; blame the pass only if its input was valid."""
+    """Check the model after a pass. If the model was invalid before the pass, the error does not blame the pass."""
     try:
         result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
@@ -108,12 +109,12 @@ def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> No
         raise
 
 
-# Fields that are inputs, so that no pass sets them.
+# Fields of PipelineState that no pass sets, because they are inputs of the compilation.
 _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run an annotating pass before it"}
 
 
 def _provider_hint(field: str) -> str:
-    """Return the end of an error message: how to get a missing field of PipelineState."""
+    """Return the remedy for a missing field of PipelineState: the passes that set it, or another way to supply it."""
     makers = [n for n, provided in sorted(registry().passes.items()) if field in provided.value.provides]
     if field in _INPUT_REMEDIES:
         return f": {_INPUT_REMEDIES[field]}"

@@ -2,8 +2,8 @@
 
     class, operator rule or platform family ⇒ the same with wrapped functions
 
-An error names the plugin, its distribution and version, and the place in its code. Built-in plugins are not wrapped and
-cost nothing.
+An error names the plugin, its distribution and version, and the place in its code. Built-in plugins are not wrapped,
+so their calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ T = TypeVar("T")
 
 
 class _InvalidResult(Exception):
-    """A plugin returned an invalid value; `place` is appended to the name of the function."""
+    """Raised if a function of a plugin returned an invalid value.
+
+    Attributes:
+        place: Text after the name of the function in the message, such as ", for node 'conv1'".
+    """
 
     def __init__(self, cause: str, place: str = "") -> None:
         super().__init__(cause)
@@ -52,13 +56,13 @@ class _InvalidResult(Exception):
 
 @dataclass(frozen=True)
 class CallGuard:
-    """Calls functions of a plugin and names the plugin in errors.
+    """Calls functions of a plugin, and names the plugin in errors.
 
     Attributes:
-        kind: The noun of the plugin's kind, such as "strategy".
-        origin: The origin in error messages, such as "of acme-dicompiler 1.2 (plugin 'acme')".
-        plugin: The plugin, such as "plugin 'acme' of acme-dicompiler 1.2". Empty for a class that no plugin provides:
-            its exceptions are not changed.
+        kind: Kind of the plugin, such as "strategy".
+        origin: Origin of the plugin in messages, such as "of acme-dicompiler 1.2 (plugin 'acme')".
+        plugin: The plugin, such as "plugin 'acme' of acme-dicompiler 1.2". Empty for a class that no installed plugin
+            provides; exceptions of such a class are passed on unchanged.
         packages: Top-level packages of the plugin's code.
     """
 
@@ -68,11 +72,11 @@ class CallGuard:
     packages: frozenset[str] = frozenset()
 
     def describe(self, thing: Any) -> str:
-        """Return the thing's name in errors: "strategy 'round-robin' of acme-dicompiler 1.2 (plugin 'acme')"."""
+        """Return kind, name and origin of an object: "strategy 'acme' of acme-dicompiler 1.2 (plugin 'acme')"."""
         return f"{self.kind} {thing.name!r} {self.origin}"
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function of the plugin; raise PluginError if it fails with anything but a DicompilerError."""
+        """Call a function of the plugin. Any exception except a DicompilerError becomes a PluginError."""
         try:
             return function(*arguments, **options)
         except DicompilerError:
@@ -82,18 +86,18 @@ class CallGuard:
         except BaseException as error:
             if not self.plugin or isinstance(error, KeyboardInterrupt):
                 raise
-            # Rules and cost models are called by other code, so the plugin and the place say more than their name.
+            # Rules and cost models are called by other code, so the plugin is named and not the rule.
             culprit = name if self.kind in ("pass", "strategy", "target") else self.plugin
             line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
             raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
 
 
 def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> str | None:
-    """Return the line for an exception in plugin code: plugin, exception, and innermost place in the plugin.
+    """Return a line that describes an exception in plugin code: plugin, exception, and innermost place in the plugin.
 
     Args:
         error: The exception.
-        packages: Name of the culprit by top-level package.
+        packages: For each top-level package of a plugin, the name of the plugin in the line.
 
     Returns:
         The line, or None if no frame of the traceback is plugin code.
@@ -114,7 +118,7 @@ def _frame_package(frame: FrameType) -> str:
 
 
 def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
-    """Return a class, rule or family of a plugin with wrapped functions."""
+    """Return a class, operator rule or platform family of a plugin with wrapped functions."""
     if isinstance(value, OperatorRule):
         name = f"rule {name!r} of {guard.plugin}"
         return replace(
@@ -133,12 +137,14 @@ def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
 
 @dataclass(frozen=True)
 class WrappedFunction:
-    """A wrapped function of a rule or a family; it can be pickled, because layers with rules go to other processes.
+    """A wrapped function of an operator rule or platform family.
+
+    It can be pickled, because layers are sent to other processes together with their rules.
 
     Attributes:
-        name: Name in errors.
+        name: Name of the function in errors.
         guard: The plugin.
-        check: Check of the result, one of the functions below.
+        check: Function that checks the result.
     """
 
     __wrapped__: Callable[..., Any]
@@ -152,7 +158,7 @@ class WrappedFunction:
 
 @functools.cache
 def wrap_class(cls: Any, guard: CallGuard) -> Any:
-    """Return a subclass with wrapped methods that otherwise looks, compares and pickles like the class."""
+    """Return a subclass of `cls` with wrapped methods. It looks, compares and pickles like `cls`."""
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
     subclass.__eq__, subclass.__reduce_ex__ = _make_eq(cls), _make_reduce(subclass)
@@ -166,23 +172,23 @@ def wrap_class(cls: Any, guard: CallGuard) -> Any:
 
 
 def make_instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
-    """Return `make(cls, *arguments)`; raise PluginError if that fails in a wrapped class."""
+    """Return `make(cls, *arguments)`. If `cls` is wrapped, an exception becomes a PluginError."""
     guard: CallGuard | None = getattr(cls, "__guard__", None)
     return make(cls, *arguments) if guard is None else guard.call(guard.plugin, make, cls, *arguments)
 
 
 def with_wrapped_class(thing: T, cls: Any) -> T:
-    """Return a copy of `thing` with the wrapped class `cls`, or `thing` if its class is wrapped already."""
+    """Return a copy of `thing` with the wrapped class `cls`, or `thing` itself if its class is already wrapped."""
     return thing if type(thing) is cls or hasattr(type(thing), "__guard__") else _set_class(copy.copy(thing), cls)
 
 
 def _set_class(thing: T, cls: Any) -> T:
-    object.__setattr__(thing, "__class__", cls)  # also works for frozen dataclasses
+    object.__setattr__(thing, "__class__", cls)  # In contrast to an assignment, this works for frozen dataclasses.
     return thing
 
 
 def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
-    """Return an `__eq__` for which instances of the wrapped and the plain class are equal if their fields are."""
+    """Return an `__eq__` for a wrapped class: instances equal those of the plain class `cls` with the same fields."""
 
     def equal(self: Any, other: Any) -> Any:
         return cls.__eq__(self, with_wrapped_class(other, type(self)) if type(other) is cls else other)
@@ -191,7 +197,7 @@ def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _make_reduce(subclass: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """Return a `__reduce_ex__` that stores the plain class, which pickle finds by its name."""
+    """Return a `__reduce_ex__` that pickles the plain class, because pickle finds classes by their name."""
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
         function, arguments, *state = super(subclass, self).__reduce_ex__(protocol)
@@ -208,7 +214,7 @@ def _restore_wrapped(guard: CallGuard, function: Callable[..., Any], arguments: 
 
 
 def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method with a check of its result, which raises _InvalidResult."""
+    """Return method `name` with a check of its result. `check` raises _InvalidResult if the result is invalid."""
     signature = inspect.signature(getattr(subclass, name))
 
     @functools.wraps(getattr(subclass, name))
@@ -221,7 +227,7 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
                 self, result, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments)
             )
 
-        # A plugin that calls its own method may expect its own exceptions.
+        # If the plugin itself calls the method, it may expect its own exceptions, so they are not wrapped.
         called_by_plugin = _frame_package(sys._getframe(1)) in guard.packages
         return call(*arguments, **options) if called_by_plugin else guard.call(guard.describe(self), checked)
 
@@ -229,7 +235,7 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
 
 
 def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]:
-    """Return a `Strategy.check_feasible` with errors that name the strategy."""
+    """Return a `Strategy.check_feasible` that names the strategy if its plan is infeasible."""
 
     def check_feasible(self: Any, problem: Any, plan: Any) -> None:
         try:
@@ -249,7 +255,7 @@ def _unchanged(_thing: Any, result: Any, *_: Any) -> Any:
 
 
 def _instance_check(cls: type, what: str) -> Callable[..., Any]:
-    """Return a check that the method `what` returns an instance of `cls`."""
+    """Return a function that raises _InvalidResult unless the result of method `what` is an instance of `cls`."""
 
     def check(_thing: Any, result: Any, *_: Any) -> Any:
         if not isinstance(result, cls):
@@ -260,7 +266,7 @@ def _instance_check(cls: type, what: str) -> Callable[..., Any]:
 
 
 def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:
-    """Return the error of the piece that a rule returns for `region` of the output; empty if there is none."""
+    """Return the mistake in the Piece that an operator rule returned for `region` of the output; '' if none."""
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
     output = full_region(operation.out_shape)
@@ -295,7 +301,7 @@ def _check_op_cost(_call: WrappedFunction, result: Any, operation: Operation, _o
 
 
 def _check_emitted(target: Target, result: None, _compilation: PipelineState, directory: Path) -> None:
-    """Require an artifact.json that names this target."""
+    """Raise _InvalidResult unless `emit()` wrote an artifact.json that names this target."""
     if not (directory / ARTIFACT_FILE).is_file():
         raise _InvalidResult(f"emit() wrote no {ARTIFACT_FILE}")
     try:
@@ -309,7 +315,7 @@ def _check_emitted(target: Target, result: None, _compilation: PipelineState, di
 
 
 def _check_run(target: Target, result: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
-    """Require the outputs of as many frames as should be kept."""
+    """Raise _InvalidResult unless `run()` returned the outputs of all frames, or of `kept_frames` frames if set."""
     _instance_check(RunResult, "run()")(target, result)
     kept = len(frames) if options.kept_frames is None else min(options.kept_frames, len(frames))
     if len(result.outputs) != kept:

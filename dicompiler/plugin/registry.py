@@ -1,8 +1,9 @@
-"""The registry: loads plugins and holds everything that they provide.
+"""The registry loads plugins and contains everything that they provide.
 
     entry points ⇒ Registry
 
-Built-in plugins are loaded through the same hooks. A plugin is loaded completely, or left out with one warning.
+Built-in plugins are loaded through the same hooks. If one part of a plugin cannot be loaded, the whole plugin is
+omitted, with one warning.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class PluginKind:
         noun: Noun for one thing of the kind, for messages.
         hook: Name of the hook.
         base_class: The base class, as `module:name`.
-        provides_classes: Whether plugins provide subclasses of it; if False, instances.
+        provides_classes: True if plugins provide subclasses of the base class; False if they provide instances.
     """
 
     noun: str
@@ -81,7 +82,7 @@ class RegistryEntry:
 
     Attributes:
         name: Its name, unique within its kind.
-        value: The class, rule or family; wrapped if it comes from a third party.
+        value: The class, rule or family. It is wrapped if it comes from a third party.
         distribution: Distribution of the plugin.
         version: Version of the distribution.
         plugin: Name of the plugin's entry point.
@@ -135,7 +136,7 @@ class Registry:
     failed_plugins: tuple[str, ...] = ()
 
     def entries(self, kind: str) -> Mapping[str, RegistryEntry]:
-        """Return the entries of a kind of PLUGIN_KINDS."""
+        """Return the entries of one kind by name. `kind` is a key of PLUGIN_KINDS."""
         entries: Mapping[str, RegistryEntry] = getattr(self, kind)
         return entries
 
@@ -146,11 +147,18 @@ class Registry:
         return {(rule.domain, rule.op): rule for rule in rules}
 
     def find(self, kind: str, name: str) -> RegistryEntry:
-        """Return the entry of that name.
+        """Return the entry of a kind with this name.
+
+        Args:
+            kind: A key of PLUGIN_KINDS.
+            name: The name.
+
+        Returns:
+            The entry.
 
         Raises:
             UsageError: The name is unknown. The message suggests the nearest one.
-            PluginError: The name is unknown, and plugins could not be loaded.
+            PluginError: The name is unknown, and some plugins could not be loaded.
         """
         known = self.entries(kind)
         if name not in known:
@@ -161,15 +169,15 @@ class Registry:
         return known[name]
 
     def make(self, kind: str, spec: str | Spec) -> Any:
-        """Make a pass, strategy, target or cost model from its text or Spec; raise UsageError if it is invalid."""
+        """Create a pass, strategy, target or cost model from its text or Spec; raise UsageError if that is invalid."""
         parsed = parse_spec(spec, PLUGIN_KINDS[kind].noun) if isinstance(spec, str) else spec
         return plugin_wrappers.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
 
     def resolve(self, kind: str, given: Any) -> Any:
-        """Return an instance for a text, a Spec or an instance.
+        """Return an instance for `given`: a text, a Spec or an instance.
 
-        The class of an instance is wrapped as if the registry had made it. If no plugin provides the class, exceptions
-        stay unchanged, and only invalid results are reported.
+        The class of an instance is wrapped as if the registry had created it. If no plugin provides the class, its
+        exceptions are passed on unchanged, but invalid results are reported.
         """
         if isinstance(given, str | Spec):
             return self.make(kind, given)
@@ -179,11 +187,11 @@ class Registry:
         return plugin_wrappers.with_wrapped_class(given, cls)
 
     def describe(self, kind: str, thing: Any) -> str:
-        """Return kind, name and origin of a thing: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
+        """Return kind, name and origin of an object: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
         return plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
 
     def _find_entry(self, kind: str, thing: Any) -> RegistryEntry:
-        """Return the entry with the class of `thing`, or a nameless one if no plugin provides it."""
+        """Return the entry with the class of `thing`, or an entry without a name if no plugin provides the class."""
         cls = inspect.unwrap(type(thing))
         unknown = RegistryEntry("", cls, UNINSTALLED_PLUGIN, "0", UNINSTALLED_PLUGIN)
         return next((entry for entry in self.entries(kind).values() if inspect.unwrap(entry.value) is cls), unknown)
@@ -195,7 +203,7 @@ _TEMPORARY_REGISTRY: ContextVar[Registry | None] = ContextVar("temporary_registr
 def registry() -> Registry:
     """Return the registry of all installed plugins.
 
-    It is loaded once per process. Warnings are logged, one line each.
+    The plugins are loaded at the first call in a process. Each warning is logged as one line.
 
     Returns:
         The registry.
@@ -216,10 +224,10 @@ def temporarily_registered(*things: Any) -> Iterator[Registry]:
         *things: Classes of passes, strategies, targets and cost models; operator rules; platform families.
 
     Yields:
-        The registry.
+        The registry with these things.
 
     Raises:
-        TypeError: Something is of none of these kinds.
+        TypeError: A thing is of none of these kinds.
     """
     plugin = Plugin(UNINSTALLED_PLUGIN, UNINSTALLED_PLUGIN, UNINSTALLED_PLUGIN, "0")
     known = registry()
@@ -236,7 +244,7 @@ def temporarily_registered(*things: Any) -> Iterator[Registry]:
 
 
 def plugin_kind(value: Any) -> str:
-    """Return the kind of PLUGIN_KINDS to which a class, rule or family belongs."""
+    """Return the key of PLUGIN_KINDS for a class, operator rule or platform family."""
     for name, kind in PLUGIN_KINDS.items():
         base = _get_base_class(kind)
         if kind.provides_classes and isinstance(value, type) and issubclass(value, base):
@@ -262,8 +270,8 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     """Load plugins in the given order.
 
     Args:
-        env: The environment. `DICOMPILER_PLUGINS` names the entry points or distributions of third parties that may be
-            loaded, separated by commas; if it is not set, all are loaded.
+        env: The environment. `DICOMPILER_PLUGINS` lists the third-party plugins that may be loaded, as names of entry
+            points or distributions, separated by commas. If it is not set, all plugins are loaded.
         plugins: The plugins.
 
     Returns:
@@ -281,7 +289,7 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
             entries = _load_plugin(plugin, warnings)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # including SystemExit
+        except BaseException as error:  # This includes SystemExit.
             failed.append(f"{plugin} is left out: {describe_exception(error)}")
             warnings.append(failed[-1])
             continue
@@ -301,7 +309,7 @@ def _sorted_entries(by_kind: Mapping[str, Mapping[str, RegistryEntry]]) -> dict[
 
 
 def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[list[Plugin], list[str]]:
-    """Return the plugins that may be loaded, and warnings for unknown names."""
+    """Return the plugins that `names` (the value of DICOMPILER_PLUGINS) allows, and warnings about unknown names."""
     if names is None:
         return list(plugins), []
     allowed = {canonical_name(name.strip()) for name in names.split(",") if name.strip()}
@@ -320,7 +328,7 @@ def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[lis
 
 
 def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, RegistryEntry]]:
-    """Return the entries of a plugin by kind; an unknown hook is a warning, other errors are raised."""
+    """Return the entries of a plugin, each with its kind. An unknown hook adds a warning; other errors are raised."""
     module = metadata.EntryPoint(plugin.name, plugin.value, ENTRY_POINT_GROUP).load()
     version = getattr(module, "dicompiler_api", hookspecs.API_VERSION)
     if not isinstance(version, int) or version < 1:
@@ -345,7 +353,7 @@ def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Registr
 
 
 def _call_hook(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iterator[RegistryEntry]:
-    """Yield the valid entries of one hook; raise TypeError for an invalid one."""
+    """Yield the entries of one hook of a plugin; raise TypeError if the hook yields something invalid."""
     hook = PLUGIN_KINDS[kind].hook
     for values in getattr(manager.hook, hook)():
         for value in values:
@@ -353,7 +361,10 @@ def _call_hook(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iter
 
 
 def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
-    """Return the entry of a thing, wrapped if it is from a third party; raise TypeError if it is invalid."""
+    """Return the entry of a class, rule or family, wrapped if a third party provides it.
+
+    Raises TypeError if the value is not of this kind.
+    """
     name = _get_valid_name(PLUGIN_KINDS[kind], value)
     code = value if PLUGIN_KINDS[kind].provides_classes else getattr(value, "piece", None) or value.make
     entry = RegistryEntry(name, value, plugin.distribution, plugin.version, plugin.name)
@@ -372,7 +383,10 @@ def _get_base_class(kind: PluginKind) -> Any:
 
 
 def _get_valid_name(kind: PluginKind, value: Any) -> str:
-    """Return the name of a provided thing; raise TypeError for the wrong kind, ValueError for a bad name."""
+    """Return the name of a class, rule or family.
+
+    Raises TypeError if it is of the wrong kind, and ValueError if its name is invalid.
+    """
     base, attribute = _get_base_class(kind), kind.base_class.partition(":")[2]
     if not kind.provides_classes:
         if not isinstance(value, base):
@@ -402,13 +416,13 @@ def _check_pass_fields(step: Any) -> None:
 
 
 def _add_entry(by_kind: dict[str, dict[str, RegistryEntry]], kind: str, entry: RegistryEntry) -> None:
-    """Add an entry; raise DicompilerError if another plugin has the same name or one that looks the same."""
+    """Add an entry; raise DicompilerError if another plugin has registered the same or a confusable name."""
     noun, known = PLUGIN_KINDS[kind].noun, by_kind[kind]
     if kind == "operators" and entry.name in known:
         # A rule that splits an operator replaces one that only states its cost.
         if known[entry.name].value.can_cut or not entry.value.can_cut:
             raise DicompilerError(_conflict(noun, known[entry.name], entry))
-    elif kind != "operators":  # names of operators are those of ONNX, which are case-sensitive
+    elif kind != "operators":  # Operators are excluded, because ONNX names are case-sensitive.
         for other in known.values():
             if other.name == entry.name:
                 raise DicompilerError(_conflict(noun, other, entry))

@@ -53,5 +53,5 @@ __all__ = [
     "tile_layer", "volume", "with_interval",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # type checkers report names that are not imported above
+if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

@@ -37,5 +37,5 @@ __all__ = [
     "needed_memory", "objective_terms", "objective_values", "used_memory",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # type checkers report names that are not imported above
+if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

@@ -20,5 +20,5 @@ __all__ = [
     "memory_limit", "one_line", "package_version", "read_text",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # type checkers report names that are not imported above
+if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

@@ -47,8 +47,8 @@ class InferShapes(Pass):
         metadata={"help": "input=1x3x224x224 for any number of inputs; past*=1x8x128x64 for several alike"},
     )
 
-    def run(self, compilation: PipelineState) -> PipelineState:
-        return replace(compilation, model=infer_shapes(compilation.model, parse_shapes(self.shape)))
+    def run(self, state: PipelineState) -> PipelineState:
+        return replace(state, model=infer_shapes(state.model, parse_shapes(self.shape)))
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:

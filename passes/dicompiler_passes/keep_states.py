@@ -65,8 +65,8 @@ class KeepStates(Pass):
         },
     )
 
-    def run(self, compilation: PipelineState) -> PipelineState:
-        return replace(compilation, model=keep_states(compilation.model, self.state))
+    def run(self, state: PipelineState) -> PipelineState:
+        return replace(state, model=keep_states(state.model, self.state))
 
 
 def keep_states(model: Model, texts: Sequence[str]) -> Model:

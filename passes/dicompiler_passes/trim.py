@@ -47,36 +47,37 @@ class Trim(Pass):
     name: ClassVar[str] = "trim"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
 
-    def run(self, compilation: PipelineState) -> PipelineState:
+    def run(self, state: PipelineState) -> PipelineState:
         """Replace model and layers, and keep the former model as `reference`. Nodes keep their names.
 
         Raises DicompilerError if the state has a plan, because its regions are those of the untrimmed layers.
         """
-        layers = compilation.layers
+        layers = state.layers
         assert layers is not None
         all_nodes = frozenset(node.name for layer in layers.layers for node in layer.nodes)
         read_regions = find_read_regions(replace(layers, rule_bound_nodes=all_nodes))
         if not any(read_regions.values()):
-            return compilation
-        if compilation.plan is not None:
+            return state
+        if state.plan is not None:
             raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
         cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
         # Nodes that read a cut tensor in full are not sliced, because each Slice would add two nodes.
         unsliced = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
-        state = replace(compilation, layers=replace(layers, rule_bound_nodes=unsliced), platform=None)
-        plan = Plan(
-            {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()},
-            (SINGLE_DEVICE,),
-            (SINGLE_DEVICE,),
+        parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
+        trimmed_state = replace(
+            state,
+            layers=replace(layers, rule_bound_nodes=unsliced),
+            platform=None,
+            plan=Plan(parts, (SINGLE_DEVICE,), (SINGLE_DEVICE,)),
         )
-        model = remove_annotations(partition(replace(state, plan=plan), quiet=True, check_narrowing=False).model)
+        model = remove_annotations(partition(trimmed_state, quiet=True, check_narrowing=False).model)
         # Mark the new Slices, so that a device is sent only the sliced region of a tensor that several devices hold.
         old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
         formed = replace(formed, rule_bound_nodes=frozenset(slices) - old_nodes)
-        reference = compilation.reference or compilation.model
-        return replace(compilation, model=model, layers=formed, reference=reference)
+        reference = state.reference or state.model
+        return replace(state, model=model, layers=formed, reference=reference)
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
