@@ -17,13 +17,13 @@ class DropDropout(Pass):
 
     name: ClassVar[str] = "acme-drop-dropout"
 
-    def run(self, compilation: PipelineState) -> PipelineState:
+    def run(self, state: PipelineState) -> PipelineState:
         """Keeps a Dropout that makes a graph output or whose mask is read."""
-        graph = compilation.model.graph()
+        graph = state.model.graph()
         kept = {tensor.name for tensor in graph.outputs}
         for node in [node for node in graph.nodes if node.op == "Dropout"]:
             mask_read = any(tensor.outputs for tensor in node.outputs[1:])
             if node.outputs[0].name not in kept and not mask_read:
                 graph.replace_uses(node.outputs[0], node.inputs[0])
                 graph.remove_nodes([node])
-        return replace(compilation, model=compilation.model.with_graph(graph))
+        return replace(state, model=state.model.with_graph(graph))
