@@ -75,7 +75,8 @@ class NodeOrigins:
             node: A node of a layer.
 
         Returns:
-            The node's name, unless a node of the file has the same name, then the name of the node's origin, if any.
+            First the node's own name, if no node of the file has the same name. Then the name of the node of the file
+            from which it comes, if there is one.
         """
         added = [node.name] if node.name in self.added_nodes else []
         origin = [self.origin_of[node.name]] if node.name in self.origin_of else []
@@ -84,8 +85,8 @@ class NodeOrigins:
     def layers_of(self, name: str) -> tuple[Layer, ...]:
         """Return the layers that contain a node.
 
-        If passes removed a node of the file, the result is the layers of the first node that reads its output,
-        directly or through other removed nodes.
+        If passes removed the node, the result is the layers of the first node that reads its output, directly or
+        through other removed nodes.
 
         Args:
             name: Name of a node of the file or of a layer.

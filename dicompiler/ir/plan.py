@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def replica_roles(self) -> tuple[Plan, ...]:
-        """Plan of each replica, used while no device is down: frame i uses entry i mod n."""
+        """Plan of each replica, used while no device is down: frame i uses entry i mod n of n replicas."""
         if not self.replicas:
             return (replace(self, failures=()) if self.failures else self,)
         return tuple(self._rename_devices(renaming) for renaming in self.replicas)

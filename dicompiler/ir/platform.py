@@ -89,7 +89,7 @@ class Platform(Memoizing):
         return max(self.devices, key=lambda device: device.rate)
 
     def device(self, name: str) -> Device:
-        """Return a device.
+        """Return the device with a name.
 
         Args:
             name: Name of the device.
@@ -105,7 +105,7 @@ class Platform(Memoizing):
         raise DicompilerError(f"{self.name}: unknown device {name!r}{did_you_mean(name, self.host_of)}")
 
     def host(self, name: str) -> Host:
-        """Return a host.
+        """Return the host with a name.
 
         Args:
             name: Name of the host.

@@ -180,7 +180,7 @@ class Program:
 
     @property
     def replica_roles(self) -> tuple[Program, ...]:
-        """Programs that are used while no device is down: frame i uses entry i mod n."""
+        """Programs that are used while no device is down: frame i uses entry i mod n of n replicas."""
         return tuple(role for role in self.roles if not role.failed)
 
     @property

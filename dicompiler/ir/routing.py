@@ -132,7 +132,7 @@ class Routing:
 
     @property
     def replica_roles(self) -> tuple[Routing, ...]:
-        """Routings that are used while no device is down: frame i uses entry i mod n."""
+        """Routings that are used while no device is down: frame i uses entry i mod n of n replicas."""
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:

@@ -57,7 +57,7 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The same format with a lossless type in place of each narrow type, for the exact check."""
+        """The same wire format for the exact check: a type that keeps all values replaces each narrow type."""
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:

@@ -110,7 +110,7 @@ class TestModels:
             (lambda p: p.graph.node[1].attribute.add(name="no", type=2), "not a valid ONNX model: Relu 'r': Unrec"),
             (
                 lambda p: p.graph.ClearField("output"),
-                "odd.onnx: it has no output: export",
+                "odd.onnx: the model has no output: export",
             ),
             (lambda p: p.ClearField("graph"), "not an ONNX model (it has no graph or no opset)"),
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1), "is open: give it as"),

@@ -113,9 +113,9 @@ class Anew(Pass):
 
 def test_names_survive_passes_that_rename_all_nodes(model: Model) -> None:
     first, *rest = make_pipeline("normalise,infer-shapes,form-layers")
-    made = PassManager([first, Anew(), *rest]).run(PipelineState(model))
-    assert made.layers is not None
-    found = NodeOrigins(made.layers, made.loaded_graph)
+    state = PassManager([first, Anew(), *rest]).run(PipelineState(model))
+    assert state.layers is not None
+    found = NodeOrigins(state.layers, state.loaded_graph)
     assert names(found, "scale") == names(found, "unsqueeze") == ["renamed/conv"]
     assert names(found, "split") == ["renamed/split_0", "renamed/split_1"]
 

@@ -145,8 +145,9 @@ def test_plans_with_failure_plans_round_trip(
     )
     without = dumps(replace(whole, failures=()))
     assert dumps(whole).startswith(without.rstrip("}\n"))
-    parts = [line for line in dumps(whole).splitlines() if '"region"' in line]
-    assert len(parts) == sum(len(own) for one in (plan, *(x.plan for x in losses)) for own in one.layers.values())
+    roles = (plan, *(loss.plan for loss in losses))
+    part_lines = [line for line in dumps(whole).splitlines() if '"region"' in line]
+    assert len(part_lines) == sum(len(parts) for role in roles for parts in role.layers.values())
 
 
 @pytest.mark.parametrize(

@@ -178,14 +178,14 @@ def test_platforms_are_named_after_their_file(tmp_path: Path) -> None:
 
 
 def test_loads_from_additional_families_and_formats(tmp_path: Path) -> None:
-    known = (
+    families = (
         PlatformFamily("tinyxN", "", uniform_platform),
         PlatformFormat("*.hosts", "", lambda path: uniform_platform(len(path.stem))),
     )
-    assert len(Platform.load("tinyx3", known).devices) == 3
-    assert len(Platform.load(tmp_path / "abcd.hosts", known).devices) == 4
+    assert len(Platform.load("tinyx3", families).devices) == 3
+    assert len(Platform.load(tmp_path / "abcd.hosts", families).devices) == 4
     with pytest.raises(UsageError, match=r"give a TOML file or one of tinyxN, \*\.hosts"):
-        Platform.load("rpi4x4", known)
+        Platform.load("rpi4x4", families)
 
 
 def test_uniform_platform_has_equal_devices_on_separate_hosts() -> None:

@@ -29,9 +29,9 @@ def test_nbytes_counts_packed_elements(dtype: int, nbytes: int) -> None:
 
 
 def test_a_program_of_one_role_is_that_role() -> None:
-    one = program("x", "y")
-    assert one.roles == (one,)
-    assert one.all_transfers == one.transfers
+    single = program("x", "y")
+    assert single.roles == (single,)
+    assert single.all_transfers == single.transfers
 
 
 def test_transfers_are_numbered_through_all_roles() -> None:

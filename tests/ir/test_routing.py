@@ -19,9 +19,9 @@ def box(start: int, stop: int) -> Box:
 
 
 def take(start: int, stop: int) -> AssemblyLeaf:
-    held = box(start, stop)
-    assert held.region is not None
-    return AssemblyLeaf(held, held.region)
+    whole = box(start, stop)
+    assert whole.region is not None
+    return AssemblyLeaf(whole, whole.region)
 
 
 def test_assembly_leaves_are_in_order() -> None:

@@ -1,7 +1,7 @@
-"""Editable graph, in which all passes edit a model: a graphsurgeon graph that keeps its messages.
+"""Editable graph of a model: a graphsurgeon graph that keeps the model's protobuf messages. All passes edit it.
 
-skeleton ModelProto + weights ⇒ ModelGraph. Nodes and tensors refer to the messages from which they come. Attributes
-are read from them on demand, and weights stay views. `graph_export` converts the graph back.
+Nodes and tensors of the graph refer to the messages from which they come. Attributes are read from the messages on
+demand, and weights stay views of the model file. The module `graph_export` converts the graph back to a model.
 """
 
 from __future__ import annotations
@@ -26,57 +26,54 @@ from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, raw_nbytes, to_
 _KINDS = onnx.AttributeProto
 _OPPOSITE_LINK = {"inputs": "outputs", "outputs": "inputs"}
 _INFO_KEYS = ("dtype", "shape", "type")
-_VALUE_INFO_FIELDS = ("input", "output", "value_info")
 _SCALAR_FIELDS = {_KINDS.FLOAT: "f", _KINDS.INT: "i", _KINDS.STRING: "s"}
 _LIST_FIELDS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "strings"}
 
 
 @dataclass(frozen=True)
 class OpaqueAttribute:
-    """Attribute that graphsurgeon cannot represent.
-
-    Examples are an empty list, text that is not UTF-8, a sparse tensor, or a type.
+    """Attribute that graphsurgeon cannot represent: an empty list, text that is not UTF-8, a sparse tensor, or a type.
 
     It appears in `node.attrs` under its name, so passes can detect, move or delete it.
 
     Attributes:
-        attribute: The attribute's message.
+        attribute: The protobuf message of the attribute.
     """
 
     attribute: onnx.AttributeProto
 
 
 class ConstantValues(LazyValues):  # type: ignore[misc]
-    """Values of a constant: those of a message or of a weight, not copied."""
+    """Values of a constant. They refer to a protobuf message or to a weight, and are not copied."""
 
     def __init__(self, source: onnx.TensorProto, weight: Weight | None = None) -> None:
-        """Refer to the values of `source`, or of the weight for which it is a placeholder.
+        """Refer to the values in `source`, or to those of `weight` if `source` is a placeholder without data.
 
         Args:
-            source: The initializer's message.
-            weight: Its data, if it is a placeholder.
+            source: The protobuf message of the initializer.
+            weight: Data of the initializer, if `source` is a placeholder.
         """
         self.source, self.weight, self.shape = source, weight, list(source.dims)
 
     @cached_property
     def tensor(self) -> onnx.TensorProto:
-        """A copy of the message, because the export of graphsurgeon renames it in place."""
+        """A copy of the message. The export of graphsurgeon renames it in place, so it must not be the original."""
         return copy_without(self.source)
 
     @cached_property
     def dtype(self) -> Any:
-        """The numpy type, or the number of an onnx type for which graphsurgeon has no numpy type."""
+        """The numpy type, or the number of the onnx type if graphsurgeon has no numpy type for it."""
         with G_LOGGER.suppress():  # graphsurgeon prints to standard output
             return onnx_importer.get_onnx_tensor_dtype(self.source)
 
     @property
     def is_large(self) -> bool:
-        """True if the values are a weight, or would be one as raw data of an initializer."""
+        """True if the values are stored as a weight, or would be if they were raw data of an initializer."""
         kind = self.source.data_type
         return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= MIN_WEIGHT_BYTES
 
     def load(self) -> NDArray[Any]:
-        """Return the values, read-only if they are large.
+        """Return the values as an array, which is read-only if they are large.
 
         Returns:
             The array.
@@ -86,15 +83,14 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
 
 
 class SparseConstantValues(SparseValues):  # type: ignore[misc]
-    """Values of a sparse constant in its own type (graphsurgeon converts them to float64)."""
+    """Values of a sparse constant in their own type. graphsurgeon would convert them to float64."""
 
     def load(self) -> NDArray[Any]:
-        """Return the dense array."""
         return to_dense(self.tensor)
 
 
 class _LazyAttributes:
-    """Attributes that are computed on demand, because most tensors of a graph are never inspected."""
+    """Base class of tensors. Attributes are computed on demand, because most tensors of a graph are never inspected."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPPOSITE_LINK:
@@ -106,7 +102,10 @@ class _LazyAttributes:
 
 
 class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
-    """Initializer; `source` is its message in the model. Changes of the values keep its documentation."""
+    """Initializer of the model. `source` is its protobuf message, and `weight` its data if it is a placeholder.
+
+    If the values change, the documentation in the message is kept.
+    """
 
     def __init__(self, name: str, source: onnx.TensorProto, weight: Weight | None = None) -> None:
         self.__dict__.update(name=name, source=source, weight=weight, data_location=None, _export_dtype=None)
@@ -117,21 +116,20 @@ class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
         return ConstantValues(self.source, self.weight)
 
     def to_variable(self, dtype: Any = None, shape: Any = ()) -> gs.Variable:
-        """Turn the constant into a variable, in place, so that all readers see it."""
         super().to_variable(dtype, list(shape))
         self.__class__, self.info = Variable, None
         return self
 
 
 class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
-    """Computed tensor; `info` is its message in the model, from which dtype and shape are read on demand."""
+    """Computed tensor. `info` is its protobuf message, from which type and shape are read on demand."""
 
     def __init__(self, name: str, info: onnx.ValueInfoProto | None = None) -> None:
-        """Create a tensor.
+        """Create a tensor of a graph.
 
         Args:
             name: Name of the tensor.
-            info: Its message in the model, if there is one.
+            info: The protobuf message of the tensor, if the model has one.
         """
         self.__dict__.update(name=name, info=info)
 
@@ -141,24 +139,24 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
         return tensor_info(self.info, name)
 
     def set_info(self, info: onnx.ValueInfoProto | None) -> None:
-        """Replace everything that is known of the tensor.
+        """Replace the type and the shape of the tensor.
 
         Args:
-            info: Type and shape of the tensor; None: unknown.
+            info: A message with the new type and shape; None: they are unknown.
         """
         self.info = info
         for key in _INFO_KEYS:
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        """Turn the variable into a constant, in place, so that all readers see it.
+        """Turn the variable into a constant in place, so that all readers see the change.
 
         Args:
             values: Values of the constant.
-            export_dtype: Type for the export, as in graphsurgeon.
+            export_dtype: Element type in which graphsurgeon exports the values.
 
         Returns:
-            The constant.
+            The same object, which is now a constant.
         """
         self.__dict__.update(dtype=None, shape=None)  # graphsurgeon deletes these attributes
         super().to_constant(values, export_dtype)
@@ -167,7 +165,7 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
 
 
 def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
-    """Return "dtype", "shape" or "type" of a tensor's message in the form of graphsurgeon."""
+    """Return a property of a tensor ("dtype", "shape" or "type") in the form that graphsurgeon uses."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
     with G_LOGGER.suppress():  # graphsurgeon prints to standard output
@@ -175,9 +173,9 @@ def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
 
 
 class GraphNode(gs.Node):  # type: ignore[misc]
-    """Node of the model; attributes are read from its message `proto` on demand.
+    """Node of the model. Its attributes are read from its protobuf message `proto` on demand.
 
-    A node equals only itself. (graphsurgeon compares all fields, which makes removal from a list slow.)
+    A node equals only itself. graphsurgeon compares all fields, which makes removal from a list slow.
     """
 
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -195,11 +193,10 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
-        """Return the control-flow bodies, and theirs; the attributes of nodes with bodies are always read."""
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
-        """Return a copy on other tensors, with documentation and metadata."""
+        """Return a copy that reads and computes other tensors. It keeps documentation and metadata."""
         new = GraphNode(self.proto, inputs or (), outputs or ())
         new.__dict__.update({key: self.__dict__[key] for key in ("op", "name", "domain")})
         if "attrs" in self.__dict__:
@@ -208,14 +205,15 @@ class GraphNode(gs.Node):  # type: ignore[misc]
 
 
 class ModelGraph(gs.Graph):  # type: ignore[misc]
-    """graphsurgeon graph that keeps data which graphsurgeon drops, with methods for frequent edits.
+    """graphsurgeon graph that keeps data which graphsurgeon would drop, with methods for frequent edits.
 
     Attributes:
         nodes: The nodes, in topological order.
-        source_graph: The message from which it was made, never changed.
-        value_infos: Messages of tensors by name, for "input", "output" and "value_info".
-        initializers: Initializers in file order. Those that become unread are dropped.
-        unread_initializers: Initializers that were unread from the start; they are kept until `prune`.
+        source_graph: The protobuf message from which the graph was made. It is never changed.
+        value_infos: Messages of tensors by name, in one mapping for each of "input", "output" and "value_info".
+        initializers: Initializers in file order. Those that become unread are dropped from the exported model.
+        unread_initializers: Initializers that nothing read in the original graph. They are kept until `prune` is
+            called.
         overridable_names: Names of initializers that are also inputs, so that a caller can override them.
     """
 
@@ -227,41 +225,39 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
     overridable_names: set[str]
 
     def __init__(self, original: onnx.GraphProto, **parts: Any) -> None:
-        """Create a graph from a message and the parts that graphsurgeon needs.
+        """Create a graph from the protobuf message of a graph, and from nodes and tensors.
 
         Args:
-            original: The message from which the graph is made.
-            **parts: Nodes, inputs and outputs, as in graphsurgeon.
+            original: Message with the name, the documentation and the types of tensors.
+            **parts: Arguments of `gs.Graph`, such as nodes, inputs and outputs.
         """
         super().__init__(name=original.name, doc_string=original.doc_string, **parts)
         self.source_graph = original
-        self.value_infos = {
-            place: {value.name: value for value in getattr(original, place)} for place in _VALUE_INFO_FIELDS
-        }
-        self.initializers = []
-        self.unread_initializers = []
+        fields = ("input", "output", "value_info")
+        self.value_infos = {field: {value.name: value for value in getattr(original, field)} for field in fields}
+        self.initializers, self.unread_initializers = [], []
         self.overridable_names = set()
         self._taken: tuple[dict[str, int], dict[str, int]] | None = None
 
     def unused_tensor_name(self, wish: str) -> str:
-        """Return an unused tensor name: `wish`, or `wish_1` ….
+        """Return a tensor name that is not in use: `wish`, or else `wish_1`, `wish_2`, ….
 
         Args:
             wish: The preferred name.
 
         Returns:
-            The name, which is reserved from now on.
+            The name. It counts as in use from now on.
         """
         return unique_name(wish, self._taken_names()[0])
 
     def unused_node_name(self, wish: str) -> str:
-        """Return an unused node name.
+        """Return a node name that is not in use: `wish`, or else `wish_1`, `wish_2`, ….
 
         Args:
             wish: The preferred name.
 
         Returns:
-            The name, which is reserved from now on.
+            The name. It counts as in use from now on.
         """
         return unique_name(wish, self._taken_names()[1])
 
@@ -274,7 +270,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         return self._taken
 
     def names_read(self) -> set[str]:
-        """Return the names of all tensors that nodes and bodies read, and of the outputs.
+        """Return the names of all tensors that nodes and control-flow bodies read, and of the graph's outputs.
 
         Returns:
             Names of tensors.
@@ -282,18 +278,18 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         return {name for node in self.nodes for name in names_read(node)} | {tensor.name for tensor in self.outputs}
 
     def is_constant(self, tensor: gs.Tensor) -> bool:
-        """Return True if the tensor has the same value in every run of the model.
+        """Return True if a tensor has the same value in every run of the model.
 
         Args:
             tensor: A tensor of the graph.
 
         Returns:
-            True for initializers that callers cannot override.
+            True for initializers, unless callers can override them with an input.
         """
         return isinstance(tensor, gs.Constant) and tensor.name not in self.overridable_names
 
     def set_inferred_info(self, inferred: onnx.GraphProto) -> None:
-        """Replace the types and shapes of computed tensors by those of shape inference.
+        """Replace the types and shapes of computed tensors by the results of shape inference.
 
         Args:
             inferred: The graph after shape inference.
@@ -301,44 +297,47 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         values, outputs = {value.name: value for value in inferred.value_info}, self.value_infos["output"]
         for value in inferred.output:
             if value.type.tensor_type.HasField("shape"):
-                outputs[value.name] = known = copy_without(outputs.get(value.name, value))
-                known.type.tensor_type.shape.CopyFrom(value.type.tensor_type.shape)
-                known.type.tensor_type.elem_type = known.type.tensor_type.elem_type or value.type.tensor_type.elem_type
+                outputs[value.name] = copy_without(outputs.get(value.name, value))
+                output_type = outputs[value.name].type.tensor_type
+                output_type.shape.CopyFrom(value.type.tensor_type.shape)
+                output_type.elem_type = output_type.elem_type or value.type.tensor_type.elem_type
         for name, tensor in self.tensors().items():
             if isinstance(tensor, Variable) and tensor.inputs:
                 tensor.set_info(values.get(name, outputs.get(name)))
         self.value_infos["value_info"] = values
 
     def add_initializer(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
-        """Add an initializer. Large values become a weight, which is not copied.
+        """Add an initializer to the graph. Large values become a weight, which is not copied.
 
         Args:
             name: Name of the initializer.
-            values: Its values.
+            values: Values of the initializer.
 
         Returns:
-            The constant.
+            The new initializer.
         """
         constant = gs.Constant(name, values)
         self.initializers.append(constant)
         return constant
 
     def make_constant(self, tensor: gs.Variable, values: NDArray[Any] | LazyValues) -> None:
-        """Turn a tensor into an initializer; the caller must remove the node that computed it.
+        """Turn a computed tensor into an initializer. The caller must remove the node that computed it.
 
         Args:
             tensor: The tensor.
-            values: Its values.
+            values: Values of the initializer.
         """
         tensor.to_constant(values)
         self.initializers.append(tensor)
 
     def replace_uses(self, old: gs.Tensor, new: gs.Tensor) -> None:
-        """Make all nodes and bodies that read `old` read `new`. Outputs of the graph are not changed.
+        """Replace a tensor by another one in all nodes and control-flow bodies that read it.
+
+        The outputs of the graph itself are not changed.
 
         Args:
-            old: The tensor to replace.
-            new: Its replacement.
+            old: The tensor that is no longer read.
+            new: The tensor that is read instead.
         """
         for reader in list(old.outputs):
             reader.inputs = [new if tensor is old else tensor for tensor in reader.inputs]
@@ -351,8 +350,8 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         Args:
             nodes: The nodes.
         """
-        gone = {id(node) for node in nodes}
-        self.nodes = [node for node in self.nodes if id(node) not in gone]
+        removed_ids = {id(node) for node in nodes}
+        self.nodes = [node for node in self.nodes if id(node) not in removed_ids]
         for node in nodes:
             for inner in (node, *(inner for body in node.subgraphs(recursive=True) for inner in body.nodes)):
                 inner.inputs.clear()
@@ -362,14 +361,14 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         """Insert nodes before another node.
 
         Args:
-            nodes: New nodes.
-            before: A node of the graph.
+            nodes: New nodes, in order.
+            before: Node of the graph that follows the new nodes.
         """
         index = next(index for index, node in enumerate(self.nodes) if node is before)
         self.nodes[index:index] = nodes
 
     def prune(self) -> None:
-        """Remove unread nodes, then unread initializers."""
+        """Remove the nodes with outputs that nothing reads, then the initializers that nothing reads."""
         live = {tensor.name for tensor in self.outputs}
         dead = []
         for node in reversed(self.nodes):
@@ -378,19 +377,18 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
             else:
                 dead.append(node)
         self.remove_nodes(dead)
-        self.unread_initializers = [
-            constant for constant in self.unread_initializers if constant.name in self.overridable_names
-        ]
+        overridable = self.overridable_names
+        self.unread_initializers = [constant for constant in self.unread_initializers if constant.name in overridable]
 
 
 def names_read(node: gs.Node) -> Iterator[str]:
-    """Yield the names of tensors that a node and its bodies read.
+    """Yield the names of the tensors that a node and its control-flow bodies read.
 
     Args:
         node: A node.
 
     Yields:
-        Tensor names.
+        Names of tensors.
     """
     yield from (tensor.name for tensor in node.inputs if tensor.name)
     for body in node.subgraphs(recursive=True):
@@ -398,11 +396,8 @@ def names_read(node: gs.Node) -> Iterator[str]:
         yield from (tensor.name for tensor in body.outputs)
 
 
-# --- model → graph ------------------------------------------------------------------------------------------------
-
-
 def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """Return an independent graph of a model; edits never reach `proto` or `weights`."""
+    """Return an independent graph of a model. Edits of the graph change neither `proto` nor `weights`."""
     opsets = onnx.ModelProto(opset_import=proto.opset_import).opset_import
     graph = _import_graph(proto.graph, weights, {})
     graph.opset = max((entry.version for entry in opsets if entry.domain in ("", "ai.onnx")), default=1)
@@ -412,44 +407,44 @@ def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGrap
 
 
 def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> ModelGraph:
-    """Return a graph; tensors of `outer` that a body reads are shared objects."""
+    """Return the editable graph of a message. A control-flow body can read tensors of enclosing graphs, `outer`."""
     values = (*proto.value_info, *proto.output, *proto.input)
     infos = {value.name: value for value in values if value.HasField("type")}
     graph = ModelGraph(proto)
+    sparse = proto.sparse_initializer
     graph.initializers += [Constant(tensor.name, tensor, weights.get(tensor.name)) for tensor in proto.initializer]
-    graph.initializers += [
-        gs.Constant(tensor.values.name, SparseConstantValues(tensor)) for tensor in proto.sparse_initializer
-    ]
+    graph.initializers += [gs.Constant(tensor.values.name, SparseConstantValues(tensor)) for tensor in sparse]
     local: dict[str, gs.Tensor] = {constant.name: constant for constant in graph.initializers}
     graph.overridable_names |= local.keys() & graph.value_infos["input"].keys()
-    known = {**outer, **local}  # names in a body may hide those around it
+    visible = {**outer, **local}  # A name in a body may hide the same name in an enclosing graph.
 
     def tensor(name: str, tensors: Mapping[str, gs.Tensor]) -> gs.Tensor:
         if name in tensors:
             return tensors[name]
         new = Variable(name, infos.get(name))
-        if name:  # each omitted tensor is a separate object
-            known[name] = local[name] = new
+        if name:  # Each omitted tensor is a separate object.
+            visible[name] = local[name] = new
         return new
 
     graph.inputs = [tensor(value.name, local) for value in proto.input if value.name not in graph.overridable_names]
     for node in proto.node:
-        bodies = {a.name: _attribute_value(a, known) for a in node.attribute if a.type == _KINDS.GRAPH}
-        inputs = [tensor(name, known) for name in node.input]
+        bodies = {a.name: _attribute_value(a, visible) for a in node.attribute if a.type == _KINDS.GRAPH}
+        inputs = [tensor(name, visible) for name in node.input]
         new = GraphNode(node, inputs, [tensor(name, local) for name in node.output])
         if bodies:
             new.attrs = {a.name: bodies.get(a.name) or _attribute_value(a, {}) for a in node.attribute}
         graph.nodes.append(new)
-    graph.outputs = [tensor(value.name, known) for value in proto.output]
-    outputs = graph.value_infos["output"].keys()
-    graph.unread_initializers = [
-        constant for constant in graph.initializers if not constant.outputs and constant.name not in outputs
-    ]
+    graph.outputs = [tensor(value.name, visible) for value in proto.output]
+    outputs, unread = graph.value_infos["output"], [entry for entry in graph.initializers if not entry.outputs]
+    graph.unread_initializers = [constant for constant in unread if constant.name not in outputs]
     return graph
 
 
 def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
-    """Return an attribute's value in the form of graphsurgeon, or an OpaqueAttribute."""
+    """Return the value of an attribute in the form that graphsurgeon uses, or an OpaqueAttribute.
+
+    A control-flow body can read the tensors of enclosing graphs, `outer`.
+    """
     kind = attribute.type
     if attribute.ref_attr_name:
         return OpaqueAttribute(attribute)
@@ -469,16 +464,11 @@ def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tens
 
 
 def adopt_graph(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """Return a graph made by graphsurgeon as a ModelGraph, with data of `original` that it dropped."""
-    parts = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
-    new, fresh = (
-        ModelGraph(original, **{part: getattr(graph, part) for part in parts}),
-        _import_graph(original, weights, {}),
-    )
+    """Return a graph that graphsurgeon made as a ModelGraph. Data that graphsurgeon drops is copied from `original`."""
+    fields = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
+    new = ModelGraph(original, **{field: getattr(graph, field) for field in fields})
     new.name, new.doc_string = graph.name, graph.doc_string
-    new.initializers, new.unread_initializers, new.overridable_names = (
-        fresh.initializers,
-        fresh.unread_initializers,
-        fresh.overridable_names,
-    )
+    imported = _import_graph(original, weights, {})
+    for field in ("initializers", "unread_initializers", "overridable_names"):
+        setattr(new, field, getattr(imported, field))
     return new

@@ -1,8 +1,7 @@
 """Export of an edited graph to a model, without losing data.
 
-ModelGraph + the model from which it was made ⇒ the model with the graph's changes. Unchanged nodes, attributes, tensors
-and constants keep their original messages, including data that graphsurgeon does not carry (documentation, metadata,
-annotations, shardings, overloads, unread initializers …).
+Unchanged nodes, attributes, tensors and constants keep their original protobuf messages. This includes data that
+graphsurgeon does not represent: documentation, metadata, annotations, shardings, overloads, unread initializers.
 """
 
 from __future__ import annotations
@@ -28,15 +27,18 @@ _KINDS = onnx.AttributeProto
 def from_graph(
     graph: gs.Graph, proto: onnx.ModelProto, weights: Mapping[str, Weight]
 ) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """Return the model of an edited graph, with all data of `proto` that a graph does not carry."""
+    """Return the model of an edited graph, and its weights by name.
+
+    Data that the graph does not represent is copied from the original model, `proto`.
+    """
     new = copy_without(proto, "graph", "opset_import")
     if graph.ir_version is not None:
         new.ir_version = graph.ir_version
     new.opset_import.extend(graph.import_domains if graph.import_domains is not None else proto.opset_import)
-    known = {opset.domain for opset in new.opset_import}
+    imported = {opset.domain for opset in new.opset_import}
+    imported |= {"", "ai.onnx"} if imported & {"", "ai.onnx"} else set()
     used = {node.domain or "" for inner in (graph, *graph.subgraphs(recursive=True)) for node in inner.nodes}
-    aliases = {"", "ai.onnx"}
-    for domain in sorted(used - known - (aliases if known & aliases else set())):
+    for domain in sorted(used - imported):
         new.opset_import.add(domain=domain, version=1)
     if not isinstance(graph, ModelGraph):
         graph = adopt_graph(graph, proto.graph, weights)
@@ -50,15 +52,13 @@ def from_graph(
 def _export_graph(
     graph: ModelGraph, new: onnx.GraphProto, weights: dict[str, Weight] | None, outer: Collection[str]
 ) -> None:
-    """Fill `new` with the graph; unchanged messages are reused.
+    """Write an edited graph to the empty message `new`, and reuse unchanged messages.
 
-    `weights` takes the data of large constants; None (for a body): data stays in the message. `outer` names constants
-    of enclosing graphs, to which a body only refers.
+    The data of large constants is added to `weights`. For a control-flow body, `weights` is None, and the data is
+    stored in the message. `outer` has the names of the constants of enclosing graphs, to which a body only refers.
     """
-    rest = copy_without(
-        graph.source_graph, "node", "input", "output", "initializer", "sparse_initializer", "value_info"
-    )
-    new.MergeFrom(rest)
+    rewritten = ("node", "input", "output", "initializer", "sparse_initializer", "value_info")
+    new.MergeFrom(copy_without(graph.source_graph, *rewritten))
     for key in ("name", "doc_string"):
         if (getattr(graph, key) or "") != getattr(new, key):
             setattr(new, key, getattr(graph, key) or "")
@@ -82,7 +82,10 @@ def _export_graph(
 def _own_constants(
     graph: ModelGraph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]
 ) -> dict[str, gs.Constant]:
-    """Return the graph's own constants by name: in file order, then new ones in order of first use."""
+    """Return the graph's own constants by name: in file order, then new constants in order of first use.
+
+    `tensors` has the tensors of the graph by name, and `outer` the names of the constants of enclosing graphs.
+    """
     read = dict(tensors)
     for body in graph.subgraphs(recursive=True):
         inside = {id(constant) for constant in vars(body).get("initializers", ())}
@@ -102,16 +105,18 @@ def _own_constants(
 
 
 def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -> onnx.TensorProto:
-    """Return the initializer of a constant; the original message if nothing changed."""
+    """Return the initializer of a constant, which is the original message if nothing changed.
+
+    The data of a large constant is added to `weights`. If `weights` is None, the data is stored in the message.
+    """
     source: onnx.TensorProto | None = getattr(constant, "source", None)
     name, values = constant.name, constant._values
     if isinstance(values, LazyValues):
-        message, weight = (
-            (values.source, values.weight) if isinstance(values, ConstantValues) else (values.tensor, None)
-        )
-        if weight is not None and weights is None:
-            return _export_weight(name, weight, message, None)
-        if weight is not None and weights is not None:
+        is_own = isinstance(values, ConstantValues)
+        message, weight = (values.source, values.weight) if is_own else (values.tensor, None)
+        if weight is not None:
+            if weights is None:
+                return _export_weight(name, weight, message, None)
             weights[name] = weight
         tensor: onnx.TensorProto = message if message.name == name else copy_without(message)
         if tensor.name != name:
@@ -128,7 +133,10 @@ def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -
 def _export_weight(
     name: str, weight: Weight, source: onnx.TensorProto | None, weights: dict[str, Weight] | None
 ) -> onnx.TensorProto:
-    """Return an initializer for new data, with the documentation of `source`."""
+    """Return an initializer with new data, and with the documentation of the message `source`.
+
+    Large data is added to `weights`. If `weights` is None, the data is stored in the message.
+    """
     if weights is not None and weight.nbytes >= MIN_WEIGHT_BYTES:
         weights[name] = weight
         tensor = make_placeholder(name, weight)
@@ -142,7 +150,7 @@ def _export_weight(
 
 
 def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
-    """Return True if a tensor has exactly the array's type, shape and content."""
+    """Return True if a tensor has exactly the type, shape and content of an array."""
     other = onnx.numpy_helper.to_array(tensor)
     if other.dtype != array.dtype or other.shape != array.shape:
         return False
@@ -152,16 +160,16 @@ def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
 def _add_values(
     new: onnx.GraphProto, graph: ModelGraph, tensors: Mapping[str, gs.Tensor], constants: Mapping[str, gs.Constant]
 ) -> None:
-    """Add inputs, outputs and value infos to `new`.
+    """Add inputs, outputs and types of tensors to the message `new`.
 
     An input that is also an initializer keeps its position.
     """
-    inputs, outputs, values = (graph.value_infos[place] for place in ("input", "output", "value_info"))
-    ports = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
+    inputs, outputs, values = (graph.value_infos[field] for field in ("input", "output", "value_info"))
+    new_inputs = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
     for index, (name, value) in enumerate(inputs.items()):
         if name in graph.overridable_names and name in constants:
-            ports.insert(index, value)
-    new.input.extend(ports)
+            new_inputs.insert(index, value)
+    new.input.extend(new_inputs)
     new.output.extend(_export_info(tensor, outputs.get(tensor.name)) for tensor in graph.outputs)
     present = {**constants, **tensors}
     new.value_info.extend(_export_info(present[name], value) for name, value in values.items() if name in present)
@@ -172,13 +180,11 @@ def _add_values(
 
 
 def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
-    """Return the message of a tensor; `original` if the graph did not change it."""
+    """Return the message with the type of a tensor. It is `original` if the graph did not change the tensor."""
     info: Any = getattr(tensor, "info", original)  # The graph may have read another message of the same tensor.
     original = original if original is not None else info
-    looked_at = tensor.__dict__.keys() & {"dtype", "shape"}
-    changed = not isinstance(tensor, gs.Constant) and any(
-        getattr(tensor, key) != tensor_info(info, key) for key in looked_at
-    )
+    keys = () if isinstance(tensor, gs.Constant) else tensor.__dict__.keys() & {"dtype", "shape"}
+    changed = any(getattr(tensor, key) != tensor_info(info, key) for key in keys)
     if original is not None and not changed and original.name == tensor.name:
         return original
     new = onnx.ValueInfoProto()
@@ -189,23 +195,24 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
     kept = copy_without(original)
     kept.name = tensor.name
     if new.HasField("type"):
-        now, was = new.type.tensor_type, kept.type.tensor_type
-        for dim, before in zip(now.shape.dim, was.shape.dim, strict=False):
-            if before.denotation:
-                dim.denotation = before.denotation
+        new_type, old_type = new.type.tensor_type, kept.type.tensor_type
+        for new_dim, old_dim in zip(new_type.shape.dim, old_type.shape.dim, strict=False):
+            if old_dim.denotation:
+                new_dim.denotation = old_dim.denotation
         if tensor.dtype == tensor_info(info, "dtype"):
-            now.elem_type = was.elem_type  # graphsurgeon does not have a numpy type for every element type
-        was.CopyFrom(now)
+            new_type.elem_type = old_type.elem_type  # graphsurgeon does not have a numpy type for every element type.
+        old_type.CopyFrom(new_type)
     return kept
 
 
 def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
-    """Return the message of a node, with all data of its original message that the graph does not carry.
+    """Return the message of a node, with all data of its original message that the graph does not represent.
 
     Args:
         node: The node.
-        outer: Names of constants of enclosing graphs, to which its bodies only refer.
-        namesake: Original message of a node that graphsurgeon made itself, if the operator is the same.
+        outer: Names of constants of enclosing graphs. A control-flow body of the node refers to them without a copy.
+        namesake: For a node that graphsurgeon made, the original node of the same name. It is ignored if the operator
+            differs.
 
     Returns:
         The message.
@@ -239,7 +246,10 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
 def _export_attribute(
     name: str, value: Any, original: onnx.AttributeProto | None, outer: Collection[str]
 ) -> onnx.AttributeProto:
-    """Return an attribute, with data of the attribute of the same name in the original message."""
+    """Return the message of an attribute, with data of the attribute of the same name in the original node.
+
+    `outer` has the names of the constants of enclosing graphs, to which a control-flow body only refers.
+    """
     if original is None or original.type not in (_KINDS.GRAPH, _KINDS.TENSOR):
         new, body = _KINDS(name=name), onnx.GraphProto()
     else:
@@ -260,7 +270,7 @@ def _export_attribute(
 
 
 def _export_plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
-    """Return an attribute with a number, text or list; `original` itself if it has the same value."""
+    """Return the message of an attribute with a number, text or list. It is `original` if the value is the same."""
     if original is not None and isinstance(value, (list, tuple)) and not value:
         return onnx.helper.make_attribute(name, value, attr_type=original.type)
     new: onnx.AttributeProto = OnnxExporter.export_attributes({name: value})[0]

@@ -1,4 +1,4 @@
-"""Structure of a model: the readers of each tensor, and a digest of all that a plan depends on.
+"""Structure of a model: the tensors that nodes read, and a digest of everything on which a plan depends.
 
 The digest covers names, types, shapes, operators and attributes. It ignores documentation, producers, metadata,
 inferred types and the values of weights, so a retrained model has the same digest.
@@ -17,38 +17,33 @@ Record = list[Any]
 
 
 def structural_digest(model: onnx.ModelProto) -> str:
-    """Return the SHA-256 of the model's structure as 64 hexadecimal digits."""
+    """Return the SHA-256 digest of the model's structure as 64 hexadecimal digits."""
     opsets = sorted([entry.domain if entry.domain != "ai.onnx" else "", entry.version] for entry in model.opset_import)
-    functions = sorted(
-        [
-            f.domain,
-            f.name,
-            f.overload,
-            list(f.input),
-            list(f.output),
-            list(f.attribute),
-            _attribute_records(f.attribute_proto),
-        ]
-        + [_node_record(node) for node in f.node]
-        for f in model.functions
-    )
-    text = json.dumps([opsets, _graph_record(model.graph), functions])
+    text = json.dumps([opsets, _graph_record(model.graph), sorted(map(_function_record, model.functions))])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def control_flow_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the control-flow bodies in a node's attributes."""
+    """Return the graphs in a node's attributes: the bodies of If, Loop and Scan."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
 
 
+def graph_and_bodies(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """Yield a graph and all control-flow bodies in it. Protobuf limits the depth of nested bodies to 33."""
+    yield graph
+    for node in graph.node:
+        for body in control_flow_bodies(node):
+            yield from graph_and_bodies(body)
+
+
 def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of tensors that a node reads: its inputs, and those that its bodies capture."""
+    """Yield the names of the tensors that a node reads: its inputs, and outer tensors that its bodies read."""
     yield from (name for name in node.input if name)
     yield from body_reads(node)
 
 
 def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
-    """Describe the first tensor that is read or output but never defined; '' if there is none."""
+    """Describe the first tensor that is read, or is a graph output, without being defined; '' if there is none."""
     defined = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     defined |= {tensor.values.name for tensor in graph.sparse_initializer}
     defined |= {name for node in graph.node for name in node.output}
@@ -57,25 +52,24 @@ def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
             if name not in defined:
                 kinds = "neither an input nor a weight nor the output of a node"
                 return f"{node.op_type} {node.name!r} reads {name!r}, which is {kinds}"
-    return next(
-        (f"no node computes the output {value.name!r}" for value in graph.output if value.name not in defined), ""
-    )
+    undefined_output = next((value.name for value in graph.output if value.name not in defined), None)
+    return "" if undefined_output is None else f"no node computes the output {undefined_output!r}"
 
 
 def body_reads(node: onnx.NodeProto) -> dict[str, None]:
-    """Return the outer tensors that a node's control-flow bodies read, in order."""
+    """Return the names of the outer tensors that a node's control-flow bodies read, as keys in order of first use."""
     return dict.fromkeys(name for body in control_flow_bodies(node) for name in _captured_by_body(body))
 
 
 def body_names(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield every tensor name in a node's control-flow bodies, including tensors that they compute."""
+    """Yield every tensor name that nodes in a node's control-flow bodies read or compute."""
     for body in control_flow_bodies(node):
         for inner in body.node:
             yield from (*inner.input, *inner.output, *body_names(inner))
 
 
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    """Rename outer tensors that the node's bodies read, in place."""
+    """Rename the outer tensors that a node's control-flow bodies read, from the keys of `renamed` to its values."""
     for body in control_flow_bodies(node):
         inside = {v.name for v in body.input} | {t.name for t in body.initializer}
         inside |= {name for inner in body.node for name in inner.output}
@@ -88,25 +82,31 @@ def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return `body_reads` as a set.
+    """Return the names of the outer tensors that a node's control-flow bodies read.
 
     Args:
         node: A node.
 
     Returns:
-        Names of the outer tensors that its control-flow bodies read.
+        Names of tensors of the enclosing graphs.
     """
     return set(body_reads(node))
 
 
 def _captured_by_body(body: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names that a body reads and does not compute."""
+    """Yield the names of the tensors that a control-flow body reads but neither receives, stores nor computes."""
     inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     inside |= {tensor.values.name for tensor in body.sparse_initializer}
     for node in body.node:
         yield from (name for name in (*node.input, *body_reads(node)) if name and name not in inside)
         inside.update(node.output)
     yield from (value.name for value in body.output if value.name not in inside)
+
+
+def _function_record(function: onnx.FunctionProto) -> Record:
+    names = [list(function.input), list(function.output), list(function.attribute)]
+    content = [_attribute_records(function.attribute_proto), *map(_node_record, function.node)]
+    return [function.domain, function.name, function.overload, *names, *content]
 
 
 def _graph_record(graph: onnx.GraphProto) -> Record:
@@ -130,9 +130,9 @@ def _value_record(value: onnx.ValueInfoProto) -> Record:
 
 
 def _tensor_record(tensor: onnx.TensorProto) -> Record:
-    """Return the record of a tensor.
+    """Return the name, type, shape and values of a tensor for the digest.
 
-    Only values of small 64-bit integers count: they are shapes and axes, not weights.
+    Only values of small 64-bit integer tensors are included, because these are shapes and axes, not weights.
     """
     values: list[int] = []
     if tensor.data_type == onnx.TensorProto.INT64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -147,7 +147,7 @@ def _node_record(node: onnx.NodeProto) -> Record:
 
 
 def _attribute_records(attributes: Iterable[onnx.AttributeProto]) -> Record:
-    """Return the records of attributes, sorted by name, because their order has no meaning."""
+    """Return the records of attributes, sorted by name, because the order of attributes has no meaning."""
     return sorted((_attribute_record(attribute) for attribute in attributes), key=lambda row: str(row[0]))
 
 

@@ -1,9 +1,11 @@
-"""Model loading: file, bytes or ModelProto ⇒ validated skeleton ModelProto and weights by name."""
+"""Model loading: conversion of a file, bytes or a ModelProto to a valid ModelProto without large data, and weights."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -11,28 +13,27 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.graph_structure import control_flow_bodies, tensors_read
+from dicompiler.ir.onnx.graph_structure import graph_and_bodies, tensors_read
 from dicompiler.ir.onnx.names import rename_reserved_tensors, unique_name
 from dicompiler.ir.onnx.protobuf_io import Views, make_skeleton, map_file, read_skeleton
 from dicompiler.ir.onnx.sanity_checks import check_sanity
 from dicompiler.ir.onnx.weights import (
     MIN_WEIGHT_BYTES,
     Weight,
-    copy_without_data,
+    embed_data,
     is_placeholder,
     mark_placeholder,
     raw_nbytes,
 )
 
 KNOWN_IR_VERSION, KNOWN_OPSET = 10, 22
+"""Versions that every supported onnxruntime accepts."""
 
 _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "value")
 
-LoadedModel = tuple[onnx.ModelProto, dict[str, Weight]]
 
-
-def load_model(source: str | Path | bytes | onnx.ModelProto) -> LoadedModel:
-    """Return the skeleton and the weights of a model (see `Model.load`)."""
+def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Weight]]:
+    """Return a model without the data of large initializers, and this data by name (see `Model.load`)."""
     if isinstance(source, onnx.ModelProto):
         place, base = "model", None
         skeleton, views = make_skeleton(source)
@@ -54,7 +55,11 @@ def load_model(source: str | Path | bytes | onnx.ModelProto) -> LoadedModel:
 
 
 def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
-    """Return the weights by name, from the file and from external files, with placeholders marked."""
+    """Return the large data of the initializers by name, and turn these initializers into placeholders.
+
+    `views` has the large data of the model file by index of the initializer. External files are in the directory
+    `base`.
+    """
     weights: dict[str, Weight] = {}
     files: dict[str, memoryview] = {}
     names: set[str] = set()
@@ -66,7 +71,10 @@ def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, pl
             data = views[index]
         elif tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _map_external_data(tensor, base, files, place)
-            _store_external_data(tensor, data)
+            if len(data) >= MIN_WEIGHT_BYTES:
+                mark_placeholder(tensor)
+            else:
+                embed_data(tensor, data)
         else:
             _check_embedded_data(tensor, place)
             continue
@@ -77,36 +85,29 @@ def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, pl
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _map_external_data(tensor, base, files, place)
             _check_data_length(tensor, data, place)
-            tensor.CopyFrom(copy_without_data(tensor))
-            tensor.raw_data = bytes(data)
+            embed_data(tensor, data)
         else:
             _check_embedded_data(tensor, place)
     return weights
-
-
-def _store_external_data(tensor: onnx.TensorProto, data: memoryview) -> None:
-    """Replace a reference to an external file by a placeholder, or by the data itself if it is small."""
-    if len(data) >= MIN_WEIGHT_BYTES:
-        mark_placeholder(tensor)
-    else:
-        tensor.CopyFrom(copy_without_data(tensor))
-        tensor.raw_data = bytes(data)
 
 
 def _check_data_length(tensor: onnx.TensorProto, data: memoryview, place: str) -> None:
     try:
         needed = raw_nbytes(tensor.data_type, tuple(tensor.dims))
     except KeyError:
-        raise DicompilerError(f"{place}: tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
+        raise DicompilerError(
+            f"{place}: tensor {tensor.name!r} has the unknown type {tensor.data_type}: export the model again"
+        ) from None
     if len(data) != needed:
         shape = "x".join(map(str, tensor.dims))
         raise DicompilerError(
-            f"{place}: tensor {tensor.name!r} has {len(data)} bytes of data, but its shape {shape} needs {needed}"
+            f"{place}: tensor {tensor.name!r} has {len(data)} bytes of data, but its shape {shape} needs {needed}: "
+            "export the model again"
         )
 
 
 def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
-    """Raise DicompilerError if the tensor's own data does not match its type and shape."""
+    """Raise DicompilerError if the data that is stored in a tensor does not match its type and shape."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return
     try:
@@ -119,24 +120,30 @@ def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
 def _map_external_data(
     tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str
 ) -> memoryview:
-    """Return the tensor's data in its external file, which must be in the model's directory."""
-    where = f"{place}: external data of {tensor.name!r}"
+    """Return a view of a tensor's data in an external file, which must be in the model's directory `base`.
+
+    `files` has the views of the files that are already mapped.
+    """
+    data_place = f"{place}: external data of {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if base is None:
-        raise DicompilerError(f"{where} is in the file {location!r}: give the path of the model file, not its content")
+        raise DicompilerError(
+            f"{data_place} is in the file {location!r}: give the path of the model file, not its content"
+        )
     if location not in files:
-        files[location] = map_file(_resolve_external_file(base, location, where), f"external data of {tensor.name!r}")
+        path = _resolve_external_file(base, location, data_place)
+        files[location] = map_file(path, f"external data of {tensor.name!r}")
     data = files[location]
     try:
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length") or raw_nbytes(tensor.data_type, tuple(tensor.dims)))
     except (ValueError, KeyError):
-        raise DicompilerError(f"{where} has an invalid offset, length or type: export it again") from None
+        raise DicompilerError(f"{data_place} has an invalid offset, length or type: export the model again") from None
     if offset < 0 or length < 0 or offset + length > len(data):
         raise DicompilerError(
-            f"{where}: bytes {offset} to {offset + length} exceed the {len(data)} bytes of {location!r}: "
-            "it is truncated, or belongs to another model"
+            f"{data_place}: bytes {offset} to {offset + length} exceed the {len(data)} bytes of {location!r}: "
+            "the file is truncated, or belongs to another model"
         )
     return data[offset : offset + length]
 
@@ -156,52 +163,40 @@ def external_files(path: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _resolve_external_file(base: Path, location: str, where: str) -> Path:
-    """Return the path of an external file, which must be within the model's directory."""
+def _resolve_external_file(base: Path, location: str, place: str) -> Path:
+    """Return the path of an external file, which must be within the model's directory `base`."""
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
-        raise DicompilerError(f"{where}: {location!r} is not a file in the model's directory: export it again")
+        raise DicompilerError(f"{place}: {location!r} is not a file in the model's directory: export the model again")
     path = base / location
     if not path.is_file():
-        raise DicompilerError(f"{where}: there is no file {str(path)!r}: copy it next to the model")
+        raise DicompilerError(f"{place}: there is no file {str(path)!r}: copy it next to the model")
     if not path.resolve().is_relative_to(base.resolve()):
-        raise DicompilerError(f"{where}: {location!r} is a link that leaves the model's directory: copy the file there")
+        raise DicompilerError(f"{place}: {location!r} is a link that leaves the model's directory: copy the file there")
     return path
 
 
 def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors except initializers of the main graph.
+    """Yield all tensors except the dense initializers of the main graph.
 
-    They are in attributes, bodies, functions and sparse tensors.
+    They are in attributes, control-flow bodies, functions and sparse tensors.
     """
-    yield from _graph_tensors(model.graph, outer=True)
-    for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
-
-
-def _graph_tensors(graph: onnx.GraphProto, outer: bool = False) -> Iterator[onnx.TensorProto]:
-    if not outer:
-        yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        yield from _node_tensors(node)
-
-
-def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-    for body in control_flow_bodies(node):
-        yield from _graph_tensors(body)
+    for top in (model.graph, *model.functions):
+        for graph in graph_and_bodies(top):
+            if isinstance(graph, onnx.GraphProto):
+                yield from () if graph is top else graph.initializer
+                for sparse in graph.sparse_initializer:
+                    yield from (sparse.values, sparse.indices)
+            for attribute in (attribute for node in graph.node for attribute in node.attribute):
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
     """Give every node of the main graph a unique name.
 
-    An unnamed node gets the name of its first output, and a duplicate gets a number.
+    An unnamed node gets the name of its first output. A number is appended to a name that another node has.
     """
     taken = {node.name: 0 for node in graph.node if node.name}
     seen: set[str] = set()
@@ -214,7 +209,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
-    """Sort nodes topologically, as onnx requires and onnxruntime does not; a valid order is kept.
+    """Sort the nodes topologically, as onnx requires and onnxruntime does not. A valid order is kept.
 
     Raises:
         DicompilerError: The nodes form a cycle.
@@ -223,75 +218,63 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
     dependencies = [
         {producer_index[name] for name in tensors_read(node) if name in producer_index} for node in graph.node
     ]
-    if all(i > max(needed, default=-1) for i, needed in enumerate(dependencies)):
+    if all(i > max(producers, default=-1) for i, producers in enumerate(dependencies)):
         return
-    readers: list[list[int]] = [[] for _ in dependencies]
-    for i, needed in enumerate(dependencies):
-        for producer in needed:
-            readers[producer].append(i)
-    ready, order = [i for i, needed in enumerate(dependencies) if not needed], list[int]()
+    sorter = TopologicalSorter(dict(enumerate(dependencies)))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in error.args[1][1:])
+        raise DicompilerError(
+            f"{place}: not a valid ONNX model: these nodes form a cycle: {cycle}: export it again"
+        ) from None
+    ready, nodes = sorted(sorter.get_ready()), list[onnx.NodeProto]()
     while ready:
-        order.append(heapq.heappop(ready))
-        for reader in readers[order[-1]]:
-            dependencies[reader].discard(order[-1])
-            if not dependencies[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(dependencies):
-        cycle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(dependencies))
-        raise DicompilerError(f"{place}: not a valid ONNX model: these nodes form a cycle: {cycle}: export it again")
-    nodes = [graph.node[i] for i in order]
+        index = heapq.heappop(ready)
+        nodes.append(graph.node[index])
+        sorter.done(index)
+        for reader in sorter.get_ready():
+            heapq.heappush(ready, reader)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _find_cycle(dependencies: Sequence[set[int]]) -> list[int]:
-    """Return the nodes of a cycle, each after a node that it reads.
-
-    `before` has, for each node, the nodes for which it still waits; a waiting node waits for another waiting node.
-    """
-    path = [next(i for i, waiting in enumerate(dependencies) if waiting)]
-    while path[-1] not in path[:-1]:
-        path.append(min(dependencies[path[-1]]))
-    return path[path.index(path[-1]) + 1 :][::-1]
-
-
 def _check_utf8(message: Message, place: str) -> None:
-    """Raise DicompilerError for names that are not UTF-8, and repair such documentation.
+    """Raise DicompilerError for names that are not UTF-8, and replace invalid characters in documentation.
 
-    Protobuf does not check it.
+    The protobuf library does not check the encoding.
     """
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in (value,) if isinstance(value, Message) else value:
                 _check_utf8(inner, place)
         elif field.type == FieldDescriptor.TYPE_STRING:
-            wrong = next(
-                (t for t in ((value,) if isinstance(value, (str, bytes)) else value) if isinstance(t, bytes)), None
-            )
-            if wrong is None:
+            texts = (value,) if isinstance(value, (str, bytes)) else value
+            invalid = next((text for text in texts if isinstance(text, bytes)), None)
+            if invalid is None:
                 continue
             if field.name not in _DOCUMENTATION:
-                raise DicompilerError(f"{place}: the name {wrong!r} is not UTF-8: rename it")
-            setattr(message, field.name, wrong.decode("utf-8", "replace"))
+                raise DicompilerError(f"{place}: the name {invalid!r} is not UTF-8: rename it")
+            setattr(message, field.name, invalid.decode("utf-8", "replace"))
 
 
 def _check_versions(model: onnx.ModelProto, place: str) -> None:
-    """Raise DicompilerError if the installed onnxruntime does not support the IR version or opset."""
+    """Raise DicompilerError if the installed onnxruntime does not support the IR version or the opset."""
     for entry in model.opset_import:
         if not 0 <= entry.version < 2**31:
             raise DicompilerError(
                 f"{place}: opset {entry.version} of domain {entry.domain!r} is not valid: export it again"
             )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    for kind, version, safe in (("IR version", model.ir_version, KNOWN_IR_VERSION), ("opset", opset, KNOWN_OPSET)):
-        if version <= safe:
-            continue
-        versions = (lambda v: (v, KNOWN_OPSET)) if kind == "IR version" else (lambda v: (KNOWN_IR_VERSION, v))
-        if ort_accepts(*versions(version)):
+    for kind, version, safe, is_accepted in (
+        ("IR version", model.ir_version, KNOWN_IR_VERSION, partial(ort_accepts, opset=KNOWN_OPSET)),
+        ("opset", opset, KNOWN_OPSET, partial(ort_accepts, KNOWN_IR_VERSION)),
+    ):
+        if version <= safe or is_accepted(version):
             continue
         import onnxruntime
 
-        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if ort_accepts(*versions(v))), safe)
+        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if is_accepted(v)), safe)
         raise DicompilerError(
             f"{place}: {kind} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
             "export the model for that, or install a newer onnxruntime"
@@ -299,10 +282,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
 
 
 def ort_accepts(ir_version: int, opset: int) -> bool:
-    """Return True if the installed onnxruntime loads models of these versions.
-
-    It loads a model of one node (4 ms).
-    """
+    """Return True if the installed onnxruntime loads a model of one node with these versions, which takes 4 ms."""
     import onnxruntime
 
     head = f'<ir_version: {ir_version}, opset_import: ["": {opset}]>'

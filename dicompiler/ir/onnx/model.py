@@ -1,13 +1,13 @@
-"""ONNX model in memory: a small protobuf with the structure, and weights as views of the mapped file.
+"""ONNX model in memory: a small ModelProto with the structure, and weights as views of the mapped file.
 
-path, bytes or ModelProto ⇔ Model ⇔ graphsurgeon graph. A Model is immutable; changes make a new one.
+A model is immutable. Passes edit a graphsurgeon graph of the model and make a new model of it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from dicompiler.ir.onnx.weights import (
     MIN_WEIGHT_BYTES,
     PLACEHOLDER_LOCATION,
     Weight,
-    copy_without_data,
+    embed_data,
     is_placeholder,
     make_placeholder,
     to_dense,
@@ -40,24 +40,30 @@ if TYPE_CHECKING:
 
 __all__ = ["MIN_WEIGHT_BYTES", "PLACEHOLDER_LOCATION", "Model", "Weight", "is_placeholder", "make_placeholder"]
 
-_INTEGER_DTYPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-ORT_STANDARD_OPERATORS = ("LayerNormalization", "SimplifiedLayerNormalization")
+_ORT_STANDARD_OPERATORS = ("LayerNormalization", "SimplifiedLayerNormalization")
 """Operators that onnxruntime's optimizer adds to the standard domain in any opset, although onnx does not know them."""
 _WRITE_ERROR = "cannot write the model"
-_MAX_INTEGER_ELEMENTS = 1024
-_MAX_FLOAT_ELEMENTS = 8
-"""Up to this size, floats are a parameter of an operator (scales of a Resize), else weights."""
+_MAX_PARAMETER_ELEMENTS: Mapping[int, int] = {
+    onnx.TensorProto.INT32: 1024,
+    onnx.TensorProto.INT64: 1024,
+    onnx.TensorProto.BOOL: 1024,
+    onnx.TensorProto.FLOAT: 8,
+}
+"""Maximum size of an initializer that may be a parameter of an operator, such as the scales of a Resize.
+
+Initializers that are larger, or of another type, are weights.
+"""
 
 
 @dataclass(frozen=True)
 class Model:
-    """ONNX model.
+    """ONNX model in memory.
 
     Attributes:
-        proto: The model, which must not be changed. Initializers with much raw data are placeholders (see
+        proto: The model, which must not be changed. Initializers with much raw data are placeholders without data (see
             `weights.is_placeholder`).
         weights: Data of the placeholders, by name.
-        display_name: Name in error messages: its file, if it has one.
+        display_name: Name of the model in error messages: its file, if it has one.
     """
 
     proto: onnx.ModelProto = field(repr=False)
@@ -66,20 +72,20 @@ class Model:
 
     @classmethod
     def load(cls, source: str | Path | bytes | onnx.ModelProto | Model) -> Model:
-        """Return a model from a file, from bytes or from memory.
+        """Return a model from a file, from bytes or from a ModelProto.
 
         Files and their external data are memory-mapped. Nodes without a name get the name of their first output, and
-        equal names are made unique.
+        equal names of nodes are made unique.
 
         Args:
-            source: Path, bytes, ModelProto (which is not changed), or a Model, which is returned unchanged.
+            source: Path, content of a file, ModelProto (which is not changed), or a Model, which is returned unchanged.
 
         Returns:
             The model.
 
         Raises:
             DicompilerError: The file is missing, truncated or not ONNX, its external data is missing, too short or
-                outside of the model's directory, or the installed onnxruntime is too old for it.
+                outside of the model's directory, or the installed onnxruntime is too old for the model.
         """
         if isinstance(source, Model):
             return source
@@ -88,11 +94,12 @@ class Model:
         return cls(proto, MappingProxyType(weights), place)
 
     def save(self, path: str | Path, external: bool | None = None) -> tuple[Path, ...]:
-        """Write the model atomically.
+        """Write the model to a file. Each file appears as a whole or not at all.
 
         Args:
             path: File of the model.
-            external: Whether weights are written to `<name>.data` next to it; None: only if the file would exceed 2 GB.
+            external: True: weights are written to `<name>.data` next to the file. False: they are written into the
+                file. None: they are written into the file unless it would exceed 2 GB.
 
         Returns:
             The written files, the model first.
@@ -101,13 +108,14 @@ class Model:
         if external is None:
             external = self._nbytes() > modelfile.MAX_PROTOBUF_BYTES
         if not external:
-            _write_buffers(path, modelfile.write_inline(self.proto, self.weights))
+            with atomic_file(path, _WRITE_ERROR) as staged, staged.open("wb") as file:
+                file.writelines(modelfile.write_inline(self.proto, self.weights))
             return (path,)
         data = path.with_name(path.name + ".data")
         head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
-        with atomic_file(path, _WRITE_ERROR) as skeleton, atomic_file(data, _WRITE_ERROR) as weights:
-            skeleton.write_bytes(head)
-            with weights.open("wb") as file:
+        with atomic_file(path, _WRITE_ERROR) as staged, atomic_file(data, _WRITE_ERROR) as staged_data:
+            staged.write_bytes(head)
+            with staged_data.open("wb") as file:
                 file.writelines(buffers)
         return (path, data)
 
@@ -115,7 +123,7 @@ class Model:
         return int(self.proto.ByteSize()) + sum(weight.nbytes + 16 for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:
-        """Return the content of a model file, including weights.
+        """Return the content of a model file that includes the weights.
 
         Returns:
             The bytes.
@@ -126,7 +134,7 @@ class Model:
         return b"".join(modelfile.write_inline(self.proto, self.weights))
 
     def to_proto(self) -> onnx.ModelProto:
-        """Return a new ModelProto with all weights.
+        """Return a new ModelProto that includes the weights.
 
         Returns:
             The ModelProto.
@@ -135,19 +143,18 @@ class Model:
             DicompilerError: The model is larger than 2 GB.
         """
         if self._nbytes() > modelfile.MAX_PROTOBUF_BYTES:
-            raise DicompilerError("the model is over the 2 GB of a protobuf message: save it to a file instead")
+            raise DicompilerError("the model is larger than 2 GB, the limit of a protobuf message: save it to a file")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
             if is_placeholder(tensor):
-                tensor.CopyFrom(copy_without_data(tensor))
-                tensor.raw_data = bytes(self.weights[tensor.name].data)
+                embed_data(tensor, self.weights[tensor.name].data)
         return proto
 
     def graph(self) -> ModelGraph:
-        """Return a new graphsurgeon graph to edit.
+        """Return a new graphsurgeon graph of the model, which can be edited.
 
-        Weights stay views; attributes and types are read on demand.
+        Weights stay views of the model file. Attributes of nodes and types of tensors are read when they are needed.
 
         Returns:
             The graph.
@@ -157,7 +164,7 @@ class Model:
         return to_graph(self.proto, self.weights)
 
     def with_graph(self, graph: gs.Graph) -> Model:
-        """Return the model with an edited graph, including all data that graphsurgeon does not carry.
+        """Return the model with an edited graph. Data that graphsurgeon does not represent is copied from this model.
 
         Args:
             graph: A graph that `graph()` returned, after edits.
@@ -176,7 +183,7 @@ class Model:
         return {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return the values of an initializer, as a read-only view of the file if it is large.
+        """Return the values of an initializer. If it is large, the array is a read-only view of the model file.
 
         Args:
             name: Name of the initializer.
@@ -190,56 +197,46 @@ class Model:
         if name in self.weights:
             return self.weights[name].array()
         if name not in self._initializer_by_name:
-            raise DicompilerError(
-                f"the model has no initializer {name!r}{did_you_mean(name, self._initializer_by_name)}"
-            )
+            close = did_you_mean(name, self._initializer_by_name)
+            raise DicompilerError(f"the model has no initializer {name!r}{close}")
         tensor = self._initializer_by_name[name]
         return to_dense(tensor) if isinstance(tensor, onnx.SparseTensorProto) else onnx.numpy_helper.to_array(tensor)
 
     def initializers(self) -> Mapping[str, tuple[int, Shape]]:
-        """Return the type (onnx.TensorProto.DataType) and shape of each initializer, including sparse ones.
+        """Return the element type and the shape of each initializer, including sparse ones.
 
         Returns:
-            Type and shape by name, in file order.
+            An onnx.TensorProto.DataType and a shape by name, in file order.
         """
-        return {
-            name: (tensor.values.data_type, tuple(tensor.dims))
-            if isinstance(tensor, onnx.SparseTensorProto)
-            else (tensor.data_type, tuple(tensor.dims))
-            for name, tensor in self._initializer_by_name.items()
-        }
+        dense = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in self.proto.graph.initializer}
+        sparse = self.proto.graph.sparse_initializer
+        return dense | {tensor.values.name: (tensor.values.data_type, tuple(tensor.dims)) for tensor in sparse}
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return the known types and shapes of all tensors.
+        """Return the types and shapes of all tensors, as far as the model states them.
 
-        Initializers are constants even if they are also inputs: their default value is compiled in. Integer and bool
-        initializers of at most 1024 elements, and float initializers of at most 8, have their value.
+        Initializers are constants even if they are also inputs, because their default value is compiled in. Integer and
+        bool initializers of at most 1024 elements, and float initializers of at most 8, have their value.
 
         Returns:
             Tensors by name. `shape` is None if a dimension is not static, or if the value is not a tensor (dtype 0).
         """
         graph, tensors = self.proto.graph, dict[str, TensorInfo]()
         for value in (*graph.output, *graph.value_info, *graph.input):
-            known = TensorInfo(value.name, value.type.tensor_type.elem_type, _static_shape(value.type))
-            if known.shape is not None or value.name not in tensors:
-                tensors[value.name] = known
+            tensor = TensorInfo(value.name, value.type.tensor_type.elem_type, _static_shape(value.type))
+            if tensor.shape is not None or value.name not in tensors:
+                tensors[value.name] = tensor
         for name, (dtype, shape) in self.initializers().items():
-            most = (
-                _MAX_INTEGER_ELEMENTS
-                if dtype in _INTEGER_DTYPES
-                else _MAX_FLOAT_ELEMENTS
-                if dtype == onnx.TensorProto.FLOAT
-                else 0
-            )
-            small = math.prod(shape) <= most and most > 0
-            tensors[name] = TensorInfo(name, dtype, shape, is_constant=True, value=self.array(name) if small else None)
+            is_small = math.prod(shape) <= _MAX_PARAMETER_ELEMENTS.get(dtype, -1)
+            value = self.array(name) if is_small else None
+            tensors[name] = TensorInfo(name, dtype, shape, is_constant=True, value=value)
         return tensors
 
     def without_weights(self) -> onnx.ModelProto:
-        """Return a copy for the checker and for shape inference: placeholders become graph inputs.
+        """Return a ModelProto for the checker and for shape inference, with graph inputs in place of placeholders.
 
         Returns:
-            The copy.
+            The ModelProto.
         """
         graph = modelfile.copy_without(self.proto.graph, "initializer")
         inputs = {value.name for value in graph.input}
@@ -256,14 +253,14 @@ class Model:
         """Raise DicompilerError if the model is not valid ONNX. Weights are not read.
 
         Args:
-            place: Prefix of the message: the file, or "after pass …".
+            place: Start of the error message: the file, or "after pass …".
 
         Raises:
             DicompilerError: The model is not valid ONNX.
         """
         light = self.without_weights()
         for value in (*light.graph.input, *light.graph.output):
-            kind = value.type  # The checker requires a type and a shape, onnxruntime does not.
+            kind = value.type  # The checker requires a type and a shape. onnxruntime does not require them.
             if value in light.graph.output and kind.WhichOneof("value") is None:
                 kind.tensor_type.elem_type = onnx.TensorProto.FLOAT
             if kind.HasField("tensor_type"):
@@ -278,21 +275,21 @@ class Model:
             ) from error
 
     def digest(self) -> str:
-        """Return the structural digest, which does not cover the values of weights.
+        """Return the digest of the model's structure: names, shapes, types, operators and attributes.
 
-        It covers names, shapes, types, operators and attributes.
+        The digest does not cover the values of weights.
 
         Returns:
-            SHA-256 as 64 hexadecimal digits.
+            SHA-256 digest as 64 hexadecimal digits.
         """
         return graph_structure.structural_digest(self.proto)
 
 
 def _describe_checker_error(message: str) -> str:
-    """Return the checker's message on one line, starting with the node that it names."""
+    """Return the checker's message on one line. It starts with the node that the checker names, if any."""
     cause, _, context = message.partition("==>")
-    cause, named = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
-    return f"{named[2]} {named[1]!r}: {cause}" if named else cause
+    cause, node = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
+    return f"{node[2]} {node[1]!r}: {cause}" if node else cause
 
 
 def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
@@ -302,9 +299,9 @@ def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
     """
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:
-        known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
-        own = node.op_type in ORT_STANDARD_OPERATORS and not known
-        if own or (known and onnx.defs.get_schema(node.op_type, opset).deprecated):
+        is_standard = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
+        is_deprecated = is_standard and onnx.defs.get_schema(node.op_type, opset).deprecated
+        if is_deprecated or (node.op_type in _ORT_STANDARD_OPERATORS and not is_standard):
             node.domain = "deprecated"
     if any(node.domain == "deprecated" for node in proto.graph.node):
         proto.opset_import.append(onnx.helper.make_opsetid("deprecated", 1))
@@ -314,14 +311,6 @@ def _static_shape(kind: onnx.TypeProto) -> Shape | None:
     if not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
-    return tuple(dim.dim_value for dim in dims) if all(_is_static(dim) for dim in dims) else None
-
-
-def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    """Return True if the dimension is known; some exporters write -1 for unknown dimensions."""
-    return dim.HasField("dim_value") and dim.dim_value >= 0
-
-
-def _write_buffers(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
-    with atomic_file(path, _WRITE_ERROR) as stage, stage.open("wb") as file:
-        file.writelines(buffers)
+    # Some exporters write -1 for unknown dimensions.
+    is_static = all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims)
+    return tuple(dim.dim_value for dim in dims) if is_static else None

@@ -1,4 +1,4 @@
-"""Tensor names: new names that are not taken, and replacement of names that onnxruntime reserves."""
+"""Tensor names: new names that are not in use, and replacement of names that onnxruntime reserves."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from itertools import chain
 
 import onnx
 
-from dicompiler.ir.onnx.graph_structure import control_flow_bodies, rename_captures
+from dicompiler.ir.onnx.graph_structure import graph_and_bodies, rename_captures
 
 RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
 """Prefix of the tensors of casts that onnxruntime inserts around operators without a float16 kernel.
 
-It only checks whether a node has such a name, so a tensor with this prefix would be defined twice.
+onnxruntime does not check whether the model has a tensor of the same name, which would then be defined twice.
 """
 
 
 def unique_name(name: str, taken: dict[str, int]) -> str:
-    """Return `name`, or `name_1`, `name_2` …: the first that is not taken, and add it to `taken`.
+    """Return the first of `name`, `name_1`, `name_2`, … that is not in use, and add it to the names in use.
 
     Args:
         name: The preferred name.
-        taken: All names, each with the last number that was appended to it.
+        taken: Names in use, each with the last number that was appended to it. The returned name is added.
 
     Returns:
         The name.
@@ -36,32 +36,26 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
 
 
 def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
-    """Rename tensors with a reserved prefix in place, and return new names by old names."""
+    """Rename tensors with the reserved prefix in place, and return the new names by old name.
+
+    Inputs and outputs of the graph keep their names, because callers use them.
+    """
     fixed = {value.name for value in (*graph.input, *graph.output)}
-    found = [
-        name for name in dict.fromkeys(_produced_names(graph)) if name.startswith(RESERVED_PREFIX) and name not in fixed
-    ]
-    if not found:
+    produced = dict.fromkeys(_produced_names(graph))
+    reserved = [name for name in produced if name.startswith(RESERVED_PREFIX) and name not in fixed]
+    if not reserved:
         return {}
-    taken = dict.fromkeys(_all_produced_names(graph), 0)
-    renamed = {name: unique_name(f"Cast_{name.removeprefix(RESERVED_PREFIX)}", taken) for name in found}
+    taken = {name: 0 for inner in graph_and_bodies(graph) for name in _produced_names(inner)}
+    renamed = {name: unique_name(f"Cast_{name.removeprefix(RESERVED_PREFIX)}", taken) for name in reserved}
     _rename_tensors(graph, renamed)
     return renamed
 
 
 def _produced_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the tensors that a graph receives or computes."""
+    """Yield the names of the tensors that a graph receives, stores or computes, without its control-flow bodies."""
     yield from (value.name for value in chain(graph.input, graph.initializer))
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
     yield from (name for node in graph.node for name in node.output if name)
-
-
-def _all_produced_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the tensors that a graph and its bodies receive or compute."""
-    yield from _produced_names(graph)
-    for node in graph.node:
-        for body in control_flow_bodies(node):
-            yield from _all_produced_names(body)
 
 
 def _rename_tensors(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:

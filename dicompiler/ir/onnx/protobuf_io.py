@@ -1,13 +1,14 @@
 """Reading and writing of ONNX files without copies of their weights.
 
-buffer of a file ⇒ skeleton ModelProto and views of large weights ⇒ buffers of a file. This module parses the protobuf
-wire format itself, because the protobuf library copies every byte.
+Reading returns a skeleton (a ModelProto without the data of large initializers) and views of the large data in the
+file. This module parses the protobuf wire format itself, because the protobuf library copies every byte.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,41 +16,41 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from dicompiler.base.errors import DicompilerError, describe_wrong_path
-from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, copy_without_data, is_placeholder, mark_placeholder
+from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, is_placeholder, mark_placeholder
 
 Buffer = bytes | memoryview
 MessageType = TypeVar("MessageType", bound=Message)
 Views = dict[int, memoryview]
-"""Raw data by index in graph.initializer."""
+"""Raw data of large initializers, by index in `graph.initializer`."""
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
 """Maximum size of a protobuf message, and therefore of an ONNX file."""
+
+_EXTERNAL_ALIGNMENT = 64
+"""Alignment in bytes of weights in external files, so that they can be mapped and used in place."""
 
 _GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class _ProtobufError(Exception):
-    """The bytes are not a protobuf message."""
+    pass
 
 
 def map_file(path: Path, description: str) -> memoryview:
-    """Return a read-only view of a file.
-
-    The error names `description` and the path if it cannot be read.
-    """
+    """Return a read-only view of a file. If it cannot be read, the error names the path and `description`."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        more = describe_wrong_path(path, "reference/model.onnx") if isinstance(error, IsADirectoryError) else ""
-        raise DicompilerError(f"{path}: cannot read {description}: {error.strerror or error}{more}") from error
+        hint = describe_wrong_path(path, "reference/model.onnx") if isinstance(error, IsADirectoryError) else ""
+        raise DicompilerError(f"{path}: cannot read {description}: {error.strerror or error}{hint}") from error
 
 
 def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
-    """Return the number that starts at `at`, and the position after it."""
+    """Return the number that starts at `position`, and the position after it."""
     value = shift = 0
     while position < end and shift < 70:
         byte = data[position]
@@ -62,9 +63,10 @@ def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
 
 
 def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield each field of a message.
+    """Yield the fields of the protobuf message in data[start:end].
 
-    A field is (field number, wire type, start of the tag, start of the value, end of the value).
+    Each field is a tuple of the field number, the wire type, and the positions at which its tag starts, its value
+    starts, and its value ends.
     """
     position = start
     while position < end:
@@ -86,7 +88,7 @@ def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[in
 
 
 def encode_varint(value: int) -> bytes:
-    r"""Return a number as a varint: 300 ⇒ b"\xac\x02", seven bits per byte, lowest first."""
+    r"""Return a number as a varint (seven bits per byte, lowest first): 300 ⇒ b"\xac\x02"."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -100,9 +102,9 @@ def _field_header(number: int, length: int) -> bytes:
 
 
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
-    """Return the tensor's message without raw data, and the raw data.
+    """Return the message of a tensor without its raw data, and a view of the raw data.
 
-    The message is None if the data is small or external.
+    The message is None if the tensor's data stays in it: it is small, or in an external file.
     """
     kept, raw, external = bytearray(), data[:0], False
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
@@ -114,12 +116,13 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
     return (None if external or len(raw) < MIN_WEIGHT_BYTES else bytes(kept)), raw
 
 
-def _split_graph(data: memoryview, start: int, end: int, views: Views, first: int) -> tuple[bytes, int]:
-    """Return the graph's message without large raw data, and the number of initializers so far.
+def _split_graph(data: memoryview, start: int, end: int, views: Views, initializer_count: int) -> tuple[bytes, int]:
+    """Return the message of a graph without large raw data, and the number of initializers that were read until then.
 
-    The data goes into `views`.
+    Views of the raw data are added to `views`. `initializer_count` is the number of initializers before this message,
+    because a file may contain the graph in several messages.
     """
-    kept, index = bytearray(), first
+    kept, index = bytearray(), initializer_count
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _INITIALIZER and wire == _BYTES:
             bare, raw = _split_tensor(data, value, stop)
@@ -135,11 +138,9 @@ def _split_graph(data: memoryview, start: int, end: int, views: Views, first: in
 
 
 def read_skeleton(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
-    """Return the model without the raw data of its large initializers, and this data as views of `buffer`.
+    """Return the model without the raw data of its large initializers, and views of this data in `buffer`.
 
-    Args:
-        buffer: Content of an ONNX file.
-        place: Prefix of error messages.
+    `buffer` is the content of an ONNX file, and error messages start with `place`.
 
     Raises:
         DicompilerError: The buffer is truncated or not an ONNX model.
@@ -164,11 +165,11 @@ def read_skeleton(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
 
 
 def copy_without(message: MessageType, *skipped: str) -> MessageType:
-    """Return a copy of a protobuf message without some fields, which are never read and may be large.
+    """Return a copy of a protobuf message without some fields. These fields are never read, because they may be large.
 
     Args:
         message: The message.
-        *skipped: Names of the fields.
+        *skipped: Names of the fields that are not copied.
 
     Returns:
         The copy.
@@ -185,9 +186,9 @@ def copy_without(message: MessageType, *skipped: str) -> MessageType:
 
 
 def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
-    """Return the same as `read_skeleton` for a model in memory, which is not changed.
+    """Return a copy of the model without the raw data of its large initializers, and views of this data.
 
-    Protobuf copies its raw data once.
+    The protobuf library copies the raw data once.
     """
     skeleton = copy_without(proto, "graph")
     skeleton.graph.CopyFrom(copy_without(proto.graph, "initializer"))
@@ -208,7 +209,7 @@ def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
 
 
 def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Iterator[Buffer]:
-    """Yield the buffers of a file that contains the weights.
+    """Return the buffers of an ONNX file that contains the weights.
 
     The order of fields differs from that of the protobuf library, but the message is the same.
 
@@ -219,9 +220,8 @@ def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Itera
     for tensor in proto.graph.initializer:
         if is_placeholder(tensor):
             weight = weights[tensor.name]
-            bare = copy_without_data(tensor).SerializeToString(deterministic=True) + _field_header(
-                _RAW_DATA, weight.nbytes
-            )
+            bare = copy_without(tensor, "data_location", "external_data").SerializeToString(deterministic=True)
+            bare += _field_header(_RAW_DATA, weight.nbytes)
             tensors.append((_field_header(_INITIALIZER, len(bare) + weight.nbytes) + bare, weight))
         else:
             message = tensor.SerializeToString(deterministic=True)
@@ -231,43 +231,33 @@ def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Itera
     head = copy_without(proto, "graph").SerializeToString(deterministic=True)
     if len(head) + length + 16 > MAX_PROTOBUF_BYTES:
         raise DicompilerError(
-            f"the model has {length} bytes, more than the 2 GB of a protobuf file: save it with external data"
+            f"the model has {length} bytes, more than the limit of a protobuf file (2 GB): save it with external data"
         )
-    return _inline_buffers([head, _field_header(_GRAPH, length), rest], tensors)
+    return chain([head, _field_header(_GRAPH, length), rest], _interleave(tensors))
 
 
-def _inline_buffers(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer]:
-    yield from head
-    for text, weight in tensors:
-        yield text
+def _interleave(items: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer]:
+    for head, weight in items:
+        yield head
         if weight is not None:
             yield from weight.chunks()
 
 
 def write_external(
-    proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str, align: int = 64
-) -> tuple[bytes, Iterable[Buffer]]:
-    """Return the model file and the buffers of the file `location` with its external data.
-
-    Each weight starts at a multiple of `align` bytes, so that it can be mapped and used in place.
-    """
-    model, placed, offset = onnx.ModelProto(), list[tuple[int, Weight]](), 0
+    proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str
+) -> tuple[bytes, Iterator[Buffer]]:
+    """Return the content of the model file, and the buffers of the file `location` with its external data."""
+    model, padded_weights, offset = onnx.ModelProto(), list[tuple[bytes, Weight]](), 0
     model.CopyFrom(proto)
     for tensor in model.graph.initializer:
         if not is_placeholder(tensor):
             continue
         weight = weights[tensor.name]
-        padding = -offset % align
+        padding = -offset % _EXTERNAL_ALIGNMENT
         offset += padding
         del tensor.external_data[:]
         for key, value in (("location", location), ("offset", offset), ("length", weight.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
-        placed.append((padding, weight))
+        padded_weights.append((bytes(padding), weight))
         offset += weight.nbytes
-    return model.SerializeToString(deterministic=True), _external_buffers(placed)
-
-
-def _external_buffers(placed: Iterable[tuple[int, Weight]]) -> Iterator[Buffer]:
-    for padding, weight in placed:
-        yield bytes(padding)
-        yield from weight.chunks()
+    return model.SerializeToString(deterministic=True), _interleave(padded_weights)

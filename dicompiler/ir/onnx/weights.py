@@ -1,4 +1,4 @@
-"""Weights: raw data of large initializers as views of a mapped file, and their placeholders."""
+"""Weights: raw data of large initializers as views of a mapped file, and the placeholders of such data in a model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from numpy.typing import NDArray
 from dicompiler.ir.regions import Region, Shape, to_slices
 
 PLACEHOLDER_LOCATION = "*dicompiler.weights*"
-"""External-data location of placeholders; never a file. Their data is in a `weights` mapping, by name."""
+"""External-data location of placeholders, which is not a file. Their data is in a mapping of weights, by name."""
 
 MIN_WEIGHT_BYTES = 1024
-"""Raw data of at least this size is a Weight; smaller data stays in the skeleton, where shape inference reads it."""
+"""Raw data of at least this size is a Weight. Smaller data stays in the model, where shape inference reads it."""
 
 CHUNK_BYTES = 1 << 18
-"""Maximum number of bytes that `Weight.chunks` yields at once, so that hashing and writing work within the CPU cache.
-"""
+"""Approximate size of the chunks of `Weight.chunks`, so that hashing and writing work within the CPU cache."""
 
 _SUB_BYTE_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
 @cache
 def dtype_name(dtype: int) -> str:
-    """Return the name of an onnx type: 1 ⇒ "FLOAT".
+    """Return the name of an onnx element type: 1 ⇒ "FLOAT".
 
     Args:
         dtype: An onnx.TensorProto.DataType.
 
     Returns:
-        Its name; the number as text if it is unknown.
+        Name of the type; the number as text if the type is unknown.
     """
     names: dict[int, str] = {int(value): str(name) for name, value in onnx.TensorProto.DataType.items()}
     return names.get(dtype, str(dtype))
@@ -48,13 +47,14 @@ def _element_bits(dtype: int) -> int:
 
 
 def is_fixed_size(dtype: int) -> bool:
-    """Return True if the shape of a value determines its size in bytes.
+    """Return True if the size of a value in bytes follows from its element type and shape.
 
-    False for strings, and for values that are not tensors (sequences, maps, optional values). Such values are never
-    sent between devices: they are given to the devices that read them, and delivered by the device that computes them.
+    The size of strings, and of values that are not tensors (sequences, maps, optional values), is not fixed. Such
+    values are never sent between devices. A device that reads one gets it as an input, and the device that computes it
+    delivers it.
 
     Args:
-        dtype: An onnx.TensorProto.DataType.
+        dtype: An onnx.TensorProto.DataType; 0 for a value that is not a tensor.
 
     Returns:
         True if the size is fixed.
@@ -63,7 +63,7 @@ def is_fixed_size(dtype: int) -> bool:
 
 
 def raw_nbytes(dtype: int, shape: Shape) -> int:
-    """Return the bytes of a raw tensor; types below a byte are packed (INT4: two elements per byte).
+    """Return the bytes of a raw tensor. Elements of less than a byte are packed (INT4: two elements per byte).
 
     Args:
         dtype: An onnx.TensorProto.DataType.
@@ -76,13 +76,13 @@ def raw_nbytes(dtype: int, shape: Shape) -> int:
 
 
 def array_dtype(array: NDArray[Any]) -> int:
-    """Return the onnx.TensorProto.DataType of a numpy array, including types of ml_dtypes.
+    """Return the onnx element type of a numpy array, including the types of ml_dtypes.
 
     Args:
         array: The array.
 
     Returns:
-        The type.
+        An onnx.TensorProto.DataType.
     """
     return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("=")))
 
@@ -95,7 +95,8 @@ class Weight:
         dtype: Element type, an onnx.TensorProto.DataType.
         shape: Static shape.
         content: Raw little-endian bytes, usually a read-only view of the mapped model file. For a region of a weight
-            (see `take_region`), a view with gaps of shape (*shape, bytes per element). It must not be changed.
+            (see `take_region`), it can be a view with gaps, of shape (*shape, bytes per element). It must not be
+            changed.
     """
 
     dtype: int
@@ -104,9 +105,9 @@ class Weight:
 
     @classmethod
     def from_array(cls, array: NDArray[Any]) -> Weight:
-        """Return an array as a weight.
+        """Return a weight with the values of an array.
 
-        There is no copy if the array is contiguous, little-endian and of a type of whole bytes.
+        The data is not copied if the array is contiguous and little-endian, and its elements have one byte or more.
 
         Args:
             array: The values.
@@ -128,7 +129,7 @@ class Weight:
 
     @property
     def data(self) -> memoryview:
-        """Contiguous raw bytes: `content` itself if it has no gaps, else a new copy at each access."""
+        """Contiguous raw bytes. They are `content` itself if it has no gaps, else a new copy at each access."""
         return self.content if self.content.ndim == 1 else memoryview(self.content.tobytes())
 
     def chunks(self) -> Iterator[memoryview]:
@@ -144,53 +145,52 @@ class Weight:
             yield from _contiguous_chunks(np.asarray(self.content))
 
     def array(self) -> NDArray[Any]:
-        """Return the values, of shape `shape`.
+        """Return the values of the weight as an array.
 
         Returns:
-            A view, which is read-only if the file is mapped, and not necessarily aligned. Types below a byte are
-            unpacked into one byte each.
+            A view of `content` with the shape `shape`. It is not necessarily aligned, and read-only if a file is
+            mapped. Elements of less than a byte are unpacked into one byte each.
         """
         if dtype_name(self.dtype) in _SUB_BYTE_BITS:
             tensor = onnx.TensorProto(dims=self.shape, data_type=self.dtype, raw_data=bytes(self.data))
             return onnx.numpy_helper.to_array(tensor)
-        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.dtype))
+        np_dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.dtype))
         if self.content.ndim > 1:
-            return np.asarray(self.content).view(kind)[..., 0]
-        return np.frombuffer(self.content, np.uint8).view(kind).reshape(self.shape)
+            return np.asarray(self.content).view(np_dtype)[..., 0]
+        return np.frombuffer(self.content, np.uint8).view(np_dtype).reshape(self.shape)
 
     def take_region(self, region: Region) -> Weight:
-        """Return a region of the weight as a view. Only types below a byte are copied.
+        """Return a region of the weight as a view. Only elements of less than a byte are copied.
 
         Args:
-            region: Region of the weight.
+            region: Region of the weight (one half-open interval per axis).
 
         Returns:
             The weight of this region.
         """
         if dtype_name(self.dtype) in _SUB_BYTE_BITS:
             return Weight.from_array(self.array()[to_slices(region)])
-        # A memoryview supports neither bfloat16 nor unaligned data, so this slices bytes instead of values.
-        whole = np.asarray(self.content).reshape((*self.shape, raw_nbytes(self.dtype, (1,))))
-        part = whole[to_slices(region)]
-        content = part.reshape(-1) if part.flags.c_contiguous else part
-        return Weight(self.dtype, part.shape[:-1], content.data)
+        # Bytes are sliced instead of values, because a memoryview supports neither bfloat16 nor unaligned data.
+        array = np.asarray(self.content).reshape((*self.shape, raw_nbytes(self.dtype, (1,))))[to_slices(region)]
+        content = array.reshape(-1) if array.flags.c_contiguous else array
+        return Weight(self.dtype, array.shape[:-1], content.data)
 
 
-def _contiguous_chunks(part: NDArray[np.uint8]) -> Iterator[memoryview]:
-    """Yield a view with gaps in C order, copied block by block."""
-    if part.nbytes <= CHUNK_BYTES or part.ndim == 1:
-        yield np.ascontiguousarray(part).reshape(-1).data
+def _contiguous_chunks(array: NDArray[np.uint8]) -> Iterator[memoryview]:
+    """Yield copies of the consecutive chunks of an array that is not contiguous, in C order."""
+    if array.nbytes <= CHUNK_BYTES or array.ndim == 1:
+        yield np.ascontiguousarray(array).reshape(-1).data
         return
-    rows = CHUNK_BYTES // part[0].nbytes
-    for start in range(0, len(part), max(1, rows)):
-        yield from _contiguous_chunks(part[start : start + rows] if rows else part[start])
+    rows = CHUNK_BYTES // array[0].nbytes
+    for start in range(0, len(array), max(1, rows)):
+        yield from _contiguous_chunks(array[start : start + rows] if rows else array[start])
 
 
 def to_dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
     """Return the values of a sparse tensor as a dense array of the same type.
 
     Args:
-        sparse: The sparse tensor. Its indices are linear, or one row per value.
+        sparse: The sparse tensor. It has one linear index per value, or one row of indices per value.
 
     Returns:
         The array.
@@ -206,7 +206,7 @@ def to_dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
 
 
 def is_placeholder(tensor: onnx.TensorProto) -> bool:
-    """Return True if the tensor's data is in a `weights` mapping under its name.
+    """Return True if the tensor is a placeholder: a mapping of weights has its data under its name.
 
     Args:
         tensor: An initializer.
@@ -220,31 +220,21 @@ def is_placeholder(tensor: onnx.TensorProto) -> bool:
 
 
 def mark_placeholder(tensor: onnx.TensorProto) -> None:
-    """Make a tensor without data a placeholder for data in a `weights` mapping."""
+    """Turn a tensor without data into a placeholder, for which a mapping of weights has the data."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=PLACEHOLDER_LOCATION)
 
 
 def make_placeholder(name: str, weight: Weight) -> onnx.TensorProto:
-    """Return the placeholder for a weight.
-
-    Args:
-        name: Name of the initializer.
-        weight: Its data.
-
-    Returns:
-        A tensor without data.
-    """
+    """Return the placeholder of a weight: an initializer with its name, type and shape, but without data."""
     tensor = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape)
     mark_placeholder(tensor)
     return tensor
 
 
-def copy_without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Return a copy of a placeholder without its mark: name, type, shape and documentation."""
-    bare = onnx.TensorProto()
-    bare.CopyFrom(tensor)
-    bare.ClearField("data_location")
-    bare.ClearField("external_data")
-    return bare
+def embed_data(tensor: onnx.TensorProto, data: bytes | memoryview) -> None:
+    """Store raw data in a tensor, in place of a reference to external data or of the mark of a placeholder."""
+    tensor.ClearField("data_location")
+    tensor.ClearField("external_data")
+    tensor.raw_data = bytes(data)
