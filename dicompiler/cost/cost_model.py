@@ -1,6 +1,6 @@
-"""Base class of cost models, and the cost model `analytic`.
+"""The base class of cost models, and the cost model `analytic`.
 
-A cost model predicts the seconds of a part of a layer on a device.
+A cost model predicts the seconds that a device computes on a share of a layer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dicompiler.ir.plan import LayerShare as LayerShare
 class CostModel(ABC):
     """Base class of all cost models.
 
-    A subclass is a frozen dataclass. Its fields are its options.
+    A cost model is a frozen dataclass. Its fields are its options.
 
     Attributes:
         name: Name of the model, as in `--cost NAME`.
-        is_measured: Whether predictions rest on measurements, so that they may differ the next time.
-        runtime: Slowdown of messages and calls against the host on which the target's costs were measured. 0 makes them
-            free, as in the papers. None scales them by the speed of the device's cores.
+        is_measured: Whether predictions rest on measurements, so that they may differ after the next measurement.
+        runtime: Factor by which messages and calls take longer than on the host on which the target's costs were
+            measured. 0 makes them free, as in the papers. None derives the factor from the speed of the device's cores.
     """
 
     name: ClassVar[str]
@@ -50,16 +50,17 @@ class CostModel(ABC):
 
     @abstractmethod
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Return the seconds that a device computes on a part of a layer, without waiting and sending.
+        """Return the seconds that a device computes on a share of a layer, without waiting and sending.
 
         Args:
             layers: The layers of the network.
             layer: The layer.
-            share: The part: region, range of the reduction axis, number of merged partial sums.
+            share: The share: the region of the output, the range of the reduction axis, and the number of partial sums
+                that are added up.
             device: The device.
 
         Returns:
-            Seconds, infinite for a device that does not compute.
+            Seconds, infinite if the device does not compute.
         """
 
     def seconds_in_frame(
@@ -70,20 +71,20 @@ class CostModel(ABC):
         device: Device,
         local_bytes: int,  # noqa: ARG002
     ) -> float:
-        """Return the seconds of a part that reads tensors which the same device has just computed.
+        """Return the seconds of a share that reads tensors which its device has just computed.
 
-        onnxruntime fuses such layers, and the tensors between them keep their memory layout. By default it is
-        `seconds`.
+        onnxruntime fuses the layers that exchange these tensors, and the tensors keep their memory layout. The default
+        implementation ignores both effects and returns `seconds`.
 
         Args:
             layers: The layers of the network.
             layer: The layer.
-            share: The part.
+            share: The share of the layer.
             device: The device.
-            local_bytes: Bytes of the part's inputs that the device has just computed and that it reads unchanged.
+            local_bytes: Bytes of the share's inputs that the device has just computed and that the share reads uncut.
 
         Returns:
-            Seconds, infinite for a device that does not compute.
+            Seconds, infinite if the device does not compute.
         """
         return self.seconds(layers, layer, share, device)
 
@@ -96,10 +97,10 @@ class CostModel(ABC):
             target: Name of the target.
 
         Returns:
-            The scaled costs, or the measured ones if the model has some.
+            The measured costs if the model has measured them, otherwise the stated costs scaled to the device.
 
         Raises:
-            UsageError: The option `runtime` is negative.
+            UsageError: The option `runtime` is negative or infinite.
         """
         if self.runtime is None:
             return scale_to_device(stated, device)
@@ -110,16 +111,18 @@ class CostModel(ABC):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """Return `seconds` of every share on every device. A model may override it with a faster way.
+        """Return `seconds` of every share on every device.
+
+        A model may override this method with a faster implementation.
 
         Args:
             layers: The layers of the network.
             layer: The layer.
-            shares: Parts of the layer.
+            shares: Shares of the layer.
             devices: Devices.
 
         Returns:
-            Seconds as an array of shape (shares, devices).
+            Seconds as an array of shape (number of shares, number of devices).
         """
         rows = [[self.seconds(layers, layer, share, device) for device in devices] for share in shares]
         return np.array(rows, np.float64).reshape(len(shares), len(devices))
@@ -127,17 +130,19 @@ class CostModel(ABC):
 
 @dataclass(frozen=True)
 class AnalyticModel(CostModel):
-    """Operations divided by the compute rate.
+    """Time as the number of operations divided by the compute rate.
 
-    There are two FLOPs for each multiply-add, and one for each element of other operators. A pool costs one FLOP for
-    each element of each window. Operators that only move data (Reshape, Concat, …) are free. A part takes at least its
-    bytes of weights divided by the memory bandwidth, if the platform gives one: a matrix-vector product (a token of a
-    language model, a classifier) waits for its matrix.
+    A multiply-add counts as two FLOPs. A pool counts one FLOP for each element of each window. Every other operator
+    that computes counts one FLOP for each element of its output. Operators that only move data (Reshape, Concat) are
+    free.
+
+    If the platform states a memory bandwidth, a share takes at least as long as reading its weights from memory. This
+    limits matrix-vector products, such as a classifier or one token of a language model.
 
     Attributes:
         name: Name of the model.
-        pools: Whether pools are counted.
-        elementwise: Whether element-wise operators are counted.
+        pools: Whether the FLOPs of pools are counted.
+        elementwise: Whether the FLOPs of element-wise operators are counted.
         weights: Whether reading weights takes time.
     """
 
@@ -166,9 +171,9 @@ class AnalyticModel(CostModel):
 
 
 def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
-    """Return the mistake in a predicted time, '' if there is none.
+    """Return a message if a predicted time is invalid, otherwise an empty string.
 
-    Times must be at least 0, and finite on a device that computes.
+    A time must be at least 0, and must be finite on a device that computes.
     """
     number = float(seconds) if isinstance(seconds, Real) else math.nan
     if number >= 0 and (number < math.inf or not device.can_compute):
@@ -177,7 +182,7 @@ def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
 
 
 def seconds_at_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
-    """Return the seconds of FLOPs at the devices' rates, with shape (operations, devices)."""
+    """Return the seconds of each number of FLOPs on each device, as an array of shape (numbers, devices)."""
     counts = np.array(operations, np.float64).reshape(-1, 1)
     rates = np.array([[device.rate for device in devices]], np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

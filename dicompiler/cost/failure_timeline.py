@@ -1,9 +1,11 @@
 """Simulation of a stream of frames during which devices fail and return.
 
-Between two changes the stream is one ordinary simulation with the plan that is in force. Frames that are in flight when
-a device fails are computed again from their inputs. Frames that are in flight when a device returns are finished first.
-Order and number of frames are exact. Two effects on times are ignored: devices still compute for frames that are given
-up, and with replicas each interval starts with the first replica.
+A change is the failure or the return of a device. Between two changes the stream is one ordinary simulation with the
+plan that is then in force. Frames that are in flight when a device fails are computed again from their inputs. Frames
+that are in flight when a device returns are finished first.
+
+The order and the number of frames are exact. Two effects on times are ignored: devices finish computing for abandoned
+frames, and the first frame after a change always uses the first replica.
 """
 
 from __future__ import annotations
@@ -21,10 +23,9 @@ from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 
 FAILURE_DETECTION_S = 0.3
-"""Seconds from a failure until every device knows of it and frames are computed again.
+"""Seconds from the end of a process or connection until all devices know of the failure and repeat frames, at most.
 
-It is the longest time that the runtime takes if a process ends or a connection breaks. Silent devices take longer to be
-detected: three heartbeats.
+A device that fails silently is detected later, after three missing heartbeats.
 """
 
 
@@ -45,12 +46,14 @@ class Outage:
 
 @dataclass(frozen=True)
 class FailureCase:
-    """The plan in force while certain devices are down. Cases with the same plan are equal.
+    """The plan in force while certain devices are down.
+
+    Two cases are equal if their plans work without the same devices.
 
     Attributes:
-        failed: Devices without which the plan works.
+        failed: Devices that the plan does not use.
         workload: Workload of the plan.
-        platform: Platform without these devices.
+        platform: The platform without these devices.
     """
 
     failed: tuple[str, ...]
@@ -60,16 +63,16 @@ class FailureCase:
 
 @dataclass(frozen=True)
 class StreamInterval:
-    """The part of a stream between two changes.
+    """The frames of a stream between two changes. A change is the failure or the return of a device.
 
     Attributes:
-        failed: Devices without which the plan in force works.
+        failed: Devices that the plan in force does not use.
         down: Devices that are down.
         changed_at: Time of the change in seconds.
-        resumed_at: Time at which frames went on, in seconds.
-        frames: (number, start, end) of the frames that ended in the interval, times in seconds.
-        replayed: Numbers of the frames that were in flight at its end and are computed again.
-        spans: The spans of the interval.
+        resumed_at: Time in seconds at which the first frame after the change started.
+        frames: (frame number, start, end) of each frame that ended in the interval; times are in seconds.
+        replayed: Numbers of the frames that were in flight when the interval ended, and that are computed again.
+        spans: Periods in which devices and links were busy in the interval, or devices waited.
     """
 
     failed: tuple[str, ...]
@@ -82,21 +85,18 @@ class StreamInterval:
 
     @property
     def period_s(self) -> float | None:
-        """Mean seconds between the ends of frames; None for fewer than two frames."""
+        """Mean seconds between the ends of consecutive frames; None for fewer than two frames."""
         ends = sorted(end for _, _, end in self.frames)
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
     @property
     def interruption_s(self) -> float | None:
-        """Seconds from the change to the first end of a frame; None if no frame ended."""
+        """Seconds from the change at the start of the interval to the first end of a frame; None if no frame ended."""
         return min((end for _, _, end in self.frames), default=math.inf) - self.changed_at if self.frames else None
 
 
 def parse_outage(text: str) -> Outage:
-    """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns.
-
-    Raises UsageError if the text has another form.
-    """
+    """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns; raise UsageError for another form."""
     match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
     if match is None:
         raise UsageError(f"fail {text!r}: give a device and the time of its failure: pi03@2.5s, or pi03@2.5s-6s")
@@ -114,19 +114,13 @@ def simulate_outages(
     outages: Sequence[Outage],
     frames: int,
     in_flight: int,
-    spans: bool = False,
+    keep_spans: bool = False,
 ) -> tuple[StreamInterval, ...]:
-    """Simulate a stream with outages.
+    """Simulate a stream during which devices fail and return, and return its intervals between changes.
 
-    Args:
-        find_case: Returns the case in which the given devices are down.
-        outages: The outages.
-        frames: Number of frames.
-        in_flight: Largest number of frames in flight.
-        spans: Whether to keep the spans.
-
-    Returns:
-        The intervals between changes.
+    `find_case` returns the failure case for the devices that are down. `frames` is the number of frames, and
+    `in_flight` the largest number of frames in flight. `keep_spans` keeps the periods of devices and links in the
+    intervals.
 
     Raises:
         DicompilerError: The stream ends before a device fails.
@@ -139,12 +133,12 @@ def simulate_outages(
         for next_index in range(index + 1, len(changes) + 1):
             until, next_down, next_case = changes[next_index] if next_index < len(changes) else (math.inf, (), None)
             has_return = next_case is not None and set(next_down) < set(down)
-            interval = _simulate_interval(case, remaining, begin, until, has_return, in_flight, spans)
+            interval = _simulate_interval(case, remaining, begin, until, has_return, in_flight, keep_spans)
             ended_at = max([begin, until if has_return else 0.0, *(end for _, _, end in interval.frames)])
-            # A device that fails again before it rejoins has not returned. A change to the same case is not a change.
-            if next_case != case and not (
-                has_return and next_index + 1 < len(changes) and changes[next_index + 1][0] <= ended_at
-            ):
+            # A device that fails again before it rejoins has not returned. The plan in force does not change if the
+            # next case is equal.
+            fails_again = has_return and next_index + 1 < len(changes) and changes[next_index + 1][0] <= ended_at
+            if next_case != case and not fails_again:
                 break
         intervals.append(replace(interval, down=down, changed_at=changed_at))
         finished = {number for number, _, _ in interval.frames}
@@ -164,7 +158,7 @@ def simulate_outages(
 def _iterate_changes(
     find_case: Callable[[tuple[str, ...]], FailureCase], outages: Sequence[Outage]
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
-    """Yield (time, devices that are down from then on, case) whenever the case changes."""
+    """Yield the time, the devices that are down from then on, and their failure case, whenever the case changes."""
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)
     times = sorted({0.0, *(outage.start for outage in outages), *ends})
@@ -184,24 +178,23 @@ def _simulate_interval(
     until: float,
     has_return: bool,
     in_flight: int,
-    spans: bool,
+    keep_spans: bool,
 ) -> StreamInterval:
-    """Simulate the remaining frames from `begin` until the next change.
+    """Simulate the remaining frames from the time `begin` to the next change at the time `until`.
 
-    If a device returns at that change, all frames that have started by then are finished.
+    If a device returns at the next change, all frames that have started by then are finished.
     """
 
     def simulate_frames(count: int) -> SimulationResult:
-        return simulate(case.workload, case.platform, count, in_flight, spans)
+        return simulate(case.workload, case.platform, count, in_flight, keep_spans)
 
     result = simulate_frames(len(remaining))
     if has_return:
         started = sum(begin + start <= until for start, _ in result.frames)
         result, until = simulate_frames(started) if started < len(remaining) else result, math.inf
         remaining = remaining[:started]
-    times = [
-        (number, begin + start, begin + end) for number, (start, end) in zip(remaining, result.frames, strict=True)
-    ]
+    numbered = zip(remaining, result.frames, strict=True)
+    times = [(number, begin + start, begin + end) for number, (start, end) in numbered]
     shifted_spans = [
         span._replace(start=begin + span.start, end=min(begin + span.end, until), frame=remaining[span.frame])
         for span in result.spans

@@ -1,4 +1,4 @@
-"""The cost model `linear`: a linear fit of time to FLOPs and bytes for each kind of layer."""
+"""The cost model `linear`: seconds as a linear function of FLOPs and bytes, fitted for each kind of layer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dicompiler.ir.plan import LayerShare
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The fit of one kind of layer: seconds = flop_s · FLOPs + byte_s · bytes + call_s.
+    """Coefficients of one kind of layer: seconds = flop_s · FLOPs + byte_s · bytes + call_s.
 
     Attributes:
         flop_s: Seconds for each FLOP.
         byte_s: Seconds for each byte that is read or written.
-        call_s: Constant seconds for each call.
+        call_s: Seconds for each call, independent of its size.
     """
 
     flop_s: float
@@ -41,12 +41,14 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class LinearModel(ProfileBasedModel):
-    """For each kind of layer a · FLOPs + b · bytes + c, fitted to profiles or given.
+    """Time as a · FLOPs + b · bytes + c, with fitted or stated coefficients for each kind of layer.
 
-    The kind of a layer is its anchor operator; grouped and depthwise convolutions are of kind GroupConv. Kinds without
-    own coefficients use those of kind `*`: with profiles, a fit to all measurements. FLOPs and bytes are those of
-    `roofline`. Given coefficients hold for every device, or, with option `rate`, for a device of that rate. In the
-    latter case the time on another device is scaled by the ratio of the rates.
+    The kind of a layer is its anchor operator; grouped and depthwise convolutions are of kind GroupConv. A kind without
+    coefficients of its own uses those of kind `*`. With profiles, `*` is a fit to all measurements. FLOPs and bytes are
+    counted as in `roofline`.
+
+    Stated coefficients hold for every device. With the option `rate` they hold for a device of that compute rate, and
+    the time on another device is scaled by the ratio of the rates.
     """
 
     name: ClassVar[str] = "linear"
@@ -70,7 +72,7 @@ class LinearModel(ProfileBasedModel):
 
     @property
     def is_measured(self) -> bool:  # type: ignore[override]
-        """True if the model rests on profiles."""
+        """Whether the coefficients are fitted to profiles."""
         return bool(self.file)
 
     @cached_property
@@ -79,7 +81,7 @@ class LinearModel(ProfileBasedModel):
 
     @cached_property
     def _fitted_coefficients(self) -> Mapping[str, Mapping[str, Coefficients]]:
-        """Coefficients by profile path and layer kind."""
+        """Coefficients by the path of the profile and the kind of layer."""
         return {profile.place: fit_by_kind(profile.samples()) for profile in self._profiles.profiles}
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
@@ -107,18 +109,15 @@ class LinearModel(ProfileBasedModel):
         fit = coefficients.get(kind) or coefficients.get("*")
         if fit is None:
             raise DicompilerError(
-                f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give coefficients for it or for all "
-                "other kinds (*:A:B:C)"
+                f"linear: no coefficients for operator {kind!r} of layer {layer.name!r}: give coefficients for this "
+                "operator (KIND:A:B:C) or for all other operators (*:A:B:C)"
             )
         counts = count_operations(layers, layer, *share)
         return fit.predict(counts.flops, counts.moved_bytes)
 
 
 def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
-    """Parse `Conv:7e-11:1e-10:2e-5`.
-
-    Raises ValueError if the text is not KIND:A:B:C with finite numbers of at least 0.
-    """
+    """Parse `Conv:7e-11:1e-10:2e-5` (KIND:A:B:C); raise ValueError unless the numbers are finite and at least 0."""
     kind, *numbers = text.split(":")
     try:
         flop, byte, call = map(float, numbers)
@@ -130,9 +129,9 @@ def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
 
 
 def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
-    """Return the coefficients of every kind, and of all kinds together under `*`.
+    """Return the coefficients of every kind of layer, and those of all kinds together under the key `*`.
 
-    Samples are (kind, FLOPs, bytes, seconds) of measured pieces.
+    A sample is (kind, FLOPs, bytes, seconds) of a measured piece of a layer.
     """
     rows = list(samples)
     kinds = dict.fromkeys(kind for kind, *_ in rows)
@@ -141,11 +140,11 @@ def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str,
 
 
 def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
-    """Fit coefficients of at least 0 to (FLOPs, bytes, seconds) of pieces, by weighted least squares.
+    """Fit coefficients of at least 0 to samples (FLOPs, bytes, seconds) by weighted least squares.
 
-    Squares are divided by the measured time: absolute errors would ignore short pieces, and relative errors would
-    favour predictions that are too low. The non-negative optimum is found by trying every choice of coefficients that
-    are zero.
+    Squared errors are divided by the measured seconds. Unweighted errors would ignore short samples, and relative
+    errors would favour predictions that are too low. The best non-negative fit is found by trying every set of
+    coefficients that may be nonzero.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     targets = np.sqrt(rows[:, 2])

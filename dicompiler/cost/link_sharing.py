@@ -1,4 +1,4 @@
-"""Sharing of network links in the simulator: flows get equal parts, as TCP connections do."""
+"""Sharing of network links in the simulator: flows on a link get equal shares of it, as TCP connections do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class SharedLink(Generic[T]):
-    """A network link with the flows that use it now, and their share of it.
+    """A network link and the flows (connections with a message to send) that use it now.
 
-    The load is the sum of the shares that each flow would take if it were alone.
+    `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these shares.
     """
 
     __slots__ = ("flows", "load")
@@ -27,15 +27,20 @@ class SharedLink(Generic[T]):
     def remove_flow(self, flow: Flow[T]) -> None:
         self.load -= self.flows.pop(flow)
         if not self.flows:
-            self.load = 0.0  # Removes rounding errors.
+            self.load = 0.0  # Subtracting shares leaves rounding errors.
 
 
 class Flow(Generic[T]):
-    """A connection from one device to another, which sends one message at a time, lowest rank first.
+    """A connection from one device to another, which sends one message at a time.
 
-    `links` has the largest share of each link that the flow can take. `remaining_s` are the seconds that the first
-    message still needed if alone, at the time `updated_at`; `speed` is the share of that work that is done in a second.
-    `version` counts changes, which invalidate planned departures.
+    Attributes:
+        links: The largest share of each link that the flow can use.
+        queue: Messages to send, as (message, seconds if it is sent alone, rank); the first one is being sent.
+        started_at: Time at which the first message started.
+        remaining_s: Seconds that the first message still needed at `updated_at` if it were sent alone.
+        updated_at: Time of the last change of `speed`.
+        speed: Seconds of work done per second: 1 if the flow has its links to itself.
+        version: Number of changes of the planned departure. A departure with an older version is invalid.
     """
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
@@ -50,29 +55,33 @@ class Flow(Generic[T]):
 class LinkScheduler(Generic[T]):
     """All links and flows of a simulation.
 
-    On a switch a message takes the sender's outgoing and the receiver's incoming link, otherwise the one shared medium.
-    `departures` are planned since the simulator last read them: (time, flow, version).
+    On a switch, a message uses the outgoing link of the sender's host and the incoming link of the receiver's host.
+    Otherwise all messages use one shared medium.
+
+    Attributes:
+        departures: (time, flow, version) of each departure that was planned since the simulator last read this list.
     """
 
     def __init__(self, is_switch: bool) -> None:
-        self._switch = is_switch
+        self._is_switch = is_switch
         self._links: dict[tuple[str, str], SharedLink[T]] = {}
         self._flows: dict[tuple[object, object], Flow[T]] = {}
         self.departures: list[tuple[float, Flow[T], int]] = []
 
-    def flow(self, key: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
-        """Return the flow between two ends (`key`).
+    def flow(self, devices: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
+        """Return the flow between two devices, which `devices` identifies by their indices.
 
-        `shares` are the largest shares of each host's link (of a medium the first) that the flow can take.
+        `shares` are the largest shares of the sender's and the receiver's link that the flow can use. A shared medium
+        uses only the first share.
         """
-        if key not in self._flows:
-            ends = (("out", hosts[0]), ("in", hosts[1])) if self._switch else (("all", ""),)
-            links = [self._links.setdefault(end, SharedLink()) for end in ends]
-            self._flows[key] = Flow(dict(zip(links, shares, strict=False)))
-        return self._flows[key]
+        if devices not in self._flows:
+            link_keys = (("out", hosts[0]), ("in", hosts[1])) if self._is_switch else (("all", ""),)
+            links = [self._links.setdefault(key, SharedLink()) for key in link_keys]
+            self._flows[devices] = Flow(dict(zip(links, shares, strict=False)))
+        return self._flows[devices]
 
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
-        """Add a message that takes `seconds` if alone, before waiting messages of a higher rank."""
+        """Add a message that takes `seconds` if it is sent alone, before waiting messages of a higher rank."""
         queue = flow.queue
         position = len(queue)
         while position > 1 and queue[position - 1][2] > rank:
@@ -86,9 +95,9 @@ class LinkScheduler(Generic[T]):
         self._update_speeds(now, flow)
 
     def finish_message(self, now: float, flow: Flow[T]) -> tuple[T, float]:
-        """Remove the first message of a flow, start the next, and return the removed one with its start time."""
+        """Remove the first message of a flow and start the next one; return the removed message and its start time."""
         (message, _, _), started_at = flow.queue.popleft(), flow.started_at
-        if flow.queue:  # The load of the links stays the same.
+        if flow.queue:  # The flow stays on its links, so that no other flow changes its speed.
             flow.started_at, flow.remaining_s, flow.updated_at = now, flow.queue[0][1], now
             self._plan_departure(now, flow)
             return message, started_at
@@ -103,7 +112,7 @@ class LinkScheduler(Generic[T]):
         for link in changed.links:
             for flow in link.flows:
                 load = 1.0
-                for used_link in flow.links:  # Faster than max(): most of a simulation's time is spent here.
+                for used_link in flow.links:  # Not max(): a simulation spends most of its time in this loop.
                     if used_link.load > load:
                         load = used_link.load
                 speed = 1.0 / load

@@ -1,6 +1,7 @@
 """Memory of a program on each device: weights, live tensors and buffers.
 
-The program determines these numbers exactly. `Target.memory` adds the target's own needs.
+A tensor is live from the moment it is computed or received to its last use. The program determines these numbers
+exactly. `Target.memory` returns what the target needs in addition.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class MemoryUse:
     """Memory of one device.
 
     Attributes:
-        weights: Bytes of the constants of its segments, each counted once.
-        activations: Largest number of bytes of live tensors in addition to the buffers.
-        buffers: Bytes of graph inputs, states and received transfers, which exist for every frame in flight.
+        weights: Bytes of the constants of all segments, each counted once.
+        activations: Largest number of bytes of live tensors at once, without the buffers.
+        buffers: Bytes of graph inputs, states and received tensors, which exist for every frame in flight.
         added: Bytes that the target adds.
     """
 
@@ -38,7 +39,6 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All bytes."""
         return self.weights + self.activations + self.buffers + self.added
 
 
@@ -46,12 +46,12 @@ class MemoryUse:
 class MemoryTimeline:
     """Memory of one device over a frame.
 
-    Step 2k + 1 is inside segment k; step 2k is between the segments k - 1 and k.
+    Time is a number of steps: step 2k + 1 is inside segment k, and step 2k is between the segments k - 1 and k.
 
     Attributes:
-        constants: Bytes of each constant by name. They exist all the time, for all frames.
-        buffers: Bytes of buffers by step.
-        activations: Bytes of other live tensors by step.
+        constants: Bytes of each constant by name. Constants exist all the time, once for all frames.
+        buffers: Bytes of buffers at each step.
+        activations: Bytes of all other live tensors at each step.
     """
 
     constants: Mapping[str, int]
@@ -60,12 +60,11 @@ class MemoryTimeline:
 
     @property
     def weights(self) -> int:
-        """Bytes of all constants."""
         return sum(self.constants.values())
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """Bytes of buffers and activations by step."""
+        """Bytes of buffers and activations together at each step."""
         return tuple(map(sum, zip(self.buffers, self.activations, strict=True)))
 
     @property
@@ -75,13 +74,16 @@ class MemoryTimeline:
 
 
 def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] | None = None) -> dict[str, MemoryUse]:
-    """Return the memory of each device.
+    """Return the memory that a program needs on each device.
 
-    A buffer lives until its last reader on the device. A tensor made by a segment lives from its node to its last
-    reader or send, and a delivered one to the end. One frame is inside a segment, the others are between two segments.
-    Tensors without static shape count 0. Views (Reshape, Identity) count as copies. With several roles the weights of
-    all roles are held, and the frames in flight are spread over the roles without a failure or over those of one
-    failure, whichever takes more memory.
+    A buffer lives until its last reader on the device. A tensor that a segment computes lives until its last reader or
+    send, and an output of the network lives to the end. One frame is inside a segment, and the other frames in flight
+    are between two segments. A tensor without a static shape counts 0 bytes, and a view (Reshape, Identity) counts as a
+    copy.
+
+    A program has one role (a replica of the plan, or a failure plan) or several. A device keeps the weights of all
+    roles. The frames in flight are spread over the replicas or over those of one failure plan, whichever needs more
+    memory.
 
     Args:
         program: The program.
@@ -105,7 +107,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
 
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device step by step, for one frame of the first role."""
+    """Return the memory of each device at each step of one frame, by device name, for the first role of the program."""
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
     sizes = {value.name: value.nbytes if value.is_fixed_size else 0 for value in values}
@@ -113,13 +115,13 @@ def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def segment_value_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of every tensor that a segment reads or makes, without constants.
+    """Return the bytes of every tensor that a segment reads or computes, without constants.
 
     Args:
         segment: The segment.
 
     Returns:
-        Bytes by tensor name, 0 if the shape is unknown.
+        Bytes by tensor name; 0 if the shape is unknown.
     """
     inferred = onnx.shape_inference.infer_shapes(segment.model)
     graph = inferred.graph
@@ -129,7 +131,7 @@ def segment_value_sizes(segment: Segment) -> dict[str, int]:
 
 
 def value_nbytes(value: onnx.ValueInfoProto) -> int:
-    """Return the bytes of a tensor by its value info; 0 if its shape is not static or it is not a tensor."""
+    """Return the bytes of a tensor; 0 if its shape is not static or the value is not a tensor."""
     tensor_type = value.type.tensor_type
     if not tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor_type.shape.dim):
         return 0
@@ -137,7 +139,7 @@ def value_nbytes(value: onnx.ValueInfoProto) -> int:
 
 
 def constant_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of a segment's constants; sparse constants count as dense.
+    """Return the bytes of each constant of a segment. A sparse constant counts as if it were dense.
 
     Args:
         segment: The segment.
@@ -153,20 +155,20 @@ def constant_sizes(segment: Segment) -> dict[str, int]:
 
 
 def peak_nbytes(spans: Iterable[LiveRange]) -> int:
-    """Return the largest number of bytes that are live at once.
+    """Return the largest number of bytes that are live at the same step.
 
     Args:
         spans: (first step, last step, bytes) of each tensor.
 
     Returns:
-        The peak in bytes.
+        Number of bytes.
     """
     changes = _nbytes_deltas(spans)
     return max(accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
 def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
-    """Return the change of live bytes at each step."""
+    """Return by how many bytes the live tensors grow at each step; the number is negative if they shrink."""
     changes = Counter[int]()
     for first, last, size in spans:
         changes[first] += size
@@ -175,10 +177,10 @@ def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
 
 
 def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
-    """Return the largest number of bytes that the tensors made inside a segment take at once.
+    """Return the largest number of bytes that the tensors computed inside a segment take at once.
 
-    The inputs and outputs of a node are live at the same time, and outputs of the segment live to its end. `sizes` are
-    those of `segment_value_sizes`.
+    The inputs and outputs of a node are live at the same time, and the outputs of the segment live to its end. `sizes`
+    has the bytes of each tensor, as `segment_value_sizes` returns them.
     """
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}
@@ -189,17 +191,20 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 
 
 def _largest_use(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
-    """Return the largest buffers and activations of all cases, with the constants of all cases."""
+    """Return the memory for the case with the most bytes, and for the constants of all roles together.
+
+    A case is (bytes of buffers, bytes of activations) for the normal plan or for one failure.
+    """
     buffers, activations = max(cases, key=sum)
     all_constants = {name: size for role_constants in constants for name, size in role_constants.items()}
     return MemoryUse(sum(all_constants.values()), activations, buffers, added)
 
 
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
-    """Return (buffers, activations) of frames that follow each other through the roles.
+    """Return the bytes of buffers and of activations if n roles compute `frames` frames in turn.
 
-    Each of n roles has frames / n in flight, some roles one more. One frame is inside a segment, the others are between
-    two segments.
+    Each role has frames / n in flight, some roles one more. One frame is inside a segment, and the other frames are
+    between two segments.
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
@@ -211,7 +216,10 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
 
 
 def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapping[str, int]) -> MemoryTimeline:
-    """Return the timeline of a device; `border_sizes` has the bytes of inputs, outputs, states and transfers."""
+    """Return the memory of a device at each step.
+
+    `border_sizes` has the bytes of graph inputs and outputs, states and transferred tensors.
+    """
     constants: dict[str, int] = {}
     sizes = dict(border_sizes)
     last = _last_use_steps(program, device)
@@ -234,7 +242,7 @@ def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapp
 
 
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """Return the tensors that exist from the start: received ones, used inputs, and states."""
+    """Return the names of the tensors that exist at step 0: received tensors, used graph inputs, and states."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
     used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     used |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
@@ -245,8 +253,8 @@ def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]
 def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Return the last step at which each tensor is live.
 
-    It is inside the last reader, or inside the segment after the one behind which the tensor is sent (sending continues
-    while that one runs), or the end for delivered tensors and states.
+    A tensor that is read lives until its last reader has run. A tensor that is sent lives until the segment has run
+    that follows the send, because sending continues in the background. Graph outputs and states live to the end.
     """
     last: dict[str, int] = {}
     latest = 0

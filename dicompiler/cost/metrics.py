@@ -1,12 +1,11 @@
 """Metrics of a plan before anything is compiled or run: operations, bytes, memory, energy and times.
 
-LayerGraph + Platform + CostModel + Plan → Metrics. Bytes are exact. Times are an estimate with barriers between layers
-(`estimate_metrics`) or come from the simulator (`metrics_of_simulation`).
+Bytes are exact. Times come from a simple estimate (`estimate_metrics`) or from the simulator (`metrics_of_simulation`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,12 +25,13 @@ from dicompiler.ir.routing import Assembly, Box, Routing, assembly_leaves
 from dicompiler.ir.tasks import Task, task_id
 from dicompiler.partition.routing import route_on_platform
 
-LayerStep = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
+LayerStep = tuple[str, bool]
+"""(name of a layer, or "" for the network's inputs; whether the step computes the layer's partial sums)."""
 
 
 @dataclass(frozen=True)
 class _SentBox:
-    """A box that is sent: its devices, its bytes, and the step that made it."""
+    """A box (a region of a tensor) that is sent, and the layer step that computes it."""
 
     sender: str
     receiver: str
@@ -41,20 +41,11 @@ class _SentBox:
 
 @dataclass(frozen=True)
 class _RoleCosts:
-    """The frames of one role: routing, seconds by task, and the boxes that are sent."""
+    """The routing of one role (a replica of the plan), the seconds of its tasks, and the boxes that are sent."""
 
     routing: Routing
     seconds: Mapping[tuple[str, int], float]
     sent: Sequence[_SentBox]
-
-
-def _role_costs(routing: Routing, platform: Platform, cost: CostModel) -> tuple[_RoleCosts, ...]:
-    return tuple(
-        _RoleCosts(
-            role, {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}, _sent_boxes(role)
-        )
-        for role in routing.replica_roles
-    )
 
 
 def estimate_metrics(
@@ -62,60 +53,58 @@ def estimate_metrics(
     platform: Platform,
     cost: CostModel,
     plan: Plan,
-    runtime: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
+    runtime_by_device: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Metrics:
-    """Estimate the metrics of a plan without simulating it.
+    """Estimate the metrics of a plan without simulating it, by a barrier model.
 
-    The estimate is a barrier model:
+    In the barrier model, each layer begins when all devices have finished the previous one:
 
-    * Layers run one after another. A layer takes as long as its slowest device.
-    * Then all boxes that it made are sent: one after another on a shared medium or a gateway (which counts each byte
-      once), all links at once on a switch.
-    * The busiest sender handles its messages before that; the busiest receiver, and the call that waits, after it.
+    * A layer takes as long as its slowest device.
+    * Then all regions that the layer computed are sent. On a shared medium or a gateway they are sent one after
+      another. On a switch all links are used at the same time, and the slowest link counts.
+    * The time of the busiest sender's processor is added before the sending. The time of the busiest receiver's
+      processor, and of the segment call that waits for the messages, is added after it.
 
-    The simulator overlaps these steps. Its times are 6 to 54 % lower for VGG16, and it can rank plans differently.
-    Bytes follow from the routing and are exact. Memory excludes the copies that joins make and the overhead of the
-    target.
+    The simulator overlaps these periods. Its times are 6 to 54 % lower for VGG16, so the two can rank plans
+    differently. Bytes are exact. Memory excludes the copies that joining regions makes and the memory that the target
+    adds.
 
-    Args:
-        layers: The layers of the network.
-        platform: The platform.
-        cost: The cost model.
-        plan: The plan.
-        runtime: Costs of messages and calls by device; by default they are free.
-
-    Returns:
-        The estimated metrics.
+    `runtime_by_device` has the costs of messages and calls; by default they are free.
 
     Raises:
-        DicompilerError: The plan does not fit the layers or names an unknown device.
+        DicompilerError: The plan does not fit the layers, or names an unknown device.
     """
     routing = route_on_platform(platform, layers, plan)
-    roles = _role_costs(routing, platform, cost)
-    latency = sum(_barrier_latency(role, platform, runtime) for role in roles) / len(roles)
-    return _build_metrics(
-        roles, _device_metrics(roles, routing, platform, plan), platform, runtime, latency, "estimate"
-    )
+    roles = []
+    for role in routing.replica_roles:
+        seconds = {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}
+        roles.append(_RoleCosts(role, seconds, _sent_boxes(role)))
+    latency = sum(_barrier_latency(role, platform, runtime_by_device) for role in roles) / len(roles)
+    devices = _device_metrics(roles, routing, platform, plan)
+    return _build_metrics(roles, devices, platform, runtime_by_device, latency, "estimate")
 
 
 def metrics_of_simulation(
     simulation: SimulationResult, workload: Workload, routing: Routing, platform: Platform, plan: Plan
 ) -> Metrics:
-    """Return the metrics of a plan, given the simulation of one frame of each role, one after another.
+    """Return the metrics of a plan from a simulation of one frame of each replica, one after another.
 
-    The time between frames is the load of the busiest device or link, averaged over the roles. A stream reaches it with
-    enough frames in flight. With states it is at least the period of a short simulated stream.
+    The seconds between frames are those of the busiest device or link, averaged over the replicas. A stream reaches
+    this rate with enough frames in flight. If the network has states, a short simulated stream gives a lower bound.
     """
-    roles = tuple(
+    role_workloads = workload.roles
+    roles = [
         _RoleCosts(role, role_workload.task_seconds, _sent_boxes(role))
-        for role, role_workload in zip(routing.replica_roles, workload.roles, strict=True)
-    )
+        for role, role_workload in zip(routing.replica_roles, role_workloads, strict=True)
+    ]
     frames = len(simulation.frames)
-    calls = {device_work.device: _call_seconds(workload, i) / frames for i, device_work in enumerate(workload.devices)}
+    call_s: dict[str, float] = defaultdict(float)
+    for work in (work for role_workload in role_workloads for work in role_workload.devices):
+        call_s[work.device] += work.runtime.call_seconds(len(work.jobs))
     devices = tuple(
         replace(
             entry,
-            compute_s=entry.compute_s + calls[entry.device],
+            compute_s=entry.compute_s + call_s[entry.device] / frames,
             runtime_s=simulation.total_seconds("handle", entry.device) / frames,
             link_s=sum(simulation.total_seconds("message", entry.device, peer) for peer in (False, True)) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
@@ -129,14 +118,6 @@ def metrics_of_simulation(
         stream = simulate(workload, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
     return replace(metrics, input_output_s=sum(role.ends_s for role in workload.roles) / len(workload.roles))
-
-
-def _call_seconds(workload: Workload, device: int) -> float:
-    """Return the seconds of segment calls without their computing, for a frame of each role."""
-    return sum(
-        device_work.runtime.call_seconds(len(device_work.jobs))
-        for device_work in (role.devices[device] for role in workload.roles)
-    )
 
 
 def _build_metrics(
@@ -176,7 +157,7 @@ def _sent_boxes(routing: Routing) -> list[_SentBox]:
 
 
 def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the latency of the barrier model, see `estimate_metrics`."""
+    """Return the latency of a frame in the barrier model, see `estimate_metrics`."""
     routing, seconds = role.routing, role.seconds
     compute: dict[LayerStep, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
@@ -194,7 +175,7 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the seconds that the busiest sender and the busiest receiver take for these boxes."""
+    """Return the seconds of the busiest sender's processor plus those of the busiest receiver's for these boxes."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
@@ -211,9 +192,9 @@ def _network_seconds(
     latency: bool = True,
     frames: int = 1,
 ) -> float:
-    """Return the seconds until the network has carried all boxes, for each of `frames` frames.
+    """Return the seconds that the busiest link needs to transfer all boxes, divided by the number of frames.
 
-    All boxes are ready at the start. The latency of the links is added once if `latency` is set.
+    The largest latency of a used link is added once if `with_latency` is set.
     """
     busy_s: dict[tuple[str, str], float] = {}
     longest = 0.0
@@ -234,10 +215,7 @@ def _network_seconds(
 def _device_metrics(
     roles: Sequence[_RoleCosts], routing: Routing, platform: Platform, plan: Plan
 ) -> tuple[DeviceMetrics, ...]:
-    """Return the metrics of each device, averaged over the turns.
-
-    Memory includes failure plans (`routing`).
-    """
+    """Return the metrics of each device, averaged over the replicas. Memory is that of all roles of the routing."""
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
     for task in (task for role in routing.roles for task in role.tasks):
@@ -269,10 +247,10 @@ def _mean_rounded_up(total: int, roles: Sequence[_RoleCosts]) -> int:
 
 
 def _peak_activations(routing: Routing) -> dict[str, int]:
-    """Return the largest number of bytes of boxes that each device holds at once.
+    """Return the largest number of bytes of boxes that each device stores at once.
 
-    A computed box lives from its step to its last reader on the device. Received boxes and inputs live from the start
-    to their last reader. Boxes that a sink wants, and states, live to the end.
+    A box (a region of a tensor) that a task computes lives until its last reader on the device. Received boxes and
+    graph inputs also exist from the start. Boxes of graph outputs and of states live to the end.
     """
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}

@@ -1,7 +1,6 @@
-"""Operations and bytes of a part of a layer, on which the cost models rest.
+"""Numbers of operations and bytes for a share of a layer, from which cost models predict times.
 
-LayerGraph + Layer + region → multiply-adds, FLOPs, bytes. Needs no weights. The rules of the operators give their costs
-(`OperatorRule.cost`).
+The rule of each operator states its operations (`OperatorRule.cost`). Weights are not needed.
 """
 
 from __future__ import annotations
@@ -21,18 +20,16 @@ from dicompiler.partition.bounds_inference import make_share_task
 
 
 def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
-    """Return the number of multiply-adds of a part of a layer.
+    """Return the number of multiply-adds that a share of a layer computes in convolutions, matrix products and so on.
 
-    Those of convolutions, matrix products and the like are counted.
-
-    Elements that operator rules compute in addition to `region` (such as a whole group of channels) are counted. Nodes
-    without static shapes count 0.
+    An operator rule may compute more elements than `region` asks for, such as a whole group of channels. These elements
+    count too. A node without static shapes counts 0.
 
     Args:
         layers: The layers of the network.
         layer: The layer.
-        region: Region of the layer's output; None for all of it.
-        reduce: Range of the reduction axis if the part is a partial sum.
+        region: Region of the layer's output that is computed; None for all of it.
+        reduce: Range of the reduction axis if the share is a partial sum; None for the whole axis.
 
     Returns:
         Number of multiply-adds.
@@ -50,9 +47,9 @@ def count_flops(
     pools: bool = True,
     elementwise: bool = True,
 ) -> int:
-    """Return the floating-point operations of a part of a layer, counted as in `AnalyticModel`.
+    """Return the floating-point operations of a share of a layer, with or without pools and element-wise operators.
 
-    The arguments are those of `count_operations`. Pools (with reductions) and element-wise operators can be excluded.
+    All other parameters are those of `count_operations`. Pools include reductions.
     """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
@@ -62,16 +59,18 @@ NO_COST = OpCost()
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Operations and bytes of a part of a layer.
+    """Operations and bytes of a share of a layer.
 
     Attributes:
-        multiply_flops: FLOPs of multiply-adds, two each.
+        multiply_flops: FLOPs of multiply-adds, two for each.
         pool_flops: FLOPs of pools and reductions.
         elementwise_flops: FLOPs of all other operators.
         merge_flops: FLOPs of adding up partial sums.
-        moved_bytes: Bytes read (weights included) and written. Tensors between nodes of the layer stay in caches.
-        weight_bytes: Bytes of weights that are read, each piece once. A lookup reads no more than it returns.
-        input_bytes: Bytes read without weights.
+        moved_bytes: Bytes that are read (with weights) and written. Tensors between the nodes of the layer do not
+            count, because they stay in caches.
+        weight_bytes: Bytes of weights that are read; a piece that several nodes read counts once. A lookup in a table
+            reads at most as many bytes as it returns.
+        input_bytes: Bytes that are read, without weights.
     """
 
     multiply_flops: int
@@ -88,7 +87,7 @@ class OpCounts:
         return self.flops_including(pools=True, elementwise=True)
 
     def flops_including(self, pools: bool, elementwise: bool) -> int:
-        """Return the FLOPs, with or without those of pools and of element-wise operators.
+        """Return the number of floating-point operations, with or without pools and element-wise operators.
 
         Args:
             pools: Whether to include pools and reductions.
@@ -108,17 +107,17 @@ def count_operations(
     reduce: Interval | None = None,
     merge: int = 0,
 ) -> OpCounts:
-    """Count the operations and bytes of a part of a layer.
+    """Count the operations and bytes of a share of a layer.
 
     Args:
         layers: The layers of the network.
         layer: The layer.
-        region: Region of the layer's output; None for all of it.
-        reduce: Range of the reduction axis if the part is a partial sum.
-        merge: Number of partial sums that the part adds up; 0 if it computes from inputs.
+        region: Region of the layer's output that is computed; None for all of it.
+        reduce: Range of the reduction axis if the share is a partial sum; None for the whole axis.
+        merge: Number of partial sums that the share adds up; 0 if it computes from the layer's inputs.
 
     Returns:
-        The counts of the part.
+        The operations and bytes.
     """
     task = make_share_task(layers, layer, LayerShare(region, reduce, merge))
     costs = [_node_cost(layers, work) for work in task.nodes]
@@ -137,7 +136,7 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
-    """Return `OpCounts.weight_bytes`, given the cost of each node."""
+    """Return the bytes of weights that are read (`OpCounts.weight_bytes`); `costs` has one entry for each node."""
     regions = _weight_regions(layers, nodes)
     if not regions or NO_COST not in costs:
         return sum(regions.values())
@@ -156,17 +155,17 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 
 
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the bytes that a task reads (without weights) and makes; 0 for dynamic shapes."""
+    """Return the bytes that a task reads (without weights) and writes; a tensor with a dynamic shape counts 0."""
     regions = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
     return sum(_region_nbytes(layers, key.tensor, region) for key, region in regions)
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the number of multiply-adds of a task, see `count_macs`.
+    """Return the number of multiply-adds of a task, counted as `count_macs` does.
 
     Args:
         layers: The layers of the network.
-        task: The task.
+        task: The task (one device's share of a layer).
 
     Returns:
         Number of multiply-adds.
@@ -175,14 +174,14 @@ def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
 
 
 def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
-    """Return the pieces of constants that a task holds.
+    """Return the pieces of constants that a task reads, so that its device must store them.
 
     Args:
         layers: The layers of the network.
-        task: The task.
+        task: The task (one device's share of a layer).
 
     Returns:
-        Bytes by (tensor, region).
+        Bytes of each piece by (tensor name, region of the tensor).
     """
     return _weight_regions(layers, task.nodes)
 
@@ -204,7 +203,7 @@ def _iterate_weight_regions(layers: LayerGraph, task_node: TaskNode) -> Iterator
 def _output_and_input_regions(
     layers: LayerGraph, task_node: TaskNode
 ) -> tuple[Region | None, tuple[Region | None, ...]]:
-    """Return the region of a node's output and the read regions of its inputs; None if unknown."""
+    """Return the region that a node computes, and the region that it reads of each input; None if unknown."""
     if task_node.piece is not None:
         return task_node.piece.out, task_node.piece.needs
     operation = layers.operation_of(task_node.node)
@@ -213,7 +212,7 @@ def _output_and_input_regions(
 
 
 def _node_cost(layers: LayerGraph, task_node: TaskNode) -> OpCost:
-    """Return the cost of a node by its rule; zero if shapes are not static."""
+    """Return the operations of a node by its operator rule; no operations if shapes are not static."""
     operation = layers.operation_of(task_node.node)
     out, needs = _output_and_input_regions(layers, task_node)
     if out is None or any(tensor is not None and tensor.shape is None for tensor in operation.inputs):

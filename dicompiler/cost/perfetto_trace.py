@@ -1,6 +1,6 @@
 """Export of a simulation as a trace file for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
-Each device has three tracks: computing, sending and receiving.
+The trace shows three tracks for each device: computing, sending and receiving.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ _TRACKS = ("computing", "sending", "receiving")
 
 
 def dumps(simulation: SimulationResult, devices: Sequence[str]) -> str:
-    """Return the text of a trace file (Trace Event Format, times in microseconds).
-
-    `devices` gives the order of the tracks.
-    """
+    """Return the content of a trace file in the Trace Event Format, with tracks in the order of `devices`."""
     events: list[dict[str, Any]] = []
     for i, device in enumerate(devices):
         events.append({"name": "process_name", "ph": "M", "pid": i, "args": {"name": device}})

@@ -1,4 +1,4 @@
-"""Interpolation of measured times between sizes."""
+"""Interpolation of measured times between the measured sizes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 class TimeCurve:
     """Seconds as a piecewise linear function of size, never negative and never decreasing.
 
-    The first and the last piece are extended below the first and beyond the last point; at size 0 it is at least 0 s.
+    Below the first and above the last measured size, the neighbouring line segment is extended.
 
     Attributes:
         sizes: Sizes of the points, increasing from 0.
-        seconds: Times of the points in seconds.
+        seconds: Seconds at these sizes.
     """
 
     sizes: tuple[float, ...]
@@ -24,10 +24,10 @@ class TimeCurve:
 
     @classmethod
     def fit(cls, points: Mapping[int, float]) -> TimeCurve:
-        """Return the non-decreasing curve nearest to measured points (size → seconds).
+        """Return the non-decreasing curve that is nearest to the measured seconds by size.
 
-        It is an isotonic regression by the pool-adjacent-violators algorithm: adjacent points that decrease get their
-        mean.
+        The fit is an isotonic regression by the pool-adjacent-violators algorithm: adjacent points that decrease are
+        replaced by their mean.
         """
         sizes = sorted(points)
         blocks: list[tuple[float, int]] = []  # (mean, number of points)
@@ -42,7 +42,6 @@ class TimeCurve:
         return cls((0.0, *map(float, sizes)), (start, *seconds))
 
     def seconds_at(self, size: float) -> float:
-        """Return the seconds of a piece of a size of at least 0."""
         if size <= self.sizes[-1]:
             return float(np.interp(size, self.sizes, self.seconds))
         (x, y), (u, v) = list(zip(self.sizes, self.seconds, strict=True))[-2:]

@@ -30,32 +30,31 @@ from dicompiler.partition.bounds_inference import output_shape
 log = logging.getLogger("dicompiler")
 
 MAX_MEDIAN_TO_MIN = 2.0
-"""Largest ratio of median to shortest times, over all layers, at which the host counts as idle."""
+"""The host counts as idle if the median seconds of all layers are at most this multiple of the shortest seconds."""
 Cut = str
 """How a measured piece is smaller than its layer.
 
-"whole": it is the layer. "axis 2": cut along an axis of the output. "reduce": a partial sum over a range of the
-reduction axis. "merge": it adds partial sums up, and its size is their number.
+"whole": the piece is the whole layer. "axis 2": the piece is a range of this axis of the output. "reduce": the piece is
+a partial sum over a range of the reduction axis. "merge": the piece adds partial sums up, and its size is their number.
 """
 
 
 def axis_cut(axis: int) -> Cut:
-    """Return the name of a cut along an axis of the layer's output."""
     return f"axis {axis}"
 
 
 @dataclass(frozen=True)
 class PieceMeasurement:
-    """One piece of a layer that was timed.
+    """The measured times of one piece of a layer.
 
     Attributes:
-        cut: How it is smaller than the layer.
-        size: Its extent along the cut.
-        flops: Its floating-point operations.
-        moved_bytes: Bytes that it reads and writes.
-        median_s: Median time in seconds, with the call.
-        min_s: Shortest time in seconds.
-        max_s: Longest time in seconds.
+        cut: How the piece is smaller than the layer.
+        size: Extent of the piece along the cut: rows, channels, or the number of partial sums.
+        flops: Floating-point operations of the piece.
+        moved_bytes: Bytes that the piece reads and writes.
+        median_s: Median seconds of one run, including the call of onnxruntime.
+        min_s: Seconds of the shortest run.
+        max_s: Seconds of the longest run.
     """
 
     cut: Cut
@@ -68,13 +67,13 @@ class PieceMeasurement:
 
 
 def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
-    """Return True if a share is the whole layer, neither a partial sum nor a merger."""
+    """Return True if a share computes its whole layer, and neither is a partial sum nor adds partial sums up."""
     everything = share.region is None or share.region == full_region(output_shape(layers, layer))
     return everything and share.reduce is None and not share.merge_count
 
 
 def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
-    """Return the bytes that a whole layer reads from other layers, without the network's inputs."""
+    """Return the bytes that a whole layer reads from other layers; inputs of the network do not count."""
     network_inputs = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
     sized = (tensor for tensor in network_inputs if tensor.shape is not None and is_fixed_size(tensor.dtype))
     sizes = [raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in sized]
@@ -83,13 +82,13 @@ def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """The measurements of all layers with one signature.
+    """The measurements of all layers that have the same signature and therefore take the same time.
 
     Attributes:
-        signature: Digest of the layers, see `layer_signature`.
-        kind: Kind of the layers, see `layer_kind`.
+        signature: Digest of everything that the time depends on, see `layer_signature`.
+        kind: Anchor operator of the layers, see `layer_kind`.
         names: Names of the layers.
-        measurements: The measured pieces.
+        measurements: Times of the whole layer and of pieces of it.
     """
 
     signature: str
@@ -97,27 +96,32 @@ class LayerProfile:
     names: tuple[str, ...]
     measurements: tuple[PieceMeasurement, ...]
 
+    @property
+    def whole(self) -> PieceMeasurement:
+        """The measurement of the whole layer."""
+        return next(piece for piece in self.measurements if piece.cut == "whole")
 
-@dataclass(frozen=True, eq=False)  # compared by identity: curves are remembered
+
+@dataclass(frozen=True, eq=False)  # Compared by identity, because the memoized methods need a fast hash.
 class Profile(Memoizing):
-    """A profile file.
+    """The content of a profile file.
 
     Attributes:
         place: Path of the file, for messages.
         model_digest: Structural digest of the network.
-        device: Name or name pattern of the devices for which it holds.
+        device: Name or name pattern of the devices that the profile is valid for.
         threads: Number of threads.
-        call_s: Seconds of an empty call, included in every measurement.
+        call_s: Seconds of a call that computes nothing; every measurement includes it.
         layers: Measurements by layer signature.
-        unmeasured: Reasons for layers that could not be measured, by name.
+        unmeasured: Reasons why layers could not be measured, by layer name.
         links: Measured links between hosts.
         runtime_costs: Measured costs of targets' runtimes, by target name.
-        whole_model_s: Seconds of the whole network in one session with the call; None if not measured.
-        weight_byte_s: Additional seconds for each byte of weights in a frame, because it comes from memory instead of
-            caches.
-        read_byte_s: The same for each byte of other inputs.
+        whole_model_s: Seconds of the whole network in one session, including the call; None if not measured.
+        weight_byte_s: Additional seconds for each byte of weights in a frame, because weights then come from memory and
+            not from caches.
+        read_byte_s: Additional seconds for each byte of other inputs in a frame, for the same reason.
         cold_call_s: Additional seconds of a call in a frame, because the device has computed other layers since the
-            last one.
+            previous call.
     """
 
     place: str
@@ -135,27 +139,23 @@ class Profile(Memoizing):
     cold_call_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
-        """Yield (layer kind, FLOPs, bytes, seconds without an empty call) of all pieces."""
+        """Yield the layer kind, FLOPs, bytes and seconds (without an empty call) of each measured piece."""
         for layer in self.layers.values():
             for piece in layer.measurements:
                 yield layer.kind, piece.flops, piece.moved_bytes, max(0.0, piece.median_s - self.call_s)
 
     @cached_property
     def byte_s(self) -> float:
-        """Seconds to move a byte: the least of all pieces."""
+        """Least seconds per moved byte over all measured pieces."""
         return min((seconds / nbytes for _, _, nbytes, seconds in self.samples() if nbytes > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
-        """Return the seconds of the whole layer, without an empty call.
-
-        Raises KeyError if the layer was not measured.
-        """
-        piece = next(m for m in self.layers[signature].measurements if m.cut == "whole")
-        return max(0.0, piece.median_s - self.call_s)
+        """Return the seconds of the whole layer, without an empty call; KeyError if the layer was not measured."""
+        return max(0.0, self.layers[signature].whole.median_s - self.call_s)
 
     @cached_property
     def isolated_s(self) -> float:
-        """Seconds of all layers, each measured on its own, without empty calls."""
+        """Seconds of all layers together, each measured on its own, without empty calls."""
         return sum(len(layer.names) * self.whole_layer_s(layer.signature) for layer in self.layers.values())
 
     @memoized
@@ -174,35 +174,26 @@ class Profile(Memoizing):
     ) -> float:
         """Return the seconds in a frame of a share that takes `isolated_s` when it runs repeatedly on its own.
 
-        In a frame its weights come from memory, and so do its inputs, except for the bytes that the device has just
-        computed in the same session. Such layers are fused, which saves time.
-
-        Args:
-            layers: The layers of the network.
-            layer: The layer.
-            share: The part of the layer.
-            isolated_s: Seconds of the share on its own.
-            local_bytes: Bytes that it reads from the same session.
-            unmeasured_s: Seconds of all layers that were not measured.
-
-        Returns:
-            Seconds, at least 0.
+        In a frame, weights and inputs come from memory and not from caches. Exceptions are the `local_bytes` of inputs
+        that the device has just computed in the same session; they save time instead, because onnxruntime fuses the
+        layers. `unmeasured_s` are the seconds of all layers that were not measured.
         """
         saved_s = self.fusing_s(layers, unmeasured_s) * local_bytes
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
-        """Return the additional seconds because data comes from memory."""
+        """Return the additional seconds of a share in a frame, because data comes from memory and not from caches."""
         counts = count_operations(layers, layer, *share)
         return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * max(0, counts.input_bytes - local_bytes)
 
     @memoized
     def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
-        """Return the seconds that each byte between layers saves in a session.
+        """Return the seconds that each byte between two layers saves if both layers run in one session.
 
-        It is chosen such that all layers, none below 0 s, together take the measured time of the whole network,
-        including `unmeasured_s` for layers that were not measured. It is negative if the whole takes longer than its
-        layers, and 0 if the unmeasured layers alone account for the whole.
+        The value is chosen such that the layers together take the measured seconds of the whole network. `unmeasured_s`
+        of them are those of layers that were not measured, and no layer takes less than 0 s. The value is negative if
+        the network takes longer than its layers. It is 0 if the unmeasured layers alone take at least as long as the
+        network.
         """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
         if self.whole_model_s is None or 0 < whole_s <= unmeasured_s:
@@ -223,25 +214,23 @@ class Profile(Memoizing):
 
     @cached_property
     def median_to_min(self) -> float:
-        """Ratio of median to shortest times over all layers, infinite without times."""
-        whole_measurements = [
-            (m, len(layer.names)) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
-        ]
-        shortest = sum(count * piece.min_s for piece, count in whole_measurements)
-        return sum(count * piece.median_s for piece, count in whole_measurements) / shortest if shortest else math.inf
+        """Ratio of the median seconds to the shortest seconds, over all layers; infinite if nothing was measured."""
+        layers = self.layers.values()
+        shortest_s = sum(len(layer.names) * layer.whole.min_s for layer in layers)
+        return sum(len(layer.names) * layer.whole.median_s for layer in layers) / shortest_s if shortest_s else math.inf
 
     @property
     def busy_message(self) -> str:
-        """The message that the host was busy, with the most affected layers; '' if it was not."""
+        """A message that the host was busy while it measured, with the most affected layers; empty if it was idle."""
         if self.median_to_min <= MAX_MEDIAN_TO_MIN:
             return ""
-        whole_measurements = [
-            (m, layer.names) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
-        ]
-        whole_measurements.sort(key=lambda entry: len(entry[1]) * (entry[0].min_s - entry[0].median_s))
-        noisiest = [(m, names[0]) for m, names in whole_measurements[:3] if m.median_s > MAX_MEDIAN_TO_MIN * m.min_s]
+        layers = sorted(
+            self.layers.values(), key=lambda layer: len(layer.names) * (layer.whole.min_s - layer.whole.median_s)
+        )
         examples = ", ".join(
-            f"{name} {format_seconds(m.median_s)} against {format_seconds(m.min_s)}" for m, name in noisiest
+            f"{layer.names[0]} {format_seconds(layer.whole.median_s)} against {format_seconds(layer.whole.min_s)}"
+            for layer in layers[:3]
+            if layer.whole.median_s > MAX_MEDIAN_TO_MIN * layer.whole.min_s
         )
         return (
             f"{self.place}: its host was busy: medians are {self.median_to_min:.3g} times the shortest times (allowed: "
@@ -250,9 +239,9 @@ class Profile(Memoizing):
 
     @memoized
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
-        """Return the seconds without an empty call by size along a cut; None if nothing was measured along it.
+        """Return the seconds by size along a cut, without an empty call; None if no piece was cut this way.
 
-        At size `extent` the piece is the whole layer, which adds the last point.
+        The whole layer adds a last point at the size `extent`, unless `extent` is None.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
@@ -260,10 +249,16 @@ class Profile(Memoizing):
         return TimeCurve.fit(points | ({} if extent is None else {extent: self.whole_layer_s(signature)}))
 
 
-def parse_profile(document: Any, place: str) -> Profile:
-    """Return the profile in a JSON document.
+_SCALAR_KEYS = (
+    "model_digest", "device", "threads", "call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s"
+)  # fmt: skip
+"""Keys of the document with the names of fields of `Profile`."""
 
-    Raises DicompilerError if the document does not match the schema. The error names `place` and the key.
+
+def parse_profile(document: Any, place: str) -> Profile:
+    """Return the profile in a JSON document that was read from `place`.
+
+    Raises DicompilerError with the place and the key if the document does not match the schema.
     """
     from dicompiler.base.schema import validate
 
@@ -271,21 +266,15 @@ def parse_profile(document: Any, place: str) -> Profile:
     layers = {
         entry["signature"]: _parse_layer(entry, f"{place}: layers[{i}]") for i, entry in enumerate(document["layers"])
     }
-    links = [Link((e["hosts"][0], e["hosts"][1]), e["bandwidth"], e["latency"]) for e in document["links"]]
     return Profile(
         place,
-        document["model_digest"],
-        document["device"],
-        document["threads"],
-        document["call_s"],
-        layers,
-        {entry["name"]: entry["reason"] for entry in document["unmeasured"]},
-        tuple(links),
-        {target: RuntimeCosts(**costs) for target, costs in document.get("runtime_costs", {}).items()},
-        document.get("whole_model_s"),
-        document.get("weight_byte_s", 0.0),
-        document.get("read_byte_s", 0.0),
-        document.get("cold_call_s", 0.0),
+        layers=layers,
+        unmeasured={entry["name"]: entry["reason"] for entry in document["unmeasured"]},
+        links=tuple(
+            Link((link["hosts"][0], link["hosts"][1]), link["bandwidth"], link["latency"]) for link in document["links"]
+        ),
+        runtime_costs={target: RuntimeCosts(**costs) for target, costs in document.get("runtime_costs", {}).items()},
+        **{key: document[key] for key in _SCALAR_KEYS if key in document},
     )
 
 
@@ -298,7 +287,6 @@ def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read and check a profile file."""
     from dicompiler.base.schema import load_json
 
     return parse_profile(load_json(path), str(path))
@@ -310,7 +298,7 @@ class ProfileSet:
 
     Attributes:
         profiles: The profiles.
-        others: Whether the first profile holds for devices without one.
+        others: Whether the first profile is also used for devices that no profile names.
     """
 
     profiles: tuple[Profile, ...]
@@ -320,8 +308,8 @@ class ProfileSet:
     def load(cls, files: Sequence[str], others: bool, force: bool = False) -> ProfileSet:
         """Read profile files.
 
-        Raises DicompilerError if a file is missing or invalid, has no measured layer, or (without `force`) is from a
-        busy host.
+        Raises DicompilerError if a file is missing or invalid, or contains no measured layer. Without `force`, a
+        profile from a busy host also raises the error.
         """
         profiles = tuple(load_profile(file) for file in files)
         for profile in profiles:
@@ -334,8 +322,8 @@ class ProfileSet:
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
         """Return the measured costs of a target's runtime on a device, completed by the `scaled` ones.
 
-        Never measured are TLS, joint sending, the sending order and the ends of a frame. Old files lack more; a warning
-        says so once for each file.
+        The costs of TLS, of joint sending and of the network's inputs and outputs are never measured. Older files lack
+        more costs; a warning reports that once for each file.
         """
         profile = self._find(device)
         if profile is None:
@@ -353,27 +341,27 @@ class ProfileSet:
         return replace(costs, cold_call=profile.cold_call_s)
 
     def _find(self, device: Device) -> Profile | None:
-        """Return the first profile that holds for a device, None if there is none."""
+        """Return the first profile that is valid for a device; None if there is none."""
         named = (p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device))
         return next(named, self.profiles[0] if self.others else None)
 
     def for_device(self, layers: LayerGraph, device: Device) -> Profile:
-        """Return the first profile that holds for a device.
+        """Return the first profile that is valid for a device.
 
-        Raises DicompilerError if no profile holds for the device, or the profile is of another network.
+        Raises DicompilerError if no profile is valid for the device, or if the profile is of another network.
         """
         profile = self._find(device)
         if profile is None:
             names = ", ".join(f"{p.place} of {p.device!r}" for p in self.profiles)
             raise DicompilerError(
-                f"profile: there is none for device {device.name!r}, only {names}: measure it with "
+                f"profile: no profile is for device {device.name!r}; the profiles are {names}: measure the device with "
                 f"--device {device.name}, or use the first profile for all devices (others=true)"
             )
         digest = network_digest(layers)
         if profile.model_digest != digest:
             raise DicompilerError(
-                f"{profile.place}: it is the profile of another network, {profile.model_digest[:12]}; this one is "
-                f"{digest[:12]} (structural digests): make it again with 'dicompiler profile'"
+                f"{profile.place}: the profile is of another network (structural digest {profile.model_digest[:12]} "
+                f"instead of {digest[:12]}): measure this network with 'dicompiler profile'"
             )
         return profile
 
@@ -381,8 +369,8 @@ class ProfileSet:
 @cache
 def _warn_unmeasured(place: str, target: str, noun: str) -> None:
     log.warning(
-        "%s: it has no %s of %s, so the target's own figures are scaled to the device: "
-        "make it again with 'dicompiler profile --target %s'",
+        "%s: the profile has no %s of target %s, so that the target's own costs are scaled to the device: "
+        "measure the device again with 'dicompiler profile --target %s'",
         place,
         noun,
         target,
@@ -391,7 +379,7 @@ def _warn_unmeasured(place: str, target: str, noun: str) -> None:
 
 
 def layer_kind(layer: Layer) -> str:
-    """Return the kind of a layer: its anchor operator, with "Group" before it for grouped ones."""
+    """Return the anchor operator of a layer, with the prefix "Group" if the operator has groups."""
     anchor = layer.nodes[layer.anchor]
     groups = anchor.attributes.get("group")
     return f"Group{anchor.op}" if isinstance(groups, int) and groups > 1 else anchor.op
@@ -399,16 +387,18 @@ def layer_kind(layer: Layer) -> str:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> str:
-    """Return a digest of all properties of a layer that its time depends on, except the device.
+    """Return a SHA-256 digest of all properties of a layer that its time depends on, except the device.
 
-    It covers operators, attributes, types, shapes and connections, but no names and no weight values. 64 hex digits.
+    The digest covers operators, attributes, types, shapes and connections. It covers no names and no weight values, so
+    layers that take the same time share it.
     """
     sources: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []
     for i, node in enumerate(layer.nodes):
         inputs = [_input_entry(sources.get(name, ""), layers.tensors[name]) if name else None for name in node.inputs]
         sources |= {name: f"node {i} {k}" for k, name in enumerate(node.outputs)}
-        outputs = [_tensor_entry(layers.tensors[name]) if name else None for name in node.outputs]
+        tensors = [layers.tensors[name] if name else None for name in node.outputs]
+        outputs = [None if tensor is None else [tensor.dtype, tensor.shape] for tensor in tensors]
         attributes = {key: _to_json(value) for key, value in sorted(node.attributes.items())}
         rows.append([node.domain, node.op, node.opset, attributes, inputs, outputs])
     output_sources = [sources[name] for name in layer.outputs]
@@ -426,19 +416,15 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
 
-def _tensor_entry(tensor: TensorInfo) -> list[Any]:
-    return [tensor.dtype, tensor.shape]
-
-
-def _input_entry(place: str, tensor: TensorInfo) -> list[Any]:
-    """Return the source, type and shape of an input, and the values of small integer constants."""
-    whole = tensor.value is not None and tensor.value.dtype.kind in "iub"
-    value = tensor.value.tolist() if tensor.value is not None and whole else None
-    return ["constant" if tensor.is_constant else place, *_tensor_entry(tensor), value]
+def _input_entry(source: str, tensor: TensorInfo) -> list[Any]:
+    """Return the source, type and shape of an input, and the values of a small integer constant."""
+    has_integers = tensor.value is not None and tensor.value.dtype.kind in "iub"
+    value = tensor.value.tolist() if tensor.value is not None and has_integers else None
+    return ["constant" if tensor.is_constant else source, tensor.dtype, tensor.shape, value]
 
 
 def _to_json(value: Any) -> Any:
-    """Return an attribute as JSON; tensors and graphs as their bytes."""
+    """Return an attribute as JSON, with tensors and graphs as hexadecimal strings."""
     if isinstance(value, list | tuple):
         return [_to_json(element) for element in value]
     if isinstance(value, bytes):

@@ -1,6 +1,6 @@
-"""Relative errors of cost models that rest on a profile, against the profile's own measurements.
+"""Relative errors of cost models that rest on a profile, against the measurements in that profile.
 
-Pieces that take less than an empty call are ignored, because the call dominates their time.
+Pieces that take less time than an empty call are ignored, because the call dominates their time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.profile import LayerProfile, Profile
 
 QUANTILES = np.linspace(0, 1, 41)
-"""Quantiles of measured rates and bandwidths that are tried for `roofline`."""
+"""`fit_roofline` tries the compute rates and memory bandwidths at these quantiles of the measured ones."""
 
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """Relative errors |predicted / measured - 1|.
+    """Relative errors |predicted / measured - 1| of measured pieces.
 
     Attributes:
         count: Number of pieces.
-        median: Median error as a share.
-        worst: Largest error as a share.
+        median: Median error, where 0.1 means 10 %.
+        worst: Largest error.
     """
 
     count: int
@@ -34,21 +34,25 @@ class ErrorSummary:
 
 
 def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -> ErrorSummary | None:
-    """Return the errors of (predicted, measured) seconds; None if no piece takes `min_seconds`."""
+    """Return the errors of pairs (predicted seconds, measured seconds); None if there is no pair.
+
+    Pairs of which the measured time is at most `min_seconds` are ignored.
+    """
     errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured > min_seconds]
     return ErrorSummary(len(errors), float(np.median(errors)), max(errors)) if errors else None
 
 
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
-    """Return the error of interpolating between sizes; None if no layer was cut into three sizes.
+    """Return the error of interpolating between measured sizes; None if no layer was cut into three or more sizes.
 
-    Each piece with a size between two others is compared with the curve through the others.
+    Each piece with a size between two others is predicted from the other sizes and compared with its own time.
     """
     pairs = (pair for layer in profile.layers.values() for pair in _held_out_pairs(layer, profile.call_s))
     return summarize_errors(pairs, profile.call_s)
 
 
 def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
+    """Yield the predicted and the measured seconds of each piece that has a smaller and a larger measured size."""
     for cut in dict.fromkeys(piece.cut for piece in layer.measurements):
         points = {piece.size: max(0.0, piece.median_s - call_s) for piece in layer.measurements if piece.cut == cut}
         for size in sorted(points)[1:-1]:
@@ -57,7 +61,7 @@ def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float,
 
 
 def linear_fit_error(profile: Profile) -> ErrorSummary | None:
-    """Return the error of `linear`, fitted to the profile, on the pieces that it was fitted to."""
+    """Return the error of cost model `linear`, fitted to the profile, on the pieces that it was fitted to."""
     coefficients = fit_by_kind(profile.samples())
     pairs = ((coefficients[kind].predict(flops, nbytes), seconds) for kind, flops, nbytes, seconds in profile.samples())
     return summarize_errors(pairs, profile.call_s)
@@ -65,12 +69,12 @@ def linear_fit_error(profile: Profile) -> ErrorSummary | None:
 
 @dataclass(frozen=True)
 class RooflineFit:
-    """The device figures with which `roofline` has the least error.
+    """The compute rate and the memory bandwidth for which cost model `roofline` has the least error.
 
     Attributes:
         rate: Compute rate in FLOP/s.
         memory_bandwidth: Memory bandwidth in bytes/s.
-        error: Relative errors with these figures.
+        error: Relative errors with these two values.
     """
 
     rate: float
@@ -79,14 +83,15 @@ class RooflineFit:
 
 
 def fit_roofline(profile: Profile) -> RooflineFit | None:
-    """Return the rate and memory bandwidth with the least median error; None without long pieces."""
+    """Return the rate and memory bandwidth with the least median error; None if all pieces are shorter than a call."""
     samples = [row[1:] for row in profile.samples() if min(row[1:]) > 0 and row[3] > profile.call_s]
     rows = np.array(samples, np.float64).reshape(-1, 3)
     if not len(rows):
         return None
     flops, nbytes, seconds = rows.T
     rates, bandwidths = np.quantile(flops / seconds, QUANTILES), np.quantile(nbytes / seconds, QUANTILES)
-    predicted = np.maximum(flops / rates[:, None, None], nbytes / bandwidths[:, None])  # (rates, widths, pieces)
+    # The result is an array of shape (rates, bandwidths, pieces).
+    predicted = np.maximum(flops / rates[:, None, None], nbytes / bandwidths[:, None])
     medians = np.median(np.abs(predicted / seconds - 1), axis=2)
     i, j = np.unravel_index(np.argmin(medians), medians.shape)
     summary = summarize_errors(zip(predicted[i, j].tolist(), seconds.tolist(), strict=True), profile.call_s)

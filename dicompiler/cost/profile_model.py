@@ -27,8 +27,8 @@ class ProfileBasedModel(CostModel):
     """A cost model that may rest on profiles.
 
     Attributes:
-        file: Paths of the profiles.
-        others: Whether the first profile holds for devices without one.
+        file: Paths of the profiles; empty if the model rests on none.
+        others: Whether the first profile is also used for devices that no profile names.
         force: Whether profiles from a busy host are accepted.
     """
 
@@ -41,21 +41,22 @@ class ProfileBasedModel(CostModel):
         return ProfileSet.load(self.file, self.others, self.force)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
-        """Return the measured costs of the target's runtime, unless option `runtime` overrides them."""
+        """Return the measured costs of the target's runtime, unless the option `runtime` replaces them."""
         uses_profile = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)
         return self._profiles.runtime_costs(device, scaled, target) if uses_profile else scaled
 
     @abstractmethod
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Return the seconds of a share that runs repeatedly on its own, as it was profiled."""
+        """Return the seconds of a share that runs repeatedly on its own, as the profile measured it."""
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Return the seconds of a share in a frame.
 
-        A whole layer usually shares a session with its neighbours; a part exchanges tensors with other devices.
+        A whole layer is assumed to run in one session with its neighbours, and so to read tensors that its device has
+        just computed. A smaller share is assumed to read tensors from other devices.
 
-        Raises DicompilerError if the profile is of another network or device.
+        Raises DicompilerError if no profile is valid for the network and the device.
         """
         local_bytes = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
         return self.seconds_in_frame(layers, layer, share, device, local_bytes)
@@ -63,9 +64,9 @@ class ProfileBasedModel(CostModel):
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
     ) -> float:
-        """Return the seconds in a frame as the profile has measured frames, see `Profile.seconds_in_frame`.
+        """Return the seconds of a share in a frame, corrected as `Profile.seconds_in_frame` describes.
 
-        Layers that were not measured are predicted for frames already.
+        A layer that was not measured is not corrected, because its prediction is for a frame already.
         """
         if not device.can_compute:
             return math.inf
@@ -80,11 +81,11 @@ class ProfileBasedModel(CostModel):
 
 @dataclass(frozen=True)
 class ProfileModel(ProfileBasedModel):
-    """Times measured by `dicompiler profile`; sizes in between are interpolated.
+    """Times that `dicompiler profile` measured, interpolated for sizes that were not measured.
 
-    Whole layers together take the time that was measured for the whole network. The time of a part that is cut along
-    several axes is the whole layer's time multiplied by the share that each cut alone leaves of it. Operation counts
-    decide along axes that were not measured, and for layers that could not be measured.
+    All whole layers together take the time that was measured for the whole network. If a share is cut along several
+    axes, its time is the whole layer's time multiplied by the share of the time that each single cut leaves. Numbers of
+    operations predict cuts along axes that were not measured, and layers that could not be measured.
     """
 
     name: ClassVar[str] = "profile"
@@ -112,11 +113,8 @@ class ProfileModel(ProfileBasedModel):
         for i, device in enumerate(devices):
             if device.can_compute:
                 profile = self._profiles.for_device(layers, device)
-                key = (
-                    profile.place,
-                    device.rate,
-                    device.memory_bandwidth,
-                )  # Rates matter for layers that were not measured.
+                # Layers that were not measured are predicted from the rate and the memory bandwidth of the device.
+                key = (profile.place, device.rate, device.memory_bandwidth)
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
                 times[:, i] = columns[key]
@@ -127,12 +125,10 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
     region, reduce, merge = share
     signature = layer_signature(layers, layer)
     whole = profile.whole_layer_s(signature)
-    if layer.whole_reason or region is None:
-        remaining = 1.0
-    else:
-        remaining = _remaining_share(
-            profile, signature, align_region(layers, layer, region), full_region(output_shape(layers, layer))
-        )
+    remaining = 1.0
+    if region is not None and not layer.whole_reason:
+        aligned, full = align_region(layers, layer, region), full_region(output_shape(layers, layer))
+        remaining = _remaining_share(profile, signature, aligned, full)
     if merge:
         return remaining * _merge_seconds(profile, layers, layer, merge)
     if reduce is None:
@@ -143,10 +139,10 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 
 
 def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
-    """Return the share of the time that remains when a layer is cut to `region`, at most 1.
+    """Return the share of a layer's time that remains when its output is cut from the region `full` to `region`.
 
-    Along several axes it is the product of the shares of each cut. The part that every cut leaves even at size 0
-    (weights are read as before) is counted once.
+    For several cut axes this is the product of the shares that each cut leaves. Time that remains even at size 0, for
+    example for reading all weights, counts only once in the product.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)
@@ -161,19 +157,17 @@ def _remaining_share(profile: Profile, signature: str, region: Region, full: Reg
 
 
 def _time_share(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
-    """Return the time of `size` of `extent` as a share of the whole, at most 1.
+    """Return the time at `size` as a share of the time at `extent` (the whole layer), at most 1.
 
-    It is proportional to the size if nothing was measured.
+    The time is proportional to the size if no piece was cut this way.
     """
     curve, whole = profile.curve(signature, cut, extent), profile.whole_layer_s(signature)
     return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
 
 
 def _merge_seconds(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
-    """Return the seconds of adding up partial sums of the whole output; by bytes if that was not measured."""
+    """Return the seconds of adding up `merge` partial sums of the whole output; by bytes if that was not measured."""
     curve = profile.curve(layer_signature(layers, layer), "merge")
-    return (
-        profile.byte_s * count_operations(layers, layer, merge=merge).moved_bytes
-        if curve is None
-        else curve.seconds_at(merge)
-    )
+    if curve is not None:
+        return curve.seconds_at(merge)
+    return profile.byte_s * count_operations(layers, layer, merge=merge).moved_bytes

@@ -21,11 +21,11 @@ from dicompiler.ir.plan import LayerShare
 
 @dataclass(frozen=True)
 class RooflineModel(CostModel):
-    """The slower of operations / rate and bytes moved / memory bandwidth.
+    """Time as the larger of operations / compute rate and moved bytes / memory bandwidth.
 
     Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
-    architectures", 2009. Operations are counted as in `analytic`. Bytes are those of the part's inputs, weights and
-    output; tensors between the nodes of a layer stay in caches.
+    architectures", 2009. Operations are counted as in `analytic`. The moved bytes are those of the share's inputs,
+    weights and output; tensors between the nodes of a layer stay in caches.
     """
 
     name: ClassVar[str] = "roofline"
@@ -46,19 +46,18 @@ class RooflineModel(CostModel):
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         operations = [count_flops(layers, layer, *s, pools=self.pools, elementwise=self.elementwise) for s in shares]
-        moved = np.array([count_operations(layers, layer, *share).moved_bytes for share in shares], np.float64).reshape(
-            -1, 1
-        )
-        widths = np.array([[self._memory_bandwidth(device) for device in devices]], np.float64)
-        return np.maximum(seconds_at_rate(operations, devices), moved / widths)
+        moved_bytes = [count_operations(layers, layer, *share).moved_bytes for share in shares]
+        bandwidths = np.array([[self._memory_bandwidth(device) for device in devices]], np.float64)
+        memory_s = np.array(moved_bytes, np.float64).reshape(-1, 1) / bandwidths
+        return np.maximum(seconds_at_rate(operations, devices), memory_s)
 
     def _memory_bandwidth(self, device: Device) -> float:
-        """Return the bytes/s between the device and its memory."""
+        """Return the memory bandwidth of a device in bytes/s."""
         if device.memory_bandwidth or not device.can_compute:
             return device.memory_bandwidth or math.inf
         if not self.bandwidth:
             raise DicompilerError(
-                f"roofline: the memory bandwidth of device {device.name!r} is not known: give it in the platform "
-                "(memory_bandwidth) or for all devices (--cost 'roofline{bandwidth=\"4 GB/s\"}')"
+                f"roofline: device {device.name!r} has no memory bandwidth: set memory_bandwidth in the platform, or "
+                "one bandwidth for all devices (--cost 'roofline{bandwidth=\"4 GB/s\"}')"
             )
         return parse_quantity(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'") / 8

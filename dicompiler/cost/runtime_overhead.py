@@ -1,8 +1,8 @@
-"""Overheads of a target's runtime, in the parameters of LogGP: L, o, g, G.
+"""Overheads of a target's runtime, in the parameters of LogGP: latency L, overhead o, gap g, gap per byte G.
 
 Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model", 1995. A
-message costs its sender o plus a part of G for each byte, occupies its link for g in addition to its bytes, arrives L
-later, and costs its receiver o again. The link's own parts of G and L belong to the network of the platform.
+message costs its sender o, and a part of G for each byte. It occupies its link for g in addition to its bytes. It
+arrives L later, and costs its receiver o again. The network's own parts of G and L belong to the platform.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from dicompiler.ir.cluster import Device, TransferMedium
 
 REFERENCE_FLOPS_PER_S = 128e9
-"""Compute rate of a core of the host on which targets measured their costs: ResNet-50 in onnxruntime."""
+"""Compute rate of one core of the reference host, on which targets measured their costs (ResNet-50, onnxruntime)."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class RuntimeCosts:
         latency: Seconds from the arrival of a message until the waiting device is awake (L).
         send: Seconds of the sender's processor for each message (o).
         receive: Seconds of the receiver's processor for each message (o).
-        per_byte: Seconds of the processor for each byte of a message, at each end (a part of G).
-        gap: Seconds for which a message occupies its link in addition to its bytes (g).
-        call: Seconds of a segment's call without its computing.
-        cold_call: Additional seconds of a call if the device has computed other segments since, because code and data
-            have left the caches.
-        per_copy: Seconds of a slice, join or wire cast, without its bytes.
+        per_byte: Seconds of the processor for each byte of a message, on the sender and on the receiver (a part of G).
+        gap: Seconds for which a message occupies its link in addition to the time of its bytes (g).
+        call: Seconds of the call of a segment, without the computing in it.
+        cold_call: Additional seconds of a call if the device has computed other segments since the previous call of
+            this segment. Code and data have then left the caches.
+        per_copy: Seconds of a slice, join or wire cast, in addition to the time of its bytes.
         per_copied_byte: Seconds for each byte that slices, joins and wire casts copy.
-        per_io_byte: Seconds for each byte of the network's inputs and outputs between the device and the caller, at
-            both ends together.
-        per_tls_byte: Additional seconds for each byte at each end with TLS.
-        header_share: Bytes sent in addition to a message's bytes, as a share of them.
-        coalesced_share: Share of `send` and `receive` that a message takes if it is sent together with an earlier one
-            to the same device.
-        in_order: Whether messages are sent in the order in which they become ready, instead of the oldest frame's
-            first.
+        per_io_byte: Seconds for each byte of the network's inputs and outputs that is sent between the device and the
+            caller; the processors of both are included.
+        per_tls_byte: Additional seconds of the processor for each byte with TLS, on the sender and on the receiver.
+        header_share: Bytes of headers as a share of a message's bytes.
+        coalesced_share: Share of `send` and `receive` that a message costs if it is sent together with an earlier
+            message to the same device.
+        in_order: Whether messages are sent in the order in which they become ready. Otherwise the messages of the
+            oldest frame are sent first.
 
     Raises:
         ValueError: A value is negative or infinite.
@@ -61,16 +61,17 @@ class RuntimeCosts:
     in_order: bool = False
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            if not 0 <= getattr(self, entry.name) < float("inf"):
-                raise ValueError(f"{entry.name} must be at least 0, not {getattr(self, entry.name)!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{field.name} must be at least 0 and finite, not {value!r}")
 
     def send_seconds(self, nbytes: int, is_coalesced: bool = False) -> float:
         """Return the seconds of the sender's processor for a message.
 
         Args:
             nbytes: Bytes of the message.
-            is_coalesced: Whether it is sent together with an earlier message to the same device.
+            is_coalesced: Whether the message is sent together with an earlier one to the same device.
 
         Returns:
             Seconds.
@@ -82,7 +83,7 @@ class RuntimeCosts:
 
         Args:
             nbytes: Bytes of the message.
-            is_coalesced: Whether it was sent together with an earlier message.
+            is_coalesced: Whether the message was sent together with an earlier one from the same device.
 
         Returns:
             Seconds.
@@ -94,7 +95,7 @@ class RuntimeCosts:
 
         Args:
             times: Number of copies.
-            nbytes: Bytes that they copy in all.
+            nbytes: Bytes of all copies together.
 
         Returns:
             Seconds.
@@ -102,12 +103,12 @@ class RuntimeCosts:
         return times * self.per_copy + nbytes * self.per_copied_byte
 
     def link_seconds(self, link: TransferMedium, nbytes: int, message_s: float) -> float:
-        """Return the seconds for which a message of this device occupies a link.
+        """Return the seconds for which a message from this device occupies a link.
 
         Args:
             link: The link.
             nbytes: Bytes of the message.
-            message_s: The network's own seconds for each message.
+            message_s: Seconds that the network itself needs for each message, in addition to its bytes.
 
         Returns:
             Seconds.
@@ -116,13 +117,13 @@ class RuntimeCosts:
 
     @property
     def segment_call_s(self) -> float:
-        """Seconds of a segment's call without its computing, on a device with several segments."""
+        """Seconds of the call of one segment, without computing, on a device with several segments."""
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
-        """Return the seconds of all segment calls of a frame, without computing.
+        """Return the seconds of all segment calls in a frame, without computing.
 
-        The call of a single segment is never cold.
+        The call of a single segment is never cold, because the device runs nothing else between two frames.
 
         Args:
             segments: Number of the device's segments.
@@ -143,7 +144,7 @@ class RuntimeCosts:
         )
 
     def scaled_by(self, factor: float) -> RuntimeCosts:
-        """Return the costs of a device that takes `factor` times as long; no costs if the factor is 0.
+        """Return the costs of a device that needs `factor` times as long as this one; all costs are free if it is 0.
 
         Args:
             factor: Slowdown, at least 0.
@@ -153,26 +154,22 @@ class RuntimeCosts:
         """
         if not factor:
             return replace(FREE_RUNTIME, in_order=self.in_order)
-        seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
-        unscaled = {
-            "header_share": self.header_share,
-            "coalesced_share": self.coalesced_share,
-            "in_order": self.in_order,
-        }
-        return RuntimeCosts(**{**seconds, **unscaled})
+        unscaled = ("header_share", "coalesced_share", "in_order")
+        seconds = {field.name: factor * getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: cost for name, cost in seconds.items() if name not in unscaled})
 
 
 FREE_RUNTIME = RuntimeCosts()
-"""Costs of a runtime that takes no time, as in the papers."""
+"""Costs of a runtime that takes no time, as papers assume."""
 NO_RUNTIMES: Mapping[str, RuntimeCosts] = MappingProxyType({})
-"""Costs by device if no runtime is known."""
+"""Costs by device if messages and calls are free on every device."""
 
 
 def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
-    """Return the costs on a device, given those on the reference host.
+    """Return the costs on a device, given the costs that a target states for its reference host.
 
-    A copy is plain code of the engine that wakes no thread, so it scales with the square of `runtime_slowdown`. A
-    copied byte is read and written, so the memory bandwidth limits it if known.
+    A copy is ordinary code that wakes no thread, so `per_copy` scales with the square of `runtime_slowdown`. A copied
+    byte is read and written, so it takes at least two bytes' time at the device's memory bandwidth, if that is stated.
     """
     slowdown = runtime_slowdown(device)
     costs = replace(stated.scaled_by(slowdown), per_copy=stated.per_copy * slowdown**2)
@@ -182,13 +179,13 @@ def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
 
 
 def runtime_slowdown(device: Device) -> float:
-    """Return how many times longer a device takes for a runtime's work than the reference host, at least 1.
+    """Return how many times longer a device needs for a runtime's work than the reference host, at least 1.
 
-    It is the fourth root of the ratio of the cores' compute rates: 2.5 on a Raspberry Pi 4, and 3.4 on a Pi 3. The
-    exponent lies between two facts (docs/understand/cost-models.md). Plain code takes 6 times as long on a Pi 4
-    (Geekbench 5 of one core: about 1500 and 270 points). Exchanges over TCP in C++ are reported to take no longer there
-    than here, where waking a processor and system calls go through a hypervisor. A profile that was measured on the
-    board is better.
+    The factor is the fourth root of the ratio of the cores' compute rates: 2.5 for a Raspberry Pi 4, and 3.4 for a Pi
+    3. The exponent is a compromise between two observations (docs/understand/cost-models.md). Ordinary code takes 6
+    times as long on a Pi 4 (Geekbench 5 of one core: about 1500 and 270 points). Exchanges over TCP in C++ are reported
+    to take no longer there than on the reference host, where a hypervisor slows down system calls and the waking of
+    processors. A profile measured on the board is more accurate.
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0
     return float(max(1.0, cores**0.25))

@@ -1,4 +1,4 @@
-"""Results of the simulator: times of frames, and spans of devices and links."""
+"""Results of the simulator: times of frames, and periods in which devices and links were busy or waited."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal, NamedTuple
 
 
 class Span(NamedTuple):
-    """A period of a simulation.
+    """A period in which a device or link did one thing in a simulation.
 
     Attributes:
-        kind: "compute": a segment runs on `device`. "handle": the device's runtime sends a message to `peer` or takes
-            one from it. "message": bytes are on the link from `device` to `peer`. "wait": the device is idle for lack
-            of a message from `peer` ("": for lack of a frame).
+        kind: "compute": a segment ran on `device`. "handle": the processor of `device` sent a message to `peer`, or
+            received one from it. "message": bytes were on the link from `device` to `peer`. "wait": `device` was idle
+            because a message from `peer` was missing, or because no frame was available if `peer` is empty.
         device: Name of the device.
-        name: Name of the segment or tensor.
+        name: Name of the segment or of the tensor in the message.
         frame: Number of the frame.
         start: Start in seconds after the start of the first frame.
-        end: End in seconds.
-        peer: The other device, '' for none.
+        end: End in seconds after the start of the first frame.
+        peer: Name of the other device; empty if there is none.
     """
 
     kind: Literal["compute", "handle", "message", "wait"]
@@ -40,11 +40,11 @@ class SimulationResult:
     """The result of a simulation.
 
     Attributes:
-        frames: (start, end) of each frame in seconds: from inputs on the sources to outputs on all sinks.
-        totals: Seconds by device for each (kind, whether the device is the receiver).
-        waits: Seconds that each device waited, by device and the peer that it waited for.
-        spans: All periods in the order of their ends; empty if not requested.
-        queued_s: Seconds before a device began each frame.
+        frames: (start, end) of each frame in seconds, from the inputs on the sources to the outputs on all sinks.
+        totals: Seconds by device, for each pair of `Span.kind` and whether the device is the receiver of a message.
+        waits: Seconds that each device waited, by device and then by the peer that sent the missing message.
+        spans: All periods in the order of their ends; empty if they were not kept.
+        queued_s: Seconds from the start of each frame until the first device began to compute for it.
     """
 
     frames: tuple[tuple[float, float], ...]
@@ -55,15 +55,15 @@ class SimulationResult:
 
     @property
     def latency_s(self) -> float:
-        """Seconds of the first frame, which has the devices to itself if one frame is in flight."""
+        """Seconds of the first frame, which has the devices to itself if only one frame is in flight."""
         return self.frames[0][1] - self.frames[0][0]
 
     @property
     def period_s(self) -> float:
-        """Mean seconds between the ends of frames in the middle half of the stream.
+        """Mean seconds between the ends of frames, in the middle half of the stream.
 
-        At its start and end some devices are idle. For fewer than four frames it is the total time divided by their
-        number.
+        The start and the end of the stream do not count, because some devices are idle then. With fewer than four
+        frames, it is the total time divided by their number.
         """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)
@@ -72,9 +72,9 @@ class SimulationResult:
         first, last = count // 4, 3 * count // 4
         return (ends[last] - ends[first]) / (last - first)
 
-    def total_seconds(self, kind: str, device: str, peer: bool = False) -> float:
-        """Return all seconds of "compute", "handle" or "message" of a device.
+    def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
+        """Return the total seconds of all "compute", "handle" or "message" periods of a device.
 
-        With `peer` they are those of messages to the device, not from it.
+        With `as_receiver`, messages to the device count; otherwise messages from it.
         """
-        return self.totals[kind, peer].get(device, 0.0)
+        return self.totals[kind, as_receiver].get(device, 0.0)

@@ -18,7 +18,20 @@ from dicompiler.ir.platform import Platform
 
 @dataclass(slots=True, eq=False)
 class _DeviceState:
-    """The state of a device: its ready frames (oldest first), undelivered messages, and totals in seconds."""
+    """The state of a device in a simulation. Times are in seconds.
+
+    Attributes:
+        number: Index of the device.
+        started: Time at which the current job started.
+        idle_since: Time at which the device last became idle.
+        ready: Heap of the frames whose next job can start, as (frame number, frame).
+        inbox: Messages that have arrived while the device was busy.
+        computed: Total seconds of computing.
+        handled: Total seconds of the processor for messages.
+        sent: Total seconds of the links for messages from the device.
+        received: Total seconds of the links for messages to the device.
+        waited: Total seconds of waiting, by the device that sent the missing message.
+    """
 
     number: int
     name: str
@@ -36,11 +49,15 @@ class _DeviceState:
 
 @dataclass(slots=True, eq=False)
 class _MessagePath:
-    """One message of every frame.
+    """The properties that one message has in every frame.
 
-    `flow` is None within a host. All times are seconds: `seconds` on the link if alone, `latency` until the receiver is
-    awake. The receiver takes it in parallel to a segment if `is_parallel`. With `in_order` messages of younger frames
-    that were ready before are sent first. `readers` are the jobs that wait for it.
+    Attributes:
+        flow: The connection between the two devices; None if both are on one host.
+        seconds: Seconds on the link if no other message uses it.
+        latency: Seconds from the end of sending until the receiver is awake.
+        is_parallel: Whether the receiver can receive the message while a segment computes.
+        in_order: Whether messages of younger frames that became ready earlier are sent first.
+        readers: Indices of the jobs that wait for the message.
     """
 
     name: str
@@ -58,10 +75,14 @@ class _MessagePath:
 
 @dataclass(slots=True, eq=False)
 class _FrameState:
-    """A frame in flight.
+    """The state of a frame in flight.
 
-    It has the next job of each device, the number of missing messages of each job, the message that arrived last for
-    jobs that miss none, and the number of missing outputs.
+    Attributes:
+        next_jobs: Index of the next job of each device.
+        missing_messages: Number of messages that each job still waits for.
+        last_messages: The message that arrived last, by the index of a job that waits for no more messages.
+        missing_outputs: Number of outputs that are not computed yet.
+        started_at: Time at which the first job of the frame started.
     """
 
     number: int
@@ -76,11 +97,14 @@ class _FrameState:
 
 _InFlightMessage = tuple[_FrameState, _MessagePath]
 _Handler = Callable[[float, _FrameState, Any], None]
-"""Handles an event, given its time, its frame, and the device or message path that it concerns."""
+"""A method that handles an event at a time for a frame. The last argument is, for example, a device or a message."""
 
 
 class _RoleSchedule:
-    """The jobs of a role, numbered device by device. The jobs of device i end before `ends[i]`."""
+    """The jobs of one role (a replica of the plan), with indices that count from the first device to the last.
+
+    The jobs of device i have the indices from `first_jobs[i]` to `job_ends[i]` - 1.
+    """
 
     def __init__(
         self,
@@ -98,14 +122,12 @@ class _RoleSchedule:
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.waits_for):
                 self.paths[message].readers.append(number)
-        self.state_makers: dict[int, list[int]] = {}  # Jobs to be done in the frame before, by job.
-        for begin, device in zip(self.first_jobs, workload.devices, strict=True):
-            makers = {
-                begin + i: [begin + j for j in job.state_makers]
-                for i, job in enumerate(device.jobs)
-                if job.state_makers
-            }
-            self.state_makers.update(makers)
+        # For each job that reads states: the jobs of the previous frame that compute these states.
+        self.state_makers: dict[int, list[int]] = {}
+        for first_job, device in zip(self.first_jobs, workload.devices, strict=True):
+            for i, job in enumerate(device.jobs):
+                if job.state_makers:
+                    self.state_makers[first_job + i] = [first_job + maker for maker in job.state_makers]
         self.initial_sends = [device.initial_sends for device in workload.devices if device.initial_sends]
         self.starting_devices = [
             d for d, device in enumerate(workload.devices) if device.jobs and not device.jobs[0].waits_for
@@ -124,13 +146,13 @@ def _message_path(
 ) -> _MessagePath:
     sender, receiver = workload.devices[message.sender], workload.devices[message.receiver]
     link = platform.link(sender.device, receiver.device)
-    ends = (message.sender, message.receiver)
+    devices_of_flow = (message.sender, message.receiver)
     return _MessagePath(
         message.name,
         devices[message.sender],
         devices[message.receiver],
         sender.runtime.send_seconds(message.nbytes, message.is_coalesced),
-        None if link is None else links.flow(ends, (sender.host, receiver.host), platform.link_shares(link)),
+        None if link is None else links.flow(devices_of_flow, (sender.host, receiver.host), platform.link_shares(link)),
         0.0 if link is None else sender.runtime.link_seconds(link, message.nbytes, platform.network.message_overhead_s),
         receiver.runtime.latency + (0.0 if link is None else link.latency),
         receiver.runtime.receive_seconds(message.nbytes, message.is_coalesced),
@@ -145,34 +167,31 @@ def simulate(
 ) -> SimulationResult:
     """Simulate frames on a platform.
 
-    A device computes one segment at a time: the next one of the oldest frame that has its inputs, as the runtimes do.
-    Its runtime uses the same processor for messages (`DeviceWork.runtime`): sending after the segment that made the
-    tensor, and receiving when the message arrives. If a segment computes and there is another core, receiving runs in
-    parallel.
+    A device computes one segment at a time: the next segment of the oldest frame with complete inputs, as the runtimes
+    do. Its processor also works for messages. It sends a message after the segment that computed the tensor, and
+    receives a message on arrival. A device with several cores receives while a segment computes.
 
-    Messages between two devices are sent in the order in which they become ready, those of the oldest frame first
-    (unless `RuntimeCosts.in_order`). Messages between different devices share links equally, as TCP connections do: on
-    a switch the sender's outgoing and the receiver's incoming link, otherwise the one medium. A message alone takes its
-    bytes over the narrowest bandwidth, the network's time per message and its sender's gap. It arrives after the
-    latency of the link and of the receiver's runtime. Devices of a host exchange tensors at the cost of the runtime
-    alone.
+    Messages between two devices are sent in the order in which they become ready, but messages of older frames first
+    (unless `RuntimeCosts.in_order`). Messages between different devices share links equally, as TCP connections do. On
+    a switch these are the outgoing link of the sender and the incoming link of the receiver; otherwise it is the one
+    shared medium.
 
-    Args:
-        workload: The program with predicted seconds. Frames use its roles in turn.
-        platform: The platform.
-        frames: Number of frames.
-        in_flight: Largest number of frames in flight.
-        keep_spans: Whether to keep the spans. Totals are always kept.
+    A message that has its links to itself takes the time of its bytes at the lowest bandwidth, the network's time for
+    each message and the gap of its sender. It arrives after the latencies of the link and of the receiver's runtime.
+    Devices of one host exchange tensors at the cost of the runtime alone.
 
-    Returns:
-        Times of all frames, and what devices and links did.
+    `frames` is the number of frames, which use the roles of the workload in turn, and `in_flight` the largest number of
+    frames at a time. Without `keep_spans` the result contains totals only.
     """
     with gc_paused():
         return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans).run()
 
 
 class _EventSimulator:
-    """The state of a simulation. Events are (time, order of entry, handler, frame, subject of the event)."""
+    """A running simulation.
+
+    An event is (time, number in the order of creation, method to call, frame, argument of the method).
+    """
 
     def __init__(self, workload: Workload, platform: Platform, frames: int, in_flight: int, keep_spans: bool) -> None:
         self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
@@ -184,8 +203,10 @@ class _EventSimulator:
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.event_order = count()
-        self.finished_jobs: dict[int, set[int]] = {}  # Jobs that are done in the last frame, by frame.
-        self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}  # Readers by (frame, job).
+        # The jobs of the youngest frame that are done, by the number of that frame.
+        self.finished_jobs: dict[int, set[int]] = {}
+        # The frames and jobs that wait for states, by the (frame number, job) that computes the states.
+        self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
 
     def run(self) -> SimulationResult:
         for _ in range(min(self.in_flight, self.frame_count)):
@@ -206,10 +227,10 @@ class _EventSimulator:
         frames, queued_s = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
         return SimulationResult(frames, totals, waits, tuple(spans), queued_s)
 
-    def _start_frames(self, now: float, done: Iterable[int] = ()) -> None:
-        """Start the next frame, and further ones while a frame has no outputs to wait for.
+    def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
+        """Start the next frame, and further frames as long as a started frame has no outputs to wait for.
 
-        `done` are devices that are free now and have not continued.
+        `idle_devices` are the indices of devices that have just become idle and must look for new work.
         """
         while self.released < self.frame_count:
             role = self.roles[self.released % len(self.roles)]
@@ -223,14 +244,14 @@ class _EventSimulator:
             for d in role.starting_devices:
                 if not frame.missing_messages[frame.next_jobs[d]]:
                     heappush(self.devices[d].ready, (frame.number, frame))
-            for d in sorted({*role.starting_devices, *done}):
+            for d in sorted({*role.starting_devices, *idle_devices}):
                 self._advance(now, self.devices[d])
             if frame.missing_outputs:
                 return
             self.frame_times[frame.number] = (now, now, 0.0)
 
     def _wait_for_states(self, frame: _FrameState) -> None:
-        """Make the jobs of a frame wait for the states that the frame before has not made yet."""
+        """Make the jobs of a frame wait for the states that the previous frame has not computed yet."""
         finished = self.finished_jobs.pop(frame.number - 1, set())
         for reader, makers in frame.role.state_makers.items() if frame.number else ():
             missing = [job for job in makers if job not in finished]
@@ -239,7 +260,7 @@ class _EventSimulator:
                 self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
-        """Release jobs of the next frame that read the states that a job has made."""
+        """Release the jobs of the next frame that read the states which a job has just computed."""
         if frame.number + 1 == self.released:
             self.finished_jobs.setdefault(frame.number, set()).add(job)
         for later, reader in self.state_readers.pop((frame.number, job), ()):
@@ -248,7 +269,7 @@ class _EventSimulator:
                 heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _DeviceState) -> None:
-        """Start the next work of an idle device: a job of the oldest frame, or a waiting message."""
+        """Start the next work of a device if it is idle: a job of the oldest frame, or a message that has arrived."""
         if device.is_busy:
             return
         if device.ready:
@@ -258,10 +279,8 @@ class _EventSimulator:
             if now > device.idle_since:
                 self._record_wait(now, device, frame, last)
             device.is_busy, device.started, frame.started_at = True, now, min(frame.started_at, now)
-            heappush(
-                self.events,
-                (now + frame.role.jobs[number].seconds, next(self.event_order), self._finish_job, frame, device),
-            )
+            done = now + frame.role.jobs[number].seconds
+            heappush(self.events, (done, next(self.event_order), self._finish_job, frame, device))
         elif device.inbox:
             self._receive(now, *device.inbox.popleft())
 
@@ -273,7 +292,6 @@ class _EventSimulator:
             self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
 
     def _finish_job(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
-        """Finish a job of a device."""
         role, number, start = frame.role, frame.next_jobs[device.number], device.started
         job = role.jobs[number]
         device.computed += now - start
@@ -291,7 +309,7 @@ class _EventSimulator:
         self._schedule_departures(frame)
         if job.outputs:
             frame.missing_outputs -= job.outputs
-            if not frame.missing_outputs:  # Redundant copies may still be computed.
+            if not frame.missing_outputs:  # The frame ends, even if devices still compute redundant regions of it.
                 self.frame_times[frame.number] = (frame.start, now, frame.started_at - frame.start)
                 self._start_frames(now, (device.number,))
         self._advance(now, device)
@@ -301,7 +319,7 @@ class _EventSimulator:
         self._advance(now, device)
 
     def _send_messages(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
-        """Send messages one after another and return the time at which that is done."""
+        """Send messages one after another, and return the time at which the sender's processor is done."""
         for message in messages:
             path = frame.role.paths[message]
             done = now + path.send_s
@@ -327,13 +345,13 @@ class _EventSimulator:
             self.links.enqueue(now, path.flow, (frame, path), path.seconds, rank)
 
     def _schedule_departures(self, frame: _FrameState) -> None:
-        """Turn planned departures of messages into events."""
+        """Turn the departures that the links have planned into events."""
         for at, flow, version in self.links.departures:
             heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
         self.links.departures.clear()
 
     def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> None:
-        """Finish a message on its links, unless its departure was planned again since."""
+        """Finish a message on its links, unless its departure has been planned again in the meantime."""
         flow, version = departure
         if flow.version != version:
             return
@@ -360,7 +378,7 @@ class _EventSimulator:
             path.receiver.inbox.append((frame, path))
 
     def _receive(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
-        """Let an idle device take a message."""
+        """Let an idle device receive a message."""
         device, done = path.receiver, now + path.receive_s
         if now > device.idle_since:
             self._record_wait(now, device, frame, path)

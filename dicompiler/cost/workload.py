@@ -1,4 +1,4 @@
-"""Workload of a program: its segments with predicted seconds, and its messages."""
+"""The workload of a program: its segments with predicted seconds, and its messages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from dicompiler.ir.wire_dtype import effective_wire_dtypes
 
 @dataclass(frozen=True)
 class Message:
-    """A transfer of the program.
+    """A transfer of the program, as the simulator sees it.
 
     Attributes:
         sender: Index of the sending device.
         receiver: Index of the receiving device.
         nbytes: Bytes of the tensor.
         name: Name of the tensor.
-        is_coalesced: Whether it is sent together with an earlier one to the same device, which costs the runtimes less.
+        is_coalesced: Whether it is sent together with an earlier message to the same device, which costs the processors
+            less.
     """
 
     sender: int
@@ -43,16 +44,16 @@ class Message:
 
 @dataclass(frozen=True)
 class Job:
-    """A segment.
+    """A segment, as the simulator sees it. Messages and jobs are referred to by their indices.
 
     Attributes:
         name: Name of the segment.
-        seconds: Seconds of computing and of its call.
-        waits_for: Messages that it needs.
-        sends: Messages that it sends when it is done.
-        outputs: Number of the network's outputs that it delivers.
-        state_makers: Jobs of the same device that must be done in the frame before, because this job reads their
-            states.
+        seconds: Seconds of the segment, including its call.
+        waits_for: Messages that must have arrived before the segment starts.
+        sends: Messages that are sent when the segment is done.
+        outputs: Number of the network's outputs that the segment computes.
+        state_makers: Jobs of the same device that must be done in the previous frame, because this job reads states
+            that they compute.
     """
 
     name: str
@@ -65,14 +66,14 @@ class Job:
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """The work of a device in a frame.
+    """The work of one device in a frame.
 
     Attributes:
         device: Name of the device.
         host: Name of its host.
-        initial_sends: Messages that it sends at once (graph inputs).
-        jobs: Its segments in order.
-        runtime: Costs of messages.
+        initial_sends: Indices of the messages with graph inputs, which are sent at the start of the frame.
+        jobs: Its segments in the order of execution.
+        runtime: Costs of messages and calls.
         cores: Number of cores. With more than one, messages are received while a segment computes.
     """
 
@@ -89,10 +90,10 @@ class Workload:
     """The work of one frame on every device.
 
     Attributes:
-        devices: Work by device.
-        messages: Messages, numbered as the program's transfers.
+        devices: Work of each device.
+        messages: Messages, with the indices of the program's transfers.
         other_roles: Workloads of further replicas, for the same devices in the same order.
-        task_seconds: Seconds of each task; empty for a workload that is made by hand.
+        task_seconds: Seconds of each task (one device's share of a layer); empty if the workload was written by hand.
         ends_s: Seconds to bring the inputs to the sources and the outputs to the caller, in addition to the frame.
     """
 
@@ -104,7 +105,7 @@ class Workload:
 
     @property
     def roles(self) -> tuple[Workload, ...]:
-        """The workload of each role. Frame i uses entry i mod n."""
+        """The workload of each replica. Frame i uses the entry i mod n."""
         return (replace(self, other_roles=()), *self.other_roles)
 
 
@@ -113,25 +114,16 @@ def build_workload(
     routing: Routing,
     platform: Platform,
     cost: CostModel,
-    runtime: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
+    runtime_by_device: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Workload:
-    """Return the workload of a program, for all roles without a failure.
+    """Return the workload of a program and its routing, for the normal plan with all replicas.
 
-    The seconds of a task, with the copies of its slices, joins and casts, count in the segment that has the anchor of
-    its layer.
-
-    Args:
-        program: The program.
-        routing: The routing that it was built from.
-        platform: The platform.
-        cost: The cost model.
-        runtime: Costs of messages and calls by device; by default they are free.
-
-    Returns:
-        The workload.
+    A task is one device's share of a layer. Its seconds, and those of its slices, joins and casts, count in the segment
+    that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls; by default
+    they are free.
     """
     roles = zip(program.replica_roles, routing.replica_roles, strict=True)
-    first, *others = (_role_workload(role, routes, platform, cost, runtime) for role, routes in roles)
+    first, *others = (_role_workload(role, routes, platform, cost, runtime_by_device) for role, routes in roles)
     return replace(first, other_roles=tuple(others))
 
 
@@ -146,12 +138,10 @@ def _role_workload(
                 seconds[task_id(task)] += runtime.get(task.device, FREE_RUNTIME).copy_seconds(*copied[task_id(task)])
     by_segment = _segment_seconds(program, routing, seconds)
     index = {device.device: i for i, device in enumerate(program.devices)}
-    devices = tuple(
-        _device_work(
-            program, device, by_segment, runtime.get(device.device, FREE_RUNTIME), platform.device(device.device).cores
-        )
-        for device in program.devices
-    )
+    devices = []
+    for device in program.devices:
+        costs, cores = runtime.get(device.device, FREE_RUNTIME), platform.device(device.device).cores
+        devices.append(_device_work(program, device, by_segment, costs, cores))
     sends = (sent for device in devices for sent in (device.initial_sends, *(job.sends for job in device.jobs)))
     pairs = (pair for sent in sends for pair in pairwise(sent))
     coalesced = {
@@ -161,13 +151,13 @@ def _role_workload(
         Message(index[t.sender], index[t.receiver], t.value.nbytes, t.value.name, t.index in coalesced)
         for t in program.transfers
     )
-    return Workload(devices, messages, task_seconds=seconds, ends_s=_ends_s(program, platform, runtime))
+    return Workload(tuple(devices), messages, task_seconds=seconds, ends_s=_ends_s(program, platform, runtime))
 
 
 def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the seconds to bring inputs to the sources and outputs from the sinks.
+    """Return the seconds to bring the inputs to the sources plus those to bring the outputs from the sinks.
 
-    Each source gets one message with all of its inputs, and each sink sends one with all of its outputs.
+    Each source receives one message with all of its inputs, and each sink sends one message with all of its outputs.
     """
     sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.is_fixed_size}
     first = program.devices[0].device
@@ -180,10 +170,8 @@ def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeC
         runtime_s = costs.send + costs.latency + costs.receive + costs.per_io_byte * sum(nbytes)
         return runtime_s + (0.0 if link is None else link.latency + costs.link_seconds(link, sum(nbytes), 0.0))
 
-    input_s = max([seconds(device_program.device, device_program.sources) for device_program in program.devices])
-    return input_s + max(
-        [seconds(device_program.device, device_program.sinks.values()) for device_program in program.devices]
-    )
+    input_s = max(seconds(device.device, device.sources) for device in program.devices)
+    return input_s + max(seconds(device.device, device.sinks.values()) for device in program.devices)
 
 
 def _device_work(
@@ -217,24 +205,20 @@ def _device_work(
 
 
 class CopyCounts(NamedTuple):
-    """Slices, joins, wire casts and nodes around lookups.
-
-    Attributes:
-        copies: Number of copies.
-        nbytes: Bytes that they copy.
-    """
+    """The number of copies that a task makes, and the bytes of all these copies."""
 
     copies: int
     nbytes: int
 
 
 def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
-    """Return the copies that each task makes in a frame of the first role.
+    """Return the copies that each task (one device's share of a layer) makes in a frame of the first replica.
 
-    A task copies inputs that it reads in another shape than they are stored in, and regions of its output for other
-    devices. A tensor with a narrower wire type is copied once more at each end, with the bytes of its own type: casts
-    to and from float16, and to int8, were measured to take as long as a slice (a cast to bfloat16 up to four times as
-    long). Nodes around lookups in some rows of a table are counted too.
+    A task copies inputs that it reads in another shape than they are stored in, and regions of its output that it sends
+    to other devices. A tensor with a narrower wire type is copied once more by the sender and once more by the
+    receiver, with the bytes of its own type. Casts to and from float16, and to int8, were measured to take as long as a
+    slice; a cast to bfloat16 takes up to four times as long. The nodes around lookups in tables count as in
+    `count_lookup_copies`.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {
@@ -254,7 +238,7 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
         for source, tree in reads.items():
             leaves = assembly_leaves(tree)
             regions = [leaf.region for leaf in leaves if leaf.region != leaf.box.region]
-            if source.tensor in narrowed:  # Readers in a lane share the widened tensor.
+            if source.tensor in narrowed:  # Tasks in one lane of a device share the tensor that was cast back.
                 boxes = {(leaf.box, lanes[key]) for leaf in leaves if leaf.box.origin is not None} - widened
                 regions += [box.region for box, _ in boxes if box.region is not None]
                 widened |= boxes
@@ -267,13 +251,13 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
 
 def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
-    """Count the nodes around a task's lookups in some rows of a table as if they were slices.
+    """Count the nodes that a task needs for lookups in some rows of a table, as if these nodes were slices.
 
-    Each node but the last makes as many numbers as are looked up; the last makes the result.
+    Each node except the last computes as many numbers as there are indices. The last node computes the result.
 
     Args:
         layers: The layers of the network.
-        task: The task.
+        task: The task (one device's share of a layer).
 
     Returns:
         Number of copies and their bytes.
@@ -295,13 +279,13 @@ def _count_joins(tree: Assembly) -> int:
 
 
 def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
-    """Return the bytes of regions of a tensor in its own type."""
+    """Return the bytes of regions of a tensor in the type in which it is computed."""
     dtype = routing.layers.tensors[key.tensor].dtype
     return sum(raw_nbytes(dtype, region_shape(region)) for region in regions)
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Return the seconds of each segment: the sum over tasks with their anchor in it."""
+    """Return the seconds of each segment: the sum over the tasks whose main operator it contains."""
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
     for device in program.devices:
@@ -333,13 +317,12 @@ def _local_input_nbytes(routing: Routing, task: Task) -> int:
 
 
 def task_flops(routing: Routing, task: Task) -> int:
-    """Return the floating-point operations of a task."""
     layer, share = _task_share(routing, task)
     return count_flops(routing.layers, layer, *share)
 
 
 def _task_share(routing: Routing, task: Task) -> tuple[Layer, LayerShare]:
-    """Return the layer of a task and its share of it. A task that reads partial sums merges them."""
+    """Return the layer of a task and the share that the task computes; a task that reads partial sums adds them up."""
     layer = routing.layers.layer_by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     merge = sum(read.reduce is not None for read in routing.reads.get(task_id(task), ()))

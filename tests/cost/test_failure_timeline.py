@@ -49,7 +49,7 @@ AWAYS = st.tuples(st.sampled_from(NAMES[1:]), TIMES, TIMES).map(lambda one: Outa
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(AWAYS, max_size=4), st.integers(30, 60), st.integers(1, 5))
 def test_every_frame_ends_once_in_order(aways: list[Outage], frames: int, in_flight: int) -> None:
-    stretches = simulate_outages(case, aways, frames, in_flight, spans=True)
+    stretches = simulate_outages(case, aways, frames, in_flight, keep_spans=True)
     assert [number for one in stretches for number, _, _ in one.frames] == list(range(frames))
     ends = [end for one in stretches for _, _, end in one.frames]
     assert ends == sorted(ends)

@@ -166,7 +166,8 @@ class TestMeasured:
 
     def test_rejects_profile_of_another_network(self, profile: str) -> None:
         other = stack((1, 4, 16, 16), [("conv", 8, 5, 1, 2, 1)])
-        message = f"of another network, {network_digest(network())[:12]}; this one is {network_digest(other)[:12]}"
+        digests = f"{network_digest(network())[:12]} instead of {network_digest(other)[:12]}"
+        message = rf"of another network \(structural digest {digests}\)"
         with pytest.raises(DicompilerError, match=message):
             ProfileModel((profile,)).seconds(other, other.layers[0], LayerShare(), FAST)
 
@@ -174,7 +175,7 @@ class TestMeasured:
         layers = network()
         file = written(tmp_path, document(layers, "pi*"))
         for model in (ProfileModel((file,)), LinearModel(file=(file,))):
-            with pytest.raises(DicompilerError, match=r"there is none for device 'fast', only .*p.json of 'pi\*'"):
+            with pytest.raises(DicompilerError, match=r"no profile is for device 'fast'; .*p.json of 'pi\*'"):
                 model.seconds(layers, layers.layers[0], LayerShare(), FAST)
         assert math.isfinite(ProfileModel((file,), others=True).seconds(layers, layers.layers[0], LayerShare(), FAST))
 
@@ -216,8 +217,8 @@ class TestRuntime:
             stated = AnalyticModel().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
         (line,) = said
-        assert line.startswith(f"{file}: it has no costs of the runtime of sockets, so the target's own figures are ")
-        assert line.endswith("make it again with 'dicompiler profile --target sockets'")
+        assert line.startswith(f"{file}: the profile has no costs of the runtime of target sockets, so that the target")
+        assert line.endswith("measure the device again with 'dicompiler profile --target sockets'")
         assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME  # a target without stated costs
         assert len(said) == 1
 
@@ -234,9 +235,7 @@ class TestRuntime:
             scaled = AnalyticModel().runtime_costs(SLOW, stated, "acme").per_copy
             assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, per_copy=scaled)
         (line,) = said
-        assert line.startswith(
-            f"{older}: it has no cost of slices in the runtime of acme, so the target's own figures are "
-        )
+        assert line.startswith(f"{older}: the profile has no cost of slices in the runtime of target acme, so that ")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])

@@ -138,7 +138,7 @@ def test_waits_name_awaited_device() -> None:
     assert found.waits["d0"] == {"d1": pytest.approx(11)}  # both come at once
     assert found.waits["d1"] == {"d0": pytest.approx(5)}
     assert found.total_seconds("compute", "d1") == 3
-    assert found.total_seconds("message", "d0") == 4 and found.total_seconds("message", "d0", peer=True) == 4
+    assert found.total_seconds("message", "d0") == 4 and found.total_seconds("message", "d0", as_receiver=True) == 4
 
 
 def line(stages: int) -> Workload:
