@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from dicompiler.base.lazy_module import lazy_module
+
 # onnxruntime 1.32 stores an identifier of the device and reports its use, unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -32,62 +34,18 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = {
-    "CompileOptions": "driver.compile_options",
-    "CompileResult": "driver.compile_result",
-    "DicompilerError": "base.errors",
-    "Model": "ir.onnx.model",
-    "Part": "ir.plan",
-    "PipelineState": "ir.pipeline_state",
-    "Plan": "ir.plan",
-    "Platform": "ir.platform",
-    "PluginError": "base.errors",
-    "RunError": "base.errors",
-    "RunOptions": "target.run_records",
-    "Session": "target.client",
-    "UsageError": "base.errors",
-    "compile": "driver.compiler",
-    "connect": "target.client",
-    "open_executor": "driver.executors",
-    "run": "driver.artifact",
-}
-
 __all__ = [
-    "CompileOptions",
-    "CompileResult",
-    "DicompilerError",
-    "Model",
-    "Part",
-    "PipelineState",
-    "Plan",
-    "Platform",
-    "PluginError",
-    "RunError",
-    "RunOptions",
-    "Session",
-    "UsageError",
-    "__version__",
-    "compile",
-    "connect",
-    "open_executor",
-    "run",
-]
+    "CompileOptions", "CompileResult", "DicompilerError", "Model", "Part", "PipelineState", "Plan", "Platform",
+    "PluginError", "RunError", "RunOptions", "Session", "UsageError", "__version__", "compile", "connect",
+    "open_executor", "run",
+]  # fmt: skip
 
+if not TYPE_CHECKING:  # Type checkers report names that are not imported above.
+    _import_name, __dir__ = lazy_module(__name__)
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from dicompiler.base.version import package_version
 
-    value: Any
-    if name == "__version__":
-        value = import_module("dicompiler.base.version").package_version()
-    elif name in _MODULES:
-        value = getattr(import_module(f"dicompiler.{_MODULES[name]}"), name)
-    else:
-        raise AttributeError(f"module 'dicompiler' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+            return package_version()
+        return _import_name(name)

@@ -17,11 +17,13 @@ from typing import Any
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.option_specs import Spec, parse_spec
+from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.registry import registry
 from dicompiler.search.pareto_front import FRONT_OBJECTIVES, ParetoFront, ProgressCallback
 from dicompiler.search.strategy import Strategy
@@ -36,11 +38,11 @@ def explore(
     model: str | Path | Model,
     platform: str | Path | Platform,
     strategy: str | Strategy = DEFAULT_EXPLORATION_STRATEGY,
-    cost: str = DEFAULT_COST_MODEL,
+    cost: str | CostModel = DEFAULT_COST_MODEL,
     output: str | Path | None = None,
     shape: Sequence[str] = (),
     progress: ProgressCallback | None = None,
-    wire_dtype: str | Mapping[str, str] | None = None,
+    wire_dtype: str | Mapping[str, str] | WireFormat | None = None,
     target: str | Target = DEFAULT_TARGET,
     state: str | Sequence[str] = "auto",
     executor: Executor | None = None,

@@ -95,18 +95,17 @@ class DepfileRule:
         from dicompiler.driver import depfile
 
         request = self.request
-        files = (request.plan, request.wire_samples)
         return depfile.format_rule(
-            self.target, depfile.find_prerequisites(request.model, request.platform, files, self.plugins)
+            self.target, depfile.find_prerequisites(request.model, request.options, self.plugins)
         )
 
 
-def make_plugins(**specs: str | None) -> dict[str, Any]:
-    """Make strategy, cost model and target from their texts; raise UsageError for unknown names."""
+def make_plugins(**specs: object) -> dict[str, Any]:
+    """Create the strategy, cost model and target that texts describe; raise UsageError for unknown names."""
     from dicompiler.plugin.registry import registry
 
     kinds = {"strategy": "strategies", "cost": "cost_models", "target": "targets"}
-    return {name: registry().make(kinds[name], spec) for name, spec in specs.items() if spec is not None}
+    return {name: registry().resolve(kinds[name], spec) for name, spec in specs.items() if spec is not None}
 
 
 def print_paths(paths: Iterable[Path]) -> None:

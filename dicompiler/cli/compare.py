@@ -12,8 +12,8 @@ from dicompiler.cli.options import (
     cost_options,
     executor_option,
     objective_option,
-    options_as,
     problem_options,
+    takes_compile_request,
     tolerate_failures_option,
     wire_dtype_option,
 )
@@ -44,7 +44,7 @@ DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 @wire_dtype_option
 @executor_option
 @cost_options
-@options_as(request=CompileRequest)
+@takes_compile_request
 def command(
     request: CompileRequest, strategies: str | None, with_explanation: bool, executor: str | None, as_json: bool
 ) -> None:
@@ -61,18 +61,24 @@ def command(
     from dicompiler.cli.compile_output import comparison_document, show_comparison
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
-    from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
+    from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.executors import open_executor
     from dicompiler.driver.prepare import load_problem
 
     candidates = parse_strategies(strategies or DEFAULT_STRATEGIES)
-    cost, objective = request.cost or DEFAULT_COST_MODEL, request.objective or "latency"
-    target = request.target or DEFAULT_TARGET
+    options = request.options
     problem = load_problem(
-        request.model, request.platform, request.shape, objective, cost, request.wire_dtype, target, request.state
+        request.model,
+        options.platform,
+        format_shapes(options.shape),
+        options.objective,
+        options.cost,
+        options.wire_dtype,
+        options.target,
+        options.state,
     )
     with open_executor(executor) as workers, progress("single") as tell:
-        comparison = compare(replace(problem, executor=workers), candidates, tell, request.tolerate_failures or 0)
+        comparison = compare(replace(problem, executor=workers), candidates, tell, options.tolerate_failures)
         explanation = explain(comparison) if with_explanation else None
     if as_json:
         more = {} if explanation is None else {"explanation": asdict(explanation)}

@@ -22,6 +22,7 @@ from dicompiler.cli.options import (
     problem_options,
     shape_options,
     strategy_option,
+    takes_compile_request,
     target_option,
     tolerate_failures_option,
     wire_options,
@@ -53,13 +54,13 @@ from dicompiler.cli.options import (
 @json_option
 @build_system_options
 @output_option(metavar="DIR", required=True, help="Write the artifact to this directory.")
-@options_as(request=CompileRequest, building=BuildSystemOptions)
+@takes_compile_request
+@options_as(building=BuildSystemOptions)
 def command(
     request: CompileRequest,
     building: BuildSystemOptions,
     fit: bool,
     executor: str | None,
-    quantize_samples: Path | None,
     as_json: bool,
     output: Path,
 ) -> None:
@@ -75,16 +76,17 @@ def command(
     from dicompiler.driver.executors import open_executor
     from dicompiler.target.manifest import ARTIFACT_FILE
 
-    strategy, plan = request.strategy, request.plan
+    options = request.options
+    strategy, plan = options.strategy, options.plan
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: remove one")
     if fit and (strategy is not None or plan is not None):
         raise UsageError("compile: --fit is a strategy: remove --strategy and --plan, or use --strategy 'fit{…}'")
     check_writable(output)
-    parts = make_plugins(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
+    parts = make_plugins(strategy="fit" if fit else strategy, cost=options.cost, target=options.target)
     rule = building.depfile_rule([output / ARTIFACT_FILE], request, parts.values())
     with open_executor(executor) as workers, progress(f"compiling {request.model.name}"):
-        result = request.compile(**parts, output=output, quantize_samples=quantize_samples, executor=workers)
+        result = request.compile(**parts, output=output, executor=workers)
     rule.write()
     if building.print_outputs and not as_json:
         print_paths(output / name for name in tracked_files(output))

@@ -13,9 +13,9 @@ from dicompiler.cli.options import (
     CompileRequest,
     cost_options,
     executor_option,
-    options_as,
     output_option,
     problem_options,
+    takes_compile_request,
     wire_dtype_option,
 )
 
@@ -45,7 +45,7 @@ MAX_SHOWN_PLANS = 20
 @executor_option
 @cost_options
 @output_option(metavar="DIR", required=True, help="Write the front to this directory.")
-@options_as(request=CompileRequest)
+@takes_compile_request
 def command(
     request: CompileRequest,
     objectives: str | None,
@@ -65,26 +65,33 @@ def command(
     """
     from dicompiler.analysis.explore import explore, override_options
     from dicompiler.cli.progress import progress
-    from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
+    from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.executors import open_executor
 
-    platform = request.platform
+    options = request.options
+    platform, strategy = options.platform, options.strategy
     if platform is None:
         raise UsageError("explore: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
     check_writable(output)
-    assert request.strategy is not None
+    assert isinstance(platform, str) and isinstance(strategy, str)
     numbers = {"generations": generations, "population": population, "seed": seed}
     given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
         given["objectives"] = tuple(objectives.split(","))
-    with open_executor(executor) as spread, progress("reading the model") as tell:
-        search, cost = (
-            override_options(request.strategy, given),
-            DEFAULT_COST_MODEL if request.cost is None else request.cost,
+    with open_executor(executor) as workers, progress("reading the model") as tell:
+        front = explore(
+            request.model,
+            platform,
+            override_options(strategy, given),
+            options.cost,
+            output,
+            format_shapes(options.shape),
+            tell,
+            options.wire_dtype,
+            options.target,
+            options.state,
+            workers,
         )
-        target = request.target or DEFAULT_TARGET
-        wanted = (cost, output, request.shape, tell, request.wire_dtype, target)
-        front = explore(request.model, platform, search, *wanted, state=request.state, executor=spread)
     _show_front(front, platform, output, as_json)
 
 

@@ -20,6 +20,7 @@ from dicompiler.cli.options import (
     plan_option,
     problem_options,
     shape_option,
+    takes_compile_request,
     wire_options,
 )
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dicompiler.base.option_specs import Spec
+    from dicompiler.driver.compile_options import CompileOptions
     from dicompiler.driver.debug_instruments import LayerStatistics
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.plugin.pass_base import Instrument, Pass
@@ -58,7 +60,8 @@ NORMALISE_PASS, INFER_SHAPES_PASS, PARTITION_PASS = "normalise", "infer-shapes",
 @build_system_options
 @json_option
 @output_option(metavar="OUT.onnx", required=True, help="Write the model to this file.")
-@options_as(request=CompileRequest, building=BuildSystemOptions)
+@takes_compile_request
+@options_as(building=BuildSystemOptions)
 def command(
     request: CompileRequest,
     building: BuildSystemOptions,
@@ -83,14 +86,15 @@ def command(
     """
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
+    from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.debug_instruments import PartitionStatistics, Reproducer, VerifyEach
     from dicompiler.plugin.instruments import DumpAfterPass, PassTiming, PrintAfterPass
 
     _check_output_paths(output, save_plan, (dump_after_all, reproducer))
-    passes = _make_passes(pipeline, request.shape)
+    passes = _make_passes(pipeline, format_shapes(request.options.shape))
     outputs = [path for path in (output, save_plan) if path is not None]
     rule = building.depfile_rule(outputs, request, passes)
-    compilation = _load_inputs(request)
+    state = _load_inputs(request)
     times, counts = PassTiming(), PartitionStatistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
@@ -102,7 +106,7 @@ def command(
     ]
     try:
         with progress(f"running passes over {request.model.name}"):
-            result = _run_passes(passes, compilation, instruments, request)
+            result = _run_passes(passes, state, instruments, request.options)
     finally:
         if timing:
             _show_times(times.rows)
@@ -160,44 +164,46 @@ def _load_inputs(request: CompileRequest) -> PipelineState:
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
 
+    platform, plan = request.options.platform, request.options.plan
+    assert plan is None or isinstance(plan, Path)
     return PipelineState(
-        platform=None if request.platform is None else resolve_platform(request.platform),
-        plan=None if request.plan is None else read_plan(request.plan),
+        platform=None if platform is None else resolve_platform(platform),
+        plan=None if plan is None else read_plan(plan),
         model=Model.load(request.model),
     )
 
 
 def _run_passes(
-    passes: Sequence[Pass], compilation: PipelineState, instruments: Sequence[Instrument], request: CompileRequest
+    passes: Sequence[Pass], state: PipelineState, instruments: Sequence[Instrument], options: CompileOptions
 ) -> PipelineState:
     from dicompiler.driver.wire_types import warn_not_narrowed
     from dicompiler.plugin.pass_manager import PassManager
     from dicompiler.plugin.registry import registry
 
-    result = PassManager(passes, instruments).run(compilation)
-    sets_wire_types = request.wire_dtype is not None or request.wire_samples is not None
+    result = PassManager(passes, instruments).run(state)
+    sets_wire_types = options.wire_dtype is not None or options.wire_samples is not None
     if result.plan is None or result.routing is not None:
         if sets_wire_types:
             raise UsageError("--wire-dtype: the pipeline partitions the model itself: remove its 'partition'")
         return result
     partition = registry().make("passes", PARTITION_PASS)
-    result = _set_wire_types(result, request) if sets_wire_types else result
+    result = _set_wire_types(result, options) if sets_wire_types else result
     result = PassManager([partition], instruments, first_index=len(passes) + 1).run(result)
     warn_not_narrowed(result)
     return result
 
 
-def _set_wire_types(compilation: PipelineState, request: CompileRequest) -> PipelineState:
+def _set_wire_types(state: PipelineState, options: CompileOptions) -> PipelineState:
     """Set the element types on the wire in the plan, with measured ranges if there are samples."""
     from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types
 
-    plan, wire = resolve_wire_types(compilation.plan, request.wire_dtype, request.wire_samples)
-    compilation = replace(apply_wire_types(compilation, wire), plan=plan)
-    if request.wire_samples is None:
-        return compilation
-    if compilation.platform is None:
+    plan, wire = resolve_wire_types(state.plan, options.wire_dtype, options.wire_samples)
+    state = replace(apply_wire_types(state, wire), plan=plan)
+    if options.wire_samples is None:
+        return state
+    if state.platform is None:
         raise UsageError("--wire-samples: value ranges depend on the devices: give --platform")
-    return replace(compilation, plan=measure_wire_ranges(compilation, request.wire_samples))
+    return replace(state, plan=measure_wire_ranges(state, Path(options.wire_samples)))
 
 
 def _timing_records(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, Any]]:
@@ -222,15 +228,15 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
     print_table(headers, [*shown, total], right=range(1, len(headers)), err=True)
 
 
-def _write_outputs(compilation: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
+def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
     """Write the model and the plan, both or neither, and return the written paths."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.ir.plan import dumps
 
     if save_plan is None:
-        return compilation.model.save(output)
-    if compilation.plan is None:
+        return state.model.save(output)
+    if state.plan is None:
         raise UsageError("--save-plan: the pipeline has no pass that makes a plan")
     with atomic_file(save_plan) as stage:
-        stage.write_text(dumps(compilation.plan), encoding="utf-8")
-        return (*compilation.model.save(output), save_plan)
+        stage.write_text(dumps(state.plan), encoding="utf-8")
+        return (*state.model.save(output), save_plan)

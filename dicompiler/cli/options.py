@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.analysis.prediction_error import ExpectedTiming
+    from dicompiler.driver.compile_options import CompileOptions
     from dicompiler.driver.compile_result import CompileResult
     from dicompiler.target.run_records import RunOptions, RunResult
 
@@ -109,7 +110,7 @@ def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 output_option = functools.partial(click.option, "-o", "--output", type=PATH)
 
-# Options of the compilation: fields of `CompileRequest`.
+# Options of the compilation: fields of `CompileOptions`.
 
 model_argument = click.argument("model", type=PATH)
 platform_option = click.option(
@@ -126,7 +127,6 @@ state_option = click.option(
     "--state",
     metavar="'past*=present*'",
     multiple=True,
-    default=("auto",),
     help="Keep these inputs and outputs on the devices from frame to frame, such as a key/value cache. auto: find them "
     "by common names; none: keep none. Can be repeated. Default: auto.",
 )
@@ -189,33 +189,44 @@ cost_options = combine(
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """Options of a compilation on the command line.
+    """A model, and the options of its compilation that were given on the command line.
 
-    None and () stand for options that were not given or that the command does not have. The fields have the names of
-    the arguments of `dicompiler.compile`.
+    Attributes:
+        model: Path of the model.
+        options: The options. Those that the command does not have, or that were not given, have their defaults.
     """
 
     model: Path
-    platform: str | None = None
-    strategy: str | None = None
-    plan: Path | None = None
-    objective: str | None = None
-    cost: str | None = None
-    shape: tuple[str, ...] = ()
-    state: tuple[str, ...] = ("auto",)
-    wire_dtype: str | None = None
-    wire_samples: Path | None = None
-    target: str | None = None
-    tolerate_failures: str | None = None
+    options: CompileOptions
 
-    def compile(self, **more: Any) -> CompileResult:
-        """Call `dicompiler.compile`; arguments in `more` are added or replace others."""
+    def compile(self, **changes: Any) -> CompileResult:
+        """Call `dicompiler.compile` with the options; `changes` replace some of them."""
         from dicompiler.cli.file_io import read_plan
         from dicompiler.driver.compiler import compile
 
-        arguments = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
-        arguments |= {"plan": None if self.plan is None else read_plan(self.plan), **more}
-        return compile(self.model, **{name: value for name, value in arguments.items() if value is not None})
+        options = {field.name: getattr(self.options, field.name) for field in fields(self.options)} | changes
+        if options["plan"] is not None:
+            options["plan"] = read_plan(options["plan"])
+        return compile(self.model, **options)
+
+
+def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Pass the model and the options that are fields of `CompileOptions` as one argument `request`.
+
+    The decorator is placed below the options. `--output` and `--executor` stay arguments of the command, because they
+    differ from the fields with these names.
+    """
+
+    @functools.wraps(command)
+    def call(**values_by_name: Any) -> None:
+        from dicompiler.driver.compile_options import CompileOptions
+
+        names = ({field.name for field in fields(CompileOptions)} - {"output", "executor"}) & values_by_name.keys()
+        values = {name: values_by_name.pop(name) for name in names}
+        options = CompileOptions(**{name: value for name, value in values.items() if value not in (None, ())})
+        command(request=CompileRequest(values_by_name.pop("model"), options), **values_by_name)
+
+    return call
 
 
 # Options of a run: fields of `StreamOptions` and `RunOptions`.

@@ -16,6 +16,7 @@ from dicompiler.cli.options import (
     output_option,
     problem_options,
     strategy_option,
+    takes_compile_request,
     tolerate_failures_option,
     wire_options,
 )
@@ -30,7 +31,8 @@ from dicompiler.cli.options import (
 @cost_options
 @build_system_options
 @output_option(metavar="PLAN.json", required=True, help="Write the plan to this file.")
-@options_as(request=CompileRequest, building=BuildSystemOptions)
+@takes_compile_request
+@options_as(building=BuildSystemOptions)
 def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool, output: Path) -> None:
     """Write the plan that a strategy makes, without compiling.
 
@@ -44,7 +46,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     from dicompiler.ir.plan import dumps
 
     check_output_file(output)
-    parts = make_plugins(strategy=request.strategy, cost=request.cost)
+    parts = make_plugins(strategy=request.options.strategy, cost=request.options.cost)
     rule = building.depfile_rule([output], request, parts.values())
     with progress(f"planning {request.model.name}"):
         result = request.compile(**parts)

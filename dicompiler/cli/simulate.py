@@ -13,9 +13,9 @@ from dicompiler.cli.options import (
     cost_options,
     frames_option,
     in_flight_option,
-    options_as,
     plan_option,
     problem_options,
+    takes_compile_request,
     tolerate_failures_option,
     wire_options,
 )
@@ -39,7 +39,7 @@ from dicompiler.cli.options import (
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
 @cost_options
-@options_as(request=CompileRequest)
+@takes_compile_request
 def command(
     request: CompileRequest, frames: int, in_flight: int, failures: tuple[str, ...], trace: Path | None, as_json: bool
 ) -> None:
@@ -61,10 +61,12 @@ def command(
 
     check_output_file(trace)
     outages = [parse_outage(text) for text in failures]
-    if outages and request.plan is None and request.tolerate_failures is None:
-        request = replace(request, tolerate_failures=str(len({outage.device for outage in outages})))
+    changes = {}
+    # The integer 0 is the default; a given option is text.
+    if outages and request.options.plan is None and request.options.tolerate_failures == 0:
+        changes["tolerate_failures"] = len({outage.device for outage in outages})
     with progress(f"planning {request.model.name}") as tell:
-        result = request.compile()
+        result = request.compile(**changes)
         assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
         tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")

@@ -24,7 +24,7 @@ class _DeviceState:
         number: Index of the device.
         started: Time at which the current job started.
         idle_since: Time at which the device last became idle.
-        ready: Heap of the frames whose next job can start, as (frame number, frame).
+        ready: Heap of the frames that have a job ready for the device, as (frame number, frame).
         inbox: Messages that have arrived while the device was busy.
         computed: Total seconds of computing.
         handled: Total seconds of the processor for messages.

@@ -285,7 +285,7 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Return the seconds of each segment: the sum over the tasks whose main operator it contains."""
+    """Return the seconds of each segment. The seconds of a task count in the segment with its main operator."""
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
     for device in program.devices:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.option_specs import option_files
+from dicompiler.driver.compile_options import CompileOptions
 from dicompiler.ir.onnx.loader import external_files
 from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
@@ -47,29 +48,23 @@ def _unsupported_name_error(name: str, part: str) -> DicompilerError:
     return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in it: rename the file")
 
 
-def find_prerequisites(
-    model: Path, platform: str | None, other_files: Iterable[Path | None], plugins: Iterable[object]
-) -> tuple[Path, ...]:
-    """Return the files that a command reads, each once.
+def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[object]) -> tuple[Path, ...]:
+    """Return the files that a compilation reads, each once.
 
-    These are the model, its external data, the platform's file, the other files, the files that options of plugins
-    name, and the modules of third-party plugins that are loaded.
-
-    Args:
-        model: The model.
-        platform: A TOML file or the name of a built-in platform.
-        other_files: A plan and samples; None: not given.
-        plugins: Passes, strategies, cost models and targets.
+    These are the model and its external data, the files in the options (platform, plan and samples for wire types), the
+    files in the options of `plugins` (passes, strategies, cost models and targets), and the loaded modules of
+    third-party plugins.
 
     Raises:
         DicompilerError: The model cannot be read.
     """
-    known = registry()
-    families = [entry.value for entry in known.platforms.values()]
-    cluster = None if platform is None else platform_file(platform, families)
-    option_paths = [Path(file) for plugin in plugins for file in option_files(plugin)]
-    given = [path for path in (cluster, *other_files) if path is not None]
-    paths = [model, *external_files(model), *given, *option_paths, *plugin_modules(known.plugins)]
+    families = [entry.value for entry in registry().platforms.values()]
+    platform = options.platform
+    cluster_file = platform_file(platform, families) if isinstance(platform, str) else None
+    candidates = (cluster_file, options.plan, options.wire_samples)
+    option_paths = [Path(path) for path in candidates if isinstance(path, str | Path)]
+    plugin_paths = [Path(file) for plugin in plugins for file in option_files(plugin)]
+    paths = [model, *external_files(model), *option_paths, *plugin_paths, *plugin_modules(registry().plugins)]
     return tuple(dict.fromkeys(paths))
 
 

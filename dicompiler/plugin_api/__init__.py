@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dicompiler.plugin_api._lazy import lazy_module
+from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dicompiler.plugin_api._lazy import lazy_module
+from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
     from dicompiler.base.input_arrays import check_index_range, coerce_input

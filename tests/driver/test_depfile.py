@@ -17,6 +17,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli.file_io import write_npz
 from dicompiler.driver import depfile
+from dicompiler.driver.compile_options import CompileOptions
 from dicompiler.ir.platform import Platform, platform_to_toml
 
 HARD = ("a b", "a  b", "$x", "a$$b", "#1", "a:b", "C:\\x", "a\\b", "(1) a", "b@{!,}~+%25", "é", "my $ #1.onnx")
@@ -178,8 +179,8 @@ PLUGIN = """
 def test_lists_model_data_platform_and_plan_once_in_order(place: Path) -> None:
     cluster, plan = place / "c.toml", place / "plan.json"
     cluster.write_text(platform_to_toml(Platform.load("rpi4x2")))
-    found = depfile.find_prerequisites(place / "net.onnx", str(cluster), (plan,), ())
+    found = depfile.find_prerequisites(place / "net.onnx", CompileOptions(str(cluster), plan=plan), ())
     assert found == (place / "net.onnx", place / "net.data", cluster, plan)
-    assert depfile.find_prerequisites(place / "net.onnx", "rpi4x2", (), ()) == found[:2]
+    assert depfile.find_prerequisites(place / "net.onnx", CompileOptions("rpi4x2"), ()) == found[:2]
     with pytest.raises(DicompilerError, match=r"gone\.onnx: cannot read the model"):
-        depfile.find_prerequisites(place / "gone.onnx", None, (), ())
+        depfile.find_prerequisites(place / "gone.onnx", CompileOptions(), ())
