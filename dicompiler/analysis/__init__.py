@@ -1,1 +1,1 @@
-"""Analysis of plans and runs: comparison, exploration, explanation, prediction error."""
+"""Analysis of plans and runs: comparison of strategies, Pareto fronts, explanations, and prediction errors."""

@@ -1,4 +1,4 @@
-"""Comparison of strategies: their plans for one problem, evaluated by the same simulator.
+"""Comparison of strategies: their plans for the same problem, evaluated by the same simulator.
 
 Problem + strategies ⇒ Comparison
 """
@@ -23,15 +23,15 @@ from dicompiler.search.strategy import Strategy
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """The plan of one strategy.
+    """The result of one strategy.
 
     Attributes:
-        strategy: The strategy, with its options.
+        strategy: The strategy with its options.
         search_s: Seconds of the search.
-        plan: None if it has no valid plan.
+        plan: The plan; None if the strategy has no valid plan.
         metrics: Simulated metrics of the plan.
-        error: Reason why it has no valid plan; empty if it has one.
-        failures: Metrics of its failure plans, see `search.failure_cases.failure_metrics`.
+        error: Reason why there is no valid plan; empty if there is one.
+        failures: Metrics of the plan for each failure of devices (`search.failure_cases.failure_metrics`).
     """
 
     strategy: str
@@ -43,19 +43,19 @@ class StrategyResult:
 
     @property
     def worst_failure(self) -> FailureMetrics | None:
-        """The failure with the longest latency; None if there is no failure plan."""
+        """The failure after which the latency is longest; None if there is no failure plan."""
         return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of several strategies for one problem.
+    """Results of several strategies for the same problem.
 
     Attributes:
         problem: The problem.
         results: The results, in the order of the strategies.
         single_device: Metrics of the best single device.
-        lower_bound: Lower bound of the objective for all plans; None if the objective has none.
+        lower_bound: Lower bound of the objective for all plans; None if the objective has no bound.
     """
 
     problem: Problem
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def bottleneck(self) -> str:
-        """Description of the best plan's bottleneck; empty if no strategy has a plan."""
+        """Description of the bottleneck of the best plan; empty if no strategy has a plan."""
         best, problem = self.best, self.problem
         if best is None or best.metrics is None:
             return ""
@@ -89,13 +89,13 @@ def compare(
     progress: Callable[[str], None] | None = None,
     tolerate_failures: int | str | FailureSelection = 0,
 ) -> Comparison:
-    """Return the results of all strategies. A strategy that fails gives a result with an error.
+    """Return the results of all strategies. If a strategy fails, its result contains the error.
 
     Args:
         problem: The problem.
-        strategies: The strategies by the names that results have.
-        progress: Called with the name of each strategy before its search.
-        tolerate_failures: Device failures that each strategy makes plans for, as for `compile`.
+        strategies: The strategies by name.
+        progress: Function that is called with the name of each strategy before its search.
+        tolerate_failures: Failures of devices for which each strategy also makes plans, as in `compile`.
     """
     failures = FailureSelection.parse(tolerate_failures)
     failures.check_platform(problem.platform)

@@ -1,4 +1,4 @@
-"""Explanations why a plan does not split a layer or the whole network, and when a split would be faster.
+"""Explanations why a plan does not split a layer or the network, and under which conditions a split is faster.
 
 Problem + Plan ──explain_layers──► LayerReason for each whole layer;   Comparison ──explain──► Explanation
 """
@@ -30,16 +30,16 @@ MAX_BANDWIDTH_FACTOR = 1000.0
 
 @dataclass(frozen=True)
 class LayerReason:
-    """The reason why a layer is computed by one device.
+    """The reason why one device computes a whole layer.
 
     Attributes:
         layer: Name of the layer.
-        operator: Operator of the layer's anchor.
+        operator: The layer's main operator.
         reason: The reason, as text.
         saved_s: Seconds of computing that the best split of this layer alone would save.
         sent_bytes: Bytes that this split would send.
         break_even_bandwidth: Bandwidth in bit/s above which this split is faster; None if it never is.
-        wire_dtypes: Wire types with which it is faster at the platform's bandwidth.
+        wire_dtypes: Wire types with which this split is faster at the platform's bandwidth.
     """
 
     layer: str
@@ -57,8 +57,8 @@ class SplitReason:
 
     Attributes:
         strategy: The strategy that made the plan.
-        break_even_bandwidth: Bandwidth in bit/s above which it is better; None if it never is.
-        wire_dtypes: Wire types with which it is better at the platform's bandwidth.
+        break_even_bandwidth: Bandwidth in bit/s above which the plan is better; None if it never is.
+        wire_dtypes: Wire types with which the plan is better at the platform's bandwidth.
     """
 
     strategy: str
@@ -72,7 +72,7 @@ class Explanation:
 
     Attributes:
         layers: Reasons for the layers that one device computes.
-        splits: Reasons for the plans on several devices, if the best plan uses one device.
+        splits: Reasons for the plans on several devices; empty if the best plan itself uses several.
     """
 
     layers: tuple[LayerReason, ...]
@@ -88,7 +88,7 @@ def break_even_text(bandwidth: float | None, wire_dtypes: Sequence[str]) -> str:
 
 
 def explain(comparison: Comparison) -> Explanation:
-    """Explain the best plan of a comparison.
+    """Explain why the best plan of a comparison does not split more.
 
     Raises:
         DicompilerError: No strategy has a plan.
@@ -111,7 +111,7 @@ def _computing_devices(plan: Plan) -> set[str]:
 
 
 def _shared_plan(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan that splits each layer over all computing devices; layers that cannot be split are as in `plan`."""
+    """Return a plan that splits each layer over all computing devices; other layers are as in `plan`."""
     parts = {
         layer.name: next(_possible_splits(problem, layer), plan.layers[layer.name]) for layer in problem.layers.layers
     }
@@ -141,7 +141,7 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
     reasons = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
 
     def rank(reason: LayerReason) -> tuple[float, float]:
-        # The lowest break-even bandwidth first; of splits that are never faster, the one that saves most.
+        # The split with the lowest break-even bandwidth is best, then the one that saves the most time.
         bandwidth = math.inf if reason.break_even_bandwidth is None else reason.break_even_bandwidth
         return bandwidth, -reason.saved_s
 
@@ -177,7 +177,7 @@ def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...
 
 
 def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> bool:
-    """Return True if the host of each device has room for the weights of its part."""
+    """Return True if each host has enough memory for the weights of its parts of the layer."""
     platform = problem.platform
     for part in parts:
         task = make_share_task(problem.layers, layer, LayerShare(part.region))
@@ -188,7 +188,7 @@ def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> boo
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """Return the effect of splitting one layer with inputs and outputs on the device `home`."""
+    """Return the effect of splitting one layer if its inputs and outputs are on the device `home`."""
     layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
     whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
     parts_s = [
@@ -238,7 +238,7 @@ def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
 
 
 def _pays_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
-    """Return True if the plan is worthwhile with all tensors sent in this type."""
+    """Return True if the plan is worthwhile when all tensors are sent in the type `dtype`."""
     dtypes = ((ALL_TENSORS, dtype),)
     narrowed = replace(problem, layers=with_wire_dtypes(problem.layers, dtypes), target=None)
     return _is_worthwhile(narrowed, replace(plan, wire_format=WireFormat(dtypes)))
@@ -250,7 +250,7 @@ def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
 
 
 def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
-    """Return the network bandwidth in bit/s above which the plan is worthwhile, within 3 %; None if there is none."""
+    """Return the bandwidth in bit/s above which the plan is worthwhile, accurate to 3 %; None if there is none."""
     network, hosts = problem.platform.network, problem.platform.hosts
 
     def pays(factor: float) -> bool:

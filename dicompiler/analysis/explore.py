@@ -80,7 +80,10 @@ def explore(
 
 
 def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) -> str:
-    """Return a strategy with replaced options: ("genetic{seed=1}", {"seed": "2"}) ⇒ "genetic{seed=2}"."""
+    """Return the text of a strategy with some options replaced.
+
+    ("genetic{seed=1}", {"seed": "2"}) ⇒ "genetic{seed=2}"
+    """
     spec = parse_spec(text, "strategy")
     return str(Spec.from_mapping(spec.name, {**dict(spec.options), **options}))
 
@@ -91,7 +94,7 @@ def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:
 
 
 def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
-    """Remove objectives in joules that are 0 for all plans, because the platform does not state powers."""
+    """Return the front without energies that are 0 for all plans because the platform states no powers."""
 
     def is_known(name: str) -> bool:
         return FRONT_OBJECTIVES[name][0] != "J" or any(point.objectives[name] for point in front.points)
@@ -119,7 +122,7 @@ def write_front(front: ParetoFront, platform: Platform, output: Path) -> None:
 
 
 def plan_file(index: int) -> str:
-    """Return the file of a point's plan, relative to the directory."""
+    """Return the path of the plan of point number `index`, relative to the directory of the front."""
     return f"plans/{index:03d}.json"
 
 
@@ -142,7 +145,7 @@ def front_document(front: ParetoFront, platform: Platform) -> dict[str, Any]:
 
 
 def _point_values(front: ParetoFront, index: int) -> dict[str, float]:
-    """Return the value of each objective; bytes are integers."""
+    """Return the value of each objective of one point; numbers of bytes are integers."""
     objectives = front.points[index].objectives
     return {
         name: round(objectives[name]) if FRONT_OBJECTIVES[name][0] == "bytes" else objectives[name]

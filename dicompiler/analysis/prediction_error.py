@@ -39,13 +39,10 @@ class DeviceTiming:
     """Times of a device in one frame.
 
     Attributes:
-        compute_s: Seconds in segments.
-        send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the system has
-            accepted them.
-        wait_s: Seconds of waiting.
-        segments_s: Seconds of one call of each segment, role by role.
-        waits: Seconds of waiting by the device that it waited for (empty name: the source of frames). Measured waits
-            are those of the last frame.
+        compute_s: Seconds in segments (ONNX submodels). send_s: Seconds of sending. Predicted: until messages have left
+        their links. Measured: until the operating system has accepted the messages. wait_s: Seconds of waiting.
+        segments_s: Seconds of one call of each segment, in the order of roles. waits: Seconds of waiting for each other
+        device; the empty name is the source of frames. Measured values are those of the last frame.
     """
 
     compute_s: float
@@ -60,7 +57,7 @@ class RunTiming:
     """Predicted or measured times of a run.
 
     Attributes:
-        frame_s: Seconds of a frame; with several frames in flight, the total time divided by their number.
+        frame_s: Seconds of a frame. With several frames in flight: the total time divided by the number of frames.
         devices: Times of each device.
     """
 
@@ -70,7 +67,7 @@ class RunTiming:
 
 @dataclass(frozen=True)
 class ExpectedTiming:
-    """The prediction for a run of an artifact.
+    """The predicted times of a run of an artifact.
 
     Attributes:
         cost_model: Name of the cost model.
@@ -83,7 +80,7 @@ class ExpectedTiming:
     timing: RunTiming
 
     def document(self) -> dict[str, Any]:
-        """Return the key `predicted` of the schema `run`."""
+        """Return the value of the key `predicted` in a run log (schema `run`)."""
         devices = [{"device": name, **asdict(timing)} for name, timing in self.timing.devices.items()]
         return {"cost_model": self.cost_model, "frame_s": self.timing.frame_s, "devices": devices}
 
@@ -95,7 +92,7 @@ class Discrepancy:
     Attributes:
         device: Name of the device.
         cause: "computing", "sending" or "waiting".
-        location: The segment, or the device waited for, with the largest difference.
+        location: The segment, or the device that was waited for, with the largest difference.
         predicted_s: Predicted seconds per frame.
         measured_s: Measured seconds per frame.
     """
@@ -108,16 +105,16 @@ class Discrepancy:
 
 
 def expect_timing(directory: str | Path, cost: str, frames: int, in_flight: int) -> ExpectedTiming:
-    """Return the prediction for running an artifact on its platform.
+    """Return the predicted times of running an artifact on its platform.
 
     Args:
         directory: The artifact.
-        cost: The cost model; empty: the one that it was compiled with.
+        cost: The cost model; empty means the one that the artifact was compiled with.
         frames: Number of frames.
-        in_flight: Maximum number of frames in flight.
+        in_flight: Largest number of frames in flight.
 
     Raises:
-        UsageError: The cost model that it was compiled with needs options.
+        UsageError: The cost model of the artifact needs options.
     """
     state, _, problem = reopen_artifact(directory, cost)
     assert state.program is not None and state.plan is not None
@@ -131,15 +128,15 @@ def on_emulation_host(
 ) -> Problem:
     """Return the problem with the runtime costs of a host that emulates all boards.
 
-    Segments are delayed until they have taken as long as on their boards. So the costs inside segments (copies and
-    cold caches) stay those of the boards.
+    An emulated segment is delayed until it has taken as long as on its board. The costs inside segments (copies and
+    cold caches) are therefore those of the board. All other costs are those of this host.
 
     Args:
         problem: The problem with the boards' own costs.
-        costs: Costs of the runtime on this host, alone.
+        costs: Costs of the runtime on this host if it runs a single device.
         program: The emulated program.
-        host_processors: Number of processors of the host. Default: those of this one.
-        secure: Messages use TLS.
+        host_processors: Number of processors of the host. Default: those of this host.
+        secure: Messages are encrypted by TLS.
     """
     count = sum(bool(device.segments) for device in program.devices)
     host_costs = share_processors(costs.with_tls if secure else costs, count, host_processors)
@@ -153,15 +150,15 @@ def on_emulation_host(
 
 
 def share_processors(costs: RuntimeCosts, boards: int, host_processors: int = 0) -> RuntimeCosts:
-    """Return the runtime costs if several boards share the processors of a host.
+    """Return the runtime costs of boards that share the processors of a host.
 
-    Times on a processor grow with the number of boards per processor. The time to wake a process stays. Inputs and
-    outputs are moved while no board computes, so their time stays too.
+    Times on a processor grow with the number of boards per processor. The time to wake a process does not, and neither
+    does the time to move inputs and outputs, because no board computes then.
 
     Args:
-        costs: Costs of one board alone.
+        costs: Costs of a single board on the host.
         boards: Number of boards.
-        host_processors: Number of processors of the host. Default: those of this one.
+        host_processors: Number of processors of the host. Default: those of this host.
     """
     factor = max(1.0, boards / (host_processors or available_processors()))
     return replace(costs.scaled_by(factor), latency=costs.latency, per_io_byte=costs.per_io_byte)
@@ -176,7 +173,7 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
     """Return the predicted seconds of each segment."""
     return {
         device.device: tuple(
-            # Rounding can make the difference slightly negative.
+            # Rounding errors can make the difference slightly negative.
             max(0.0, job.seconds - device.runtime.call)
             for role in workload.roles
             for job in role.devices[i].jobs
@@ -186,7 +183,7 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
 
 
 def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
-    """Return the workload with other seconds of its segments, in the form of `segment_seconds`."""
+    """Return the workload with other seconds for its segments. `seconds` has the form of `segment_seconds`."""
     remaining = {name: iter(values) for name, values in seconds.items()}
 
     def with_seconds(device: DeviceWork) -> DeviceWork:
@@ -198,7 +195,7 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
 
 
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
-    """Return the simulated times: of one frame of each role, or of a stream if several frames are in flight."""
+    """Return the simulated times: of one frame for each role, or of a stream if several frames are in flight."""
     count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)
     if in_flight > 1:
@@ -246,7 +243,8 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
 def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
-    It is the median without the first frame, which warms up. With replicas, it is the mean of their medians.
+    The first frame is excluded, because it warms up caches. The result is the median, or with replicas the mean of the
+    replicas' medians.
     """
     by_role = [list(frames_s[role::roles]) for role in range(roles)]
     if len(frames_s) > roles:
@@ -256,13 +254,13 @@ def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
-    """Return how often a device calls each of its segments, role by role; 0 for those of failure plans."""
+    """Return how many times a device calls each of its segments, in the order of roles; 0 for failure plans."""
     calls = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
     return calls + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(calls))
 
 
 def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
-    """Return the calls of each segment. segment_counts: number of segments in each role."""
+    """Return the number of calls of each segment. `segment_counts` are the numbers of segments of each role."""
     roles = len(segment_counts)
     return [len(range(role, frames, roles)) for role, count in enumerate(segment_counts) for _ in range(count)]
 
@@ -279,7 +277,8 @@ def _wait_seconds(timeline: list[Mapping[str, Any]], frame: int, program: Progra
 def find_discrepancies(predicted: RunTiming, measured: RunTiming) -> Iterator[Discrepancy]:
     """Yield the discrepancies of each device.
 
-    Sending counts only if it took longer than predicted: the system may accept a message before it is sent.
+    A sending time is a discrepancy only if it is longer than predicted, because the operating system may accept a
+    message before it is sent.
     """
     min_s = MIN_FRAME_SHARE * max(predicted.frame_s, measured.frame_s)
     for name, ours in predicted.devices.items():
@@ -299,18 +298,18 @@ def _worst_segment(predicted_s: tuple[float, ...], measured_s: tuple[float, ...]
 
 
 def _largest_difference(predicted: Mapping[Any, float], measured: Mapping[Any, float]) -> str:
-    """Return the key with the largest difference; empty if there are no keys."""
+    """Return the key with the largest difference of its two values; empty if there are no keys."""
     keys = dict.fromkeys([*predicted, *measured])
     return str(max(keys, key=lambda key: abs(predicted.get(key, 0.0) - measured.get(key, 0.0)), default=""))
 
 
 def find_wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str, int, int]]:
-    """Return the links with wrong byte counts, as (sender, receiver, predicted bytes, sent bytes)."""
+    """Return the links with a wrong number of bytes, as (sender, receiver, predicted bytes, sent bytes)."""
     frames, replicas = len(log["frames_s"]), len(program.replica_roles)
     sent = {int(index): nbytes for entry in log["devices"] for index, nbytes in entry["sent_bytes"].items()}
     roles = [i for i, role in enumerate(program.replica_roles) for _ in role.transfers]
     counts: dict[tuple[str, str], list[int]] = {}
-    # Transfers of failure plans come last; they have no entry in `roles`.
+    # `roles` is shorter: transfers of failure plans come last and are not counted.
     for transfer, role in zip(program.all_transfers, roles, strict=False):
         count = counts.setdefault((transfer.sender, transfer.receiver), [0, 0])
         count[0] += transfer.value.nbytes * len(range(role, frames, replicas))

@@ -1,9 +1,10 @@
-"""Layout of a layered graph: rows from top to bottom, branches side by side, lanes for long edges.
+"""Layout of a layered graph: rows from top to bottom, branches side by side, gaps through which long edges pass.
 
     widths of nodes, edges ⇒ GraphLayout
 
-The method is Sugiyama's. Rows follow from the longest paths, the order within a row from barycentres. The places
-minimize the weighted distance to the neighbours (least squares by isotonic regression).
+The method is Sugiyama's. The row of a node follows from the longest path to it, the order within a row from
+barycentres. Horizontal positions minimize the weighted distance to the neighbours (least squares by isotonic
+regression).
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ SWEEP_COUNT = 8
 LANE_WEIGHT = 1e-6
 """Weight of a lane; a box has 1."""
 
-LayoutItem = tuple[int, int]  # (node, row): a node in its row, or a lane of its edges in a later row
-EdgePiece = tuple[float, int, float, int]  # (x, row) above, (x, row) below
+LayoutItem = tuple[int, int]
+"""A node and a row: the box of the node if this is its row, else the lane of its edges in that row."""
+EdgePiece = tuple[float, int, float, int]
+"""Position and row of the upper end of a piece of an edge, then those of the lower end."""
 
 
 @dataclass(frozen=True)
 class GraphLayout:
-    """Places of nodes and edges in pixels.
+    """Positions of nodes and edges in pixels.
+
+    An edge over several rows passes each row between them in a lane, a gap between boxes.
 
     Attributes:
-        x: Centre of each node.
+        x: Horizontal centre of each node.
         row: Row of each node.
-        lanes: (x, row) of the lanes through which edges pass boxes.
-        edge_pieces: Pieces of edges, each from one row to the next: place, node of the tensor, and reader (-1 if
-            the piece ends in a lane).
+        lanes: Position and row (x, row) of each lane.
+        edge_pieces: Pieces of edges, each from one row to the next: their two ends, the node that computes the tensor,
+            and the node that reads it (-1 if the piece ends in a lane).
         width: Width of the graph.
         rows: Number of rows.
     """
@@ -44,11 +49,11 @@ class GraphLayout:
 
 
 def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> GraphLayout:
-    """Return the layout of nodes 0, 1, … in topological order.
+    """Return the layout of a graph with nodes 0, 1, … in topological order.
 
     Args:
-        widths: Width of each node.
-        edges: Pairs (from, to), each once.
+        widths: Width of each node in pixels.
+        edges: Pairs of nodes (from, to), each once.
     """
     rows = _assign_rows(len(widths), edges)
     last_row: dict[int, int] = {}
@@ -75,7 +80,7 @@ def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> G
 
 
 def _assign_rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Place each node one row below its lowest predecessor."""
+    """Return the row of each node: the row below its lowest predecessor."""
     rows = [0] * count
     for a, b in sorted(edges, key=lambda edge: edge[1]):
         rows[b] = max(rows[b], rows[a] + 1)
@@ -87,7 +92,7 @@ def _order_rows(
     above: Mapping[LayoutItem, Sequence[LayoutItem]],
     below: Mapping[LayoutItem, Sequence[LayoutItem]],
 ) -> None:
-    """Sort every row by the mean position of its neighbours, alternating between above and below."""
+    """Sort every row by the mean position of the neighbours, alternately in the rows above and below."""
     at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEP_COUNT):
         near = above if sweep % 2 == 0 else below
@@ -104,7 +109,7 @@ def _place_items(
     size: Mapping[LayoutItem, float],
     rows: Sequence[int],
 ) -> dict[LayoutItem, float]:
-    """Return the centre of every item; rows are pulled to the neighbours above and below alternately."""
+    """Return the centre of every item. Rows are aligned with the neighbours above and below alternately."""
     x: dict[LayoutItem, float] = {}
     for row in items:
         left = 0.0
@@ -115,7 +120,7 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_wanted_place(item, near.get(item, ()), x, rows) for item in row]
-            # Boxes push lanes aside, never the reverse.
+            # A lane has a small weight, so that boxes move lanes and not the reverse.
             weights = [LANE_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate(wanted, weights, [size[item] for item in row]), strict=True))
     return x
@@ -124,7 +129,7 @@ def _place_items(
 def _wanted_place(
     item: LayoutItem, near: Sequence[LayoutItem], x: Mapping[LayoutItem, float], rows: Sequence[int]
 ) -> float:
-    """Return the mean place of the neighbours: boxes follow boxes first, lanes follow their own edge."""
+    """Return the mean position of an item's neighbours: for a box those that are boxes, for a lane its own edge."""
     lane = rows[item[0]] != item[1]
     preferred = [
         neighbour for neighbour in near if (neighbour[0] == item[0] if lane else rows[neighbour[0]] == neighbour[1])
@@ -133,15 +138,17 @@ def _wanted_place(
 
 
 def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Return the places nearest to `wanted` that keep the order and do not overlap.
+    """Return the positions nearest to `wanted` that keep the order and do not overlap.
 
-    The distance is a weighted sum of squares; the method is "pool adjacent violators".
+    The distance is a weighted sum of squares. The method is "pool adjacent violators".
     """
     offsets, left = [], 0.0
     for size in sizes:
         offsets.append(left + size / 2)
         left += size + BOX_GAP_PX
-    blocks: list[tuple[float, float, int]] = []  # (mean, weight, count)
+    blocks: list[
+        tuple[float, float, int]
+    ] = []  # Items that touch each other: their mean position, total weight and number.
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1
         while blocks and blocks[-1][0] >= mean:

@@ -1,4 +1,4 @@
-"""HTML and SVG elements as escaped text."""
+"""Functions that create HTML and SVG elements as escaped text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 
 class Markup(str):
-    """Text that is already markup; other text is escaped when it becomes a child."""
+    """Text that is already markup. Any other text is escaped when it becomes the child of an element."""
 
     __slots__ = ()
 
@@ -23,8 +23,8 @@ def element(name: str, /, *children: Any, **attributes: Any) -> Markup:
     Args:
         name: The tag.
         *children: Markup, text, numbers, or iterables of them.
-        **attributes: Attributes; None omits one. A trailing underscore is removed (`class_`), others become hyphens.
-            Floats are written with at most two decimals.
+        **attributes: Attributes; the value None omits one. In names, a trailing underscore is removed (`class_`) and
+            other underscores become hyphens. Floats are written with at most two decimals.
     """
     head = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_format_value(value))}"
@@ -50,7 +50,7 @@ def join_markup(children: Iterable[Any]) -> Markup:
 
 
 def svg(title: str, description: str, width: float, height: float, /, *children: Any, **attributes: Any) -> Markup:
-    """Return an inline SVG of a given size; screen readers read the title and description."""
+    """Return an inline SVG of a given size in pixels. Screen readers read its title and description."""
     head = element("title", title), element("desc", description)
     box = f"0 0 {_format_value(width)} {_format_value(height)}"
     attributes = {"viewBox": box, "role": "img", "aria_label": f"{title}. {description}", **attributes}
@@ -58,7 +58,7 @@ def svg(title: str, description: str, width: float, height: float, /, *children:
 
 
 def html_table(headers: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str = "", **attributes: Any) -> Markup:
-    """Return a table that scrolls horizontally; the first cell of each row is its header."""
+    """Return a table that scrolls horizontally. The first cell of each row is the header of the row."""
     head = element("thead", element("tr", [element("th", cell, scope="col") for cell in headers]))
     lines = []
     for row in rows:

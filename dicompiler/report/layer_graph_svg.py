@@ -1,9 +1,9 @@
-"""SVG of the layer graph: a box for each layer with a bar of the devices' shares, and edges between them.
+"""SVG of the layer graph: a box for each layer, with a bar that shows the devices' shares, and edges between boxes.
 
     ReportData ⇒ Markup
 
-The graph is cut into bands of rows. They are placed one below the other, or next to each other if there is room, and a
-page break never splits one.
+The graph is cut into bands of rows. Bands are placed next to each other if there is room, else one below the other. A
+page break never splits a band.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MARGIN_PX = 8.0
 
 
 def draw_layer_graph(data: ReportData) -> Markup:
-    """Return the layers in order, coloured by device."""
+    """Return the layer graph, coloured by device."""
     layers = data.routing.layers
     names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.delivered_outputs]
     first, end = len(layers.inputs), len(layers.inputs) + len(layers.layers)
@@ -62,7 +62,7 @@ def draw_layer_graph(data: ReportData) -> Markup:
 def _draw_band(
     layout: GraphLayout, boxes: Sequence[Markup], moving: set[tuple[int, int]], start: int, stop: int, width: float
 ) -> Markup:
-    """Return the rows from `start` to before `stop`, with the edges that end in them."""
+    """Return the band of the rows from `start` to `stop` - 1, with the edges that end in these rows."""
     top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
     lines: list[Markup] = []
     for (x0, row0, x1, row1), source, reader in layout.edge_pieces:
@@ -106,7 +106,7 @@ def _draw_edge(x0: float, y0: float, x1: float, y1: float, moves: bool) -> Marku
 
 
 def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
-    """Return the name, or its end if it is too long, because the end distinguishes names best."""
+    """Return the name, or only its end if it is too long, because names of layers differ mostly at the end."""
     return name if len(name) <= letters else "…" + name[1 - letters :]
 
 
@@ -130,7 +130,7 @@ def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
 
 
 def _draw_layer(data: ReportData, layer: Layer) -> Markup:
-    """Return the box of a layer: its name, and the bar of the devices' shares."""
+    """Return the box of a layer: its name, and a bar that shows the devices' shares."""
     shares = _work_by_device(data, layer)
     bar: list[Any] = []
     left, total = 3.0, sum(shares.values())
@@ -164,22 +164,22 @@ def _draw_layer(data: ReportData, layer: Layer) -> Markup:
 
 
 def colour_class(number: int) -> str:
-    """Return the CSS class of a device; from the ninth on, colours repeat with hatching."""
+    """Return the CSS class of device number `number`; from the ninth device on, colours repeat with hatching."""
     return f"d{number % 8}" + (" again" if number >= 8 else "")
 
 
 def device_chip(number: int) -> Markup:
-    """Return a device's number on its colour."""
+    """Return a device's number on a background in its colour."""
     return element("b", number + 1, class_=f"chip {colour_class(number)}")
 
 
 def device_label(data: ReportData, name: str) -> Markup:
-    """Return a device's number and name."""
+    """Return a device's number in its colour, followed by its name."""
     return element("span", device_chip(data.device_number[name]), " ", replace_unprintable(name))
 
 
 def _work_by_device(data: ReportData, layer: Layer) -> dict[str, float]:
-    """Return each device's share of the layer's operations, or of its elements if it has no operations."""
+    """Return each device's share of the layer's operations, or of its elements if the layer has no operations."""
     tasks = data.tasks[layer.name]
     by_flops = [float(task_flops(data.routing, task)) for task in tasks]
     sizes = by_flops if sum(by_flops) else [float(_output_elements(task)) for task in tasks]
@@ -194,7 +194,7 @@ def _output_elements(task: Task) -> int:
 
 
 def _describe_layer(data: ReportData, layer: Layer) -> str:
-    """Return the details of a layer: operators, shape, and region, time and bytes of each part."""
+    """Return a text with the layer's operators and shape, and with the region, time and bytes of each device's part."""
     tensor = data.routing.layers.tensors[layer.output]
     shape = "unknown" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "a number"
     tasks = data.tasks[layer.name]

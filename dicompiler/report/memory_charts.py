@@ -1,8 +1,8 @@
-"""Charts of memory: use and limit of each device, and the course over a frame.
+"""Charts of memory: use and limit of each device, and the use over the steps of a frame.
 
     ReportData ⇒ Markup
 
-Weights and the memory that the target adds are constant, so the rest has its own scale.
+Weights and the memory that the target adds are constant during a frame, so the other memory has its own scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_LIMIT_RATIO = 3.0
 
 
 def draw_memory(data: ReportData) -> Markup:
-    """Return a card for each device."""
+    """Return a card with the memory charts of each device."""
     return element("div", [_draw_card(data, name) for name in data.devices], class_="cards")
 
 
@@ -44,7 +44,7 @@ def _draw_card(data: ReportData, name: str) -> Markup:
 
 
 def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number: int) -> Markup:
-    """Return a bar of the peak memory, with the limit."""
+    """Return a bar of a device's peak memory, with a mark at its limit."""
     live = course.peak_bytes - course.weights
     colour = colour_class(number)
     parts = (("weights", course.weights, colour), ("buffers and activations", live, f"{colour} live"),
@@ -85,7 +85,7 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
 
 
 def _draw_course(name: str, course: MemoryTimeline, available: int, number: int) -> Markup:
-    """Return buffers and activations over the steps of a frame, and the remaining limit if it is near."""
+    """Return a chart of buffers and activations over the steps of a frame, with the available memory if it is close."""
     live_bytes = [a + b for a, b in zip(course.buffers, course.activations, strict=True)]
     peak = max(live_bytes)
     limit_is_near = 0 <= available <= MAX_LIMIT_RATIO * peak

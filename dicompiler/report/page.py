@@ -1,6 +1,6 @@
 """The HTML page of a report, with embedded style and script.
 
-ReportData (or only a front) ⇒ HTML document; equal input gives equal bytes
+ReportData (or only a Pareto front) ⇒ HTML document; equal inputs give equal bytes
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dicompiler.report.tables import (
 from dicompiler.report.timeline import device_rows, draw_timeline, measured_bars, predicted_bars
 
 GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
-# Names in a model cannot make the browser load anything.
+# Names come from the model. Even if one contained markup, the browser would load nothing because of this policy.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -57,7 +57,7 @@ def render_report(data: ReportData) -> str:
 
 
 def render_front(name: str, document: Mapping[str, Any]) -> str:
-    """Return the page of a front without an artifact."""
+    """Return the page of a Pareto front without an artifact. `document` has the content of front.json."""
     head = element("header", element("h1", name), element("p", f"explored on {document['platform']}"))
     return _render_page(
         name, [head, _section("front", "Pareto front", _front_note(document), render_front_points(document))]
@@ -89,7 +89,7 @@ def _section(anchor: str, title: str, *children: Any) -> Markup:
 
 
 def _render_summary(data: ReportData) -> Markup:
-    """Return the header: network, platform, strategy, and the metrics next to those of one device."""
+    """Return the page's header: network, platform, strategy, and the metrics compared with one device."""
     lines = [[element("dt", name), element("dd", text)] for name, text in _summary_entries(data)]
     return element(
         "header",
@@ -100,7 +100,7 @@ def _render_summary(data: ReportData) -> Markup:
 
 
 def _title(data: ReportData) -> str:
-    """Return the network's name, or the directory's if the name is one that exporters give to every graph."""
+    """Return the network's name, or the directory's name if exporters give the network's name to every graph."""
     name = replace_unprintable(data.compilation.model.proto.graph.name)
     network = data.name if name.lower().replace("-", "_") in GENERIC_GRAPH_NAMES else name
     return f"{network} on {data.platform.name}"
@@ -144,7 +144,7 @@ def _describe_decision(data: ReportData) -> str:
 
 
 def _describe_bound(data: ReportData) -> str:
-    """Return how close the plan is to the lower bound."""
+    """Return a text that says how close the plan is to the lower bound."""
     if not data.lower_bound:
         return ""
     objective = data.problem.objective
@@ -174,7 +174,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         ),
         _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(single.total_bytes), 0, 0),
     ]
-    if plan.energy_j:  # only if the platform states powers
+    if plan.energy_j:  # The energy is 0 if the platform states no powers.
         joules = format_joules(plan.energy_j), format_joules(single.energy_j)
         tiles.insert(2, _comparison_tile("energy per frame", *joules, single.energy_j, plan.energy_j))
     frame_times = () if data.run_log is None else data.run_log["frames_s"]
@@ -189,7 +189,7 @@ def _format_rate(value: float) -> str:
 
 
 def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:
-    """Return a metric of the plan and of one device; `worse` / `better` is the improvement."""
+    """Return a tile with a metric of the plan and of one device; `worse` / `better` is the improvement."""
     ratio = worse / better if better else 0.0
     change = f" ({ratio:.2f}× better)" if ratio > 1.005 else f" ({1 / ratio:.2f}× worse)" if 0 < ratio < 0.995 else ""
     return _render_tile(quantity, value, f"one device: {single_value}{change}")
@@ -252,7 +252,7 @@ def _render_timelines(data: ReportData) -> list[Markup]:
 
 
 def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the run's failures, takeovers and returns."""
+    """Return a list of a run's failures, takeovers and returns of devices."""
     rows = [
         (
             format_seconds(event["at_s"]),

@@ -2,7 +2,7 @@
 
     artifact directory (+ run log, comparison, front) ⇒ ReportData
 
-Nothing is run. Data that is not stored in the artifact is computed again.
+No program is run. Data that the artifact does not contain is computed again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ReportData:
 
     Attributes:
         name: Name of the artifact's directory.
-        compilation: The compilation that wrote the artifact.
-        platform: Its platform.
-        program: Its program.
-        routing: The tasks of the plan and the boxes that they exchange.
+        compilation: State of the compilation that wrote the artifact.
+        platform: The platform of the artifact.
+        program: The program of each device.
+        routing: The tasks of the plan and the boxes (regions of tensors) that they exchange.
         metrics: Predicted metrics of the plan.
         single: Predicted metrics of the best single device.
         target: The target that wrote the artifact.
@@ -75,7 +75,7 @@ class ReportData:
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The devices of the program, in its order, which determines their numbers and colours."""
+        """The devices of the program. Their order determines their numbers and colours."""
         return tuple(device.device for device in self.program.devices)
 
     @cached_property
@@ -84,12 +84,12 @@ class ReportData:
         return {name: i for i, name in enumerate(self.devices)}
 
     def device(self, name: str) -> DeviceMetrics:
-        """Return the metrics of a device; zeros if the plan does not use it."""
+        """Return the metrics of a device; all are zero if the plan does not use the device."""
         return self.metrics.device(name) or DeviceMetrics(name, 0, 0.0, 0, 0, 0, 0)
 
     @cached_property
     def tasks(self) -> Mapping[str, Sequence[Task]]:
-        """The tasks of each layer, of the first role."""
+        """The tasks of each layer in the first role (the plan without failures, and its first replica)."""
         by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:
             by_layer[task.layer].append(task)
@@ -97,9 +97,9 @@ class ReportData:
 
     @cached_property
     def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
-        """Bytes that each part receives from other devices, by (part, tensor).
+        """Bytes that each task receives of each tensor from other devices, by (task, tensor).
 
-        A box that several parts of a device read counts for the first of them.
+        If several tasks of a device read the same box, its bytes are counted for the first of them.
         """
         sizes: dict[tuple[TaskId, str], int] = {}
         seen = set()
@@ -114,7 +114,7 @@ class ReportData:
 
     @cached_property
     def received_bytes_by_part(self) -> Mapping[TaskId, int]:
-        """Bytes that each part receives from other devices."""
+        """Bytes that each task receives from other devices."""
         sizes: dict[TaskId, int] = {}
         for (part, _), size in self.received_bytes.items():
             sizes[part] = sizes.get(part, 0) + size
@@ -122,12 +122,12 @@ class ReportData:
 
     @cached_property
     def remote_reads(self) -> frozenset[tuple[str, str]]:
-        """Pairs (tensor, layer) such that the layer reads some of the tensor from another device."""
+        """Pairs (tensor, layer) such that the layer reads a piece of the tensor from another device."""
         return frozenset((tensor, layer) for (layer, _), tensor in self.received_bytes)
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """Text for each segment: the layers of which it computes parts."""
+        """For each segment, a text with the layers that it computes or computes a part of."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
@@ -145,6 +145,16 @@ def load_report_data(
     front: Path | None = None,
 ) -> ReportData:
     """Read an artifact and the optional files.
+
+    Args:
+        artifact: Directory of the artifact.
+        cost: Cost model; empty means the one that the artifact was compiled with.
+        run_log: File with the log of a run.
+        comparison: Output of `dicompiler compare --json`, as a file or as its content.
+        front: A front.json, or its directory.
+
+    Returns:
+        The data of the report.
 
     Raises:
         DicompilerError: A file is missing or invalid, or belongs to another network or artifact.
@@ -192,7 +202,7 @@ def load_report_data(
 
 
 def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
-    """Return the memory course of the first role, with the constants of all roles."""
+    """Return the memory of each device over a frame of the first role, with the constants (weights) of all roles."""
     courses, *others = (memory_timeline(role) for role in program.roles)
     for role_courses in others:
         courses = {
@@ -203,12 +213,12 @@ def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
-    """Load and check the output of `dicompiler compare --json`; with `network`, require that model digest."""
+    """Load and check the output of `dicompiler compare --json`. If `network` is a model digest, it must match."""
     return _load_document(path, "comparison", network, "compare")
 
 
 def load_front(path: Path, network: str = "") -> dict[str, Any]:
-    """Load and check a front.json, given as file or directory; with `network`, require that model digest."""
+    """Load and check a front.json, given as file or directory. If `network` is a model digest, it must match."""
     return _load_document(path / FRONT if path.is_dir() else path, "front", network, "explore")
 
 

@@ -1,4 +1,4 @@
-"""Tables of a report: bytes between devices, failure plans, strategies, and charts of a Pareto front.
+"""Tables of a report: bytes between devices, failure plans and strategies; also the charts of a Pareto front.
 
 ReportData, comparison or front ⇒ Markup
 """
@@ -25,7 +25,10 @@ MAX_UNFOLDED_PLANS = 12
 
 
 def link_table(data: ReportData) -> Markup:
-    """Return the bytes of a frame by sender (rows) and receiver (columns); darker cells have more."""
+    """Return a table of the bytes that devices send in a frame, with senders as rows and receivers as columns.
+
+    Cells with more bytes are darker.
+    """
     count = len(data.program.replica_roles)
     sent: dict[tuple[str, str], int] = {}
     for transfer in (transfer for role in data.program.replica_roles for transfer in role.transfers):
@@ -49,7 +52,7 @@ def link_table(data: ReportData) -> Markup:
 
 
 def failure_table(data: ReportData) -> Markup:
-    """Return the metrics of the plan and of each failure plan."""
+    """Return a table with the metrics of the plan and of each failure plan."""
     rows = [
         (
             ", ".join(map(replace_unprintable, failure.failed)) or "none",
@@ -65,7 +68,7 @@ def failure_table(data: ReportData) -> Markup:
 
 
 def explanation_tables(document: Mapping[str, Any]) -> Markup:
-    """Return why layers are not split, and from which bandwidth on a split would pay off."""
+    """Return tables of the layers that are not split, with the reason and the bandwidth from which a split pays."""
     splits = [
         (replace_unprintable(entry["strategy"]), break_even_text(entry["break_even_bandwidth"], entry["wire_dtypes"]))
         for entry in document["splits"]
@@ -85,7 +88,7 @@ def explanation_tables(document: Mapping[str, Any]) -> Markup:
 
 
 def comparison_table(document: Mapping[str, Any]) -> Markup:
-    """Return a row for each strategy, with a bar of its latency; the best one is marked."""
+    """Return a table with a row for each strategy and a bar of its latency. The best strategy is marked."""
     planned = [row for row in document["results"] if row["metrics"] is not None]
     longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
     speed = speed_metric(document["objective"])
@@ -128,7 +131,7 @@ def comparison_table(document: Mapping[str, Any]) -> Markup:
 
 
 def render_front_points(document: Mapping[str, Any], data: ReportData | None = None) -> Markup:
-    """Return charts of each objective against the first one; with `data`, the artifact's plan is marked."""
+    """Return charts of each objective against the first one. If `data` is given, the artifact's plan is marked."""
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
     plan = None if data is None else objective_values(data.platform, data.metrics, units)
@@ -156,7 +159,7 @@ def render_front_points(document: Mapping[str, Any], data: ReportData | None = N
 
 
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
-    """Return a chart of one objective against another; the lower left corner is best."""
+    """Return a chart of objective `y` against objective `x`. Points near the lower left corner are best."""
     units, points = document["objectives"], document["points"]
     all_points = [*points, plan] if plan is not None else points
     width, height = FRONT_SIZE_PX - FRONT_LEFT_PX - 10, FRONT_SIZE_PX - FRONT_BOTTOM_PX - 10

@@ -1,8 +1,9 @@
-"""Timeline of a frame: each device computing, sending and waiting, as simulated and as measured.
+"""Timeline of a frame: computing, sending and waiting of each device, as simulated and as measured.
 
-    ReportData ⇒ bars ⇒ Markup; both timelines have one axis
+    ReportData ⇒ bars ⇒ Markup; both timelines use the same time axis
 
-Each device has one row or two. A row shows computing and waiting above, and sending below in the receiver's colour.
+Each device has one row for the simulation and, if there is a run log, one for the measurement. The upper half of a row
+shows computing and waiting, the lower half sending in the colour of the receiver.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ ZOOM_FACTORS = (1, 3, 10)
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """One activity of a device.
+    """One activity of a device, drawn as a bar.
 
     Attributes:
-        kind: "run" computes a segment, "handle" handles a message, "send" sends, "wait" waits.
-        device: The device.
+        kind: "run" (computes a segment), "handle" (handles a message), "send" or "wait".
+        device: Name of the device.
         start: Start in seconds.
         end: End in seconds.
         text: Description of the activity.
-        peer: The device at the other end; "" if there is none.
-        is_current_frame: Whether it belongs to the shown frame and not to another in-flight frame.
+        peer: The device at the other end of a message; "" if there is none.
+        is_current_frame: True if the activity belongs to the shown frame, False if to another in-flight frame.
     """
 
     kind: Literal["run", "handle", "send", "wait"]
@@ -46,7 +47,7 @@ class TimelineBar:
 
 
 def predicted_bars(data: ReportData) -> list[TimelineBar]:
-    """Return the simulation of one frame."""
+    """Return the activities of the simulation of one frame."""
     bars = []
     for span in data.simulation.spans:
         if span.kind == "compute":
@@ -66,7 +67,7 @@ def predicted_bars(data: ReportData) -> list[TimelineBar]:
 
 
 def measured_bars(data: ReportData) -> list[TimelineBar]:
-    """Return the last frame of the run, as measured by the devices; empty if the target does not measure it."""
+    """Return the measured activities of the last frame of a run; empty if the target does not measure them."""
     bars: list[TimelineBar] = []
     log = data.run_log or {"devices": ()}
     transfers = data.program.all_transfers
@@ -97,15 +98,15 @@ def measured_bars(data: ReportData) -> list[TimelineBar]:
 
 
 def draw_timeline(data: ReportData, courses: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
-    """Return the rows of all devices, with buttons that widen the chart.
+    """Return the timeline of all devices, with buttons that widen the chart.
 
     Args:
         data: The report's data.
-        courses: Bars by the name of their row; each device has one row for each name.
+        courses: Activities by the name of their row, such as "predicted". Each device has one row for each name.
         name: Title of the chart.
     """
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
-    scale = 1e6 / end  # the chart is a million units wide for every frame time
+    scale = 1e6 / end  # The chart is a million units wide, whatever the time of the frame.
     height = ROW_HEIGHT_PX * len(data.devices) * len(courses)
     drawn: list[Markup] = []
     labels: list[Markup] = []
@@ -166,12 +167,12 @@ def _draw_bar(data: ReportData, bar: TimelineBar, row: int, scale: float) -> Mar
 
 
 def _tick_label(x: int, text: str) -> Markup:
-    """Return the label of a tick; the last one is to the left of its tick."""
+    """Return the label of a tick of the time axis. The last label is placed to the left of its tick."""
     return element("span", text, style=f"left:{x / 1e4:.2f}%", class_="last" if x > 920_000 else None)
 
 
 def _find_ticks(end: float) -> list[tuple[int, str]]:
-    """Return (position in millionths, label) at round times, at most MAX_TICKS of them."""
+    """Return at most MAX_TICKS ticks at round times, each with its position (in millionths of the width) and label."""
     step = 10.0**-9
     while end / step > MAX_TICKS:
         step *= 2.5 if f"{step:e}".startswith("2") else 2
@@ -180,7 +181,7 @@ def _find_ticks(end: float) -> list[tuple[int, str]]:
 
 
 def _describe_bars(data: ReportData, bars: Sequence[TimelineBar]) -> str:
-    """Return text for screen readers: seconds of computing, sending and waiting per device."""
+    """Return a text for screen readers with the seconds of computing, sending and waiting per device."""
     texts = []
     for device in data.devices:
         sums = [
