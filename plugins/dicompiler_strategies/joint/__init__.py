@@ -1,4 +1,4 @@
-"""The joint problem: one choice for each layer, all at once, with a lower bound.
+"""The joint problem: choose one way to split each layer, for all layers at once, with a lower bound.
 
-It is solved by exact variable elimination, Lagrangian relaxation and CP-SAT. The strategy is `cpsat`.
+Exact variable elimination, Lagrangian relaxation and CP-SAT solve it for the strategy `cpsat`.
 """

@@ -1,7 +1,4 @@
-"""The richest choice set whose cost tables fit into a budget.
-
-This module does not import the solver.
-"""
+"""The richest choice set whose cost tables fit into a budget, found without importing the solver."""
 
 from __future__ import annotations
 
@@ -17,52 +14,50 @@ from dicompiler_strategies.tables.cost_tables import FILLED_PARTS_PER_S
 from dicompiler_strategies.tables.link_loads import build_link_loads
 
 MAX_ARRAY_ELEMENTS = 1 << 23
-"""Elements of the largest array of a table that a choice set may need."""
+"""Elements that the largest array of a choice set's cost tables may have."""
 
 
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
-    """Return the choice set, or a smaller one if its tables would be too large or take too long to fill.
+    """Return the choice set `options`, or a smaller one if its tables would be too large or take too long to fill.
 
-    Filling them may take this many seconds of the reference computer. First extra rows and row cuts are reduced, then
-    the numbers of devices.
+    Filling may take `seconds` of the reference computer. First extra rows and row cuts are reduced, then the numbers of
+    devices.
     """
-    uniform = build_link_loads(problem).is_uniform
-    pairs = len(problem.platform.devices) ** (1 if uniform else 2)
-    layers = problem.layers.layers
+    is_uniform = build_link_loads(problem).is_uniform
+    devices, layers = len(problem.platform.devices), problem.layers.layers
     edges = sum(len(layer.inputs) for layer in layers)
-    most = min(
-        math.isqrt(MAX_ARRAY_ELEMENTS // pairs),
+    max_choices = min(
+        math.isqrt(MAX_ARRAY_ELEMENTS // (devices if is_uniform else devices**2)),
         math.isqrt(4 * MAX_ARRAY_ELEMENTS // max(1, edges)),
         round(MAX_TABLE_ELEMENTS ** (1 / 3)),
     )
     distinct = list({footprint_key(problem, layer): layer for layer in layers}.values())
     sample = distinct[:: max(1, len(distinct) // 8)]
-    places = len(distinct) / len(sample) * len(problem.platform.devices)
-    chosen = options
-    for chosen in _smaller_choice_sets(problem, options):
-        counts = [len(list_choices(problem, layer, chosen, most + 1)) for layer in sample]
-        if max(counts) <= most and places * sum(counts) <= seconds * FILLED_PARTS_PER_S[uniform]:
+    parts_per_choice = len(distinct) / len(sample) * devices
+    choice_set = options
+    for choice_set in _smaller_choice_sets(problem, options):
+        counts = [len(list_choices(problem, layer, choice_set, max_choices + 1)) for layer in sample]
+        if max(counts) <= max_choices and parts_per_choice * sum(counts) <= seconds * FILLED_PARTS_PER_S[is_uniform]:
             break
-    return chosen
+    return choice_set
 
 
 def _smaller_choice_sets(problem: Problem, options: ChoiceSet) -> Iterator[ChoiceSet]:
     yield options
-    fewer = replace(options, extra_rows=min(options.extra_rows, 2))
-    yield fewer
-    fewer = replace(fewer, row_cuts=options.row_cuts[:2][-1:])
-    yield fewer
-    least = replace(fewer, extra_rows=min(options.extra_rows, 1))
-    yield least
+    smaller = replace(options, extra_rows=min(options.extra_rows, 2))
+    yield smaller
+    smaller = replace(smaller, row_cuts=options.row_cuts[:2][-1:])
+    yield smaller
+    smaller = replace(smaller, extra_rows=min(options.extra_rows, 1))
+    yield smaller
     devices = len(problem.platform.computing_devices)
     counts = tuple(count for count in options.device_counts or range(2, devices + 1) if count <= devices)
-    for step in (1.3, 2.0, 4.0):
+    for factor in (1.3, 2.0, 4.0):
         kept: list[int] = []
         for count in counts:
-            if not kept or count >= step * kept[-1] or count == counts[-1]:
+            if not kept or count >= factor * kept[-1] or count == counts[-1]:
                 kept.append(count)
-        yield replace(least, device_counts=tuple(kept))
-        least = replace(least, each_device=False, shares=options.shares[:1]) if step > 1.3 else least
-    yield replace(
-        least, device_counts=counts[-1:], extra_rows=0, each_device=False, shares=options.shares[:1], merges=("one",)
-    )
+        yield replace(smaller, device_counts=tuple(kept))
+        if factor > 1.3:
+            smaller = replace(smaller, each_device=False, shares=options.shares[:1])
+    yield replace(smaller, device_counts=counts[-1:], extra_rows=0, merges=("one",))

@@ -1,12 +1,8 @@
 """Channel runs: layers that are cut by channels together, so that nothing is exchanged between them.
 
-Examples are the columns of a first weight matrix, the heads of an attention, and the rows of a last weight matrix.
-
-    LayerGraph → for a layer, the run that contains it or that it ends
-    ChannelRun + weights → ranges of the last layer, and regions of all other layers
-
-A run ends with a layer that sums over channels (LIP). The regions that a range of these channels needs are followed
-backwards through all layers of which only a part is needed, as for fused tiles. Heads, channels that a Flatten spreads
+Examples are the columns of a first weight matrix, the heads of an attention, and the rows of a last weight matrix. A
+run ends with a layer that sums over channels (LIP). The regions that a range of these channels needs are followed
+backwards through all layers of which only a piece is needed, as for fused tiles. Heads, channels that a Flatten spreads
 over many features, and key heads that several query heads share need no special treatment: the operator rules give
 their regions.
 """
@@ -34,9 +30,10 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""Cuts of a run into equal units whose busiest device has at most this many times the work of the best cut are
-considered. Of these the one with the least total work is taken, of equal ones the coarsest, so that nothing is computed
-twice.
+"""Largest acceptable work of the busiest device, relative to the best way to cut a run into equal units.
+
+Of the acceptable cuts, the one with the least total work is used, and of equal ones the coarsest, so that little is
+computed twice.
 """
 
 
@@ -44,7 +41,7 @@ twice.
 class ChannelRun:
     """Layers that are cut by channels together.
 
-    Runs of equal structure have equal keys, and equal runs are cut equally.
+    Runs of equal structure have equal keys, and are then cut equally.
 
     Attributes:
         summing_layer: The layer that ends the run with a sum over channels.
@@ -63,11 +60,12 @@ class ChannelRun:
 
 @dataclass(frozen=True)
 class ChannelRunCut:
-    """A run cut for several devices.
+    """The ranges and regions that a run has on each of several devices.
 
     Attributes:
         ranges: For each device, the range of the summing layer's reduction axis.
-        regions: For each device, the output regions of the run's other layers; None if it has no part of one.
+        regions: For each device, the output region of each of the run's `cut_layers`; None if the device computes
+            nothing of that layer.
     """
 
     ranges: tuple[Interval, ...]
@@ -76,47 +74,50 @@ class ChannelRunCut:
 
 @memoized
 def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
-    """Return the first run that cuts the layer, and the layer's position in it.
+    """Return the first run that cuts a layer, with the layer's position in `cut_layers`; None without a run.
 
-    None if there is none, or if the run only passes its channels on; then the layer is cut like any other one.
+    A run that can be cut between any two channels is ignored, because the layer is then cut like any other layer.
     """
     return _runs_by_layer(layers).get(layer.name)
 
 
 @memoized
 def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
-    """Return the run that a layer ends.
+    """Return the run that ends with the layer `last`.
 
-    None if it sums over nothing, or over an axis of two tensors (as in QKᵀ).
+    The result is None if that layer sums over nothing, or over an axis of two computed tensors (as in QKᵀ).
     """
     if not (length := summed_length(layers, last)):
         return None
-    # A layer that only one end of the range needs contributes just some of the channels (a Concat). A layer of which
-    # both ends together do not need everything is cut for another reason (a row is picked). Neither is in the run.
-    both_ends = [_demanded_regions(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
+    # The first and the last channel show which layers belong to the run. A layer that only one of the two needs
+    # contributes just some of the channels (a Concat). If both together do not span a layer's output, the output is
+    # cut for another reason (a row is picked).
+    ends = ((0, 1), (length - 1, length))
+    demands = [_demanded_regions(layers, last, end) if length > 1 else {} for end in ends]
     whole = frozenset(
         name
-        for name in both_ends[0].keys() & both_ends[1].keys()
-        if bounding_region(last_end[name] for last_end in both_ends)
+        for name in demands[0].keys() & demands[1].keys()
+        if bounding_region(demand[name] for demand in demands)
         == full_region(output_shape(layers, layers.layer_by_name[name]))
     )
-    first_end, last_end = (_demanded_regions(layers, last, at, whole) for at in ((0, 1), (length - 1, length)))
+    first_end, last_end = (_demanded_regions(layers, last, end, whole) for end in ends)
     chosen = tuple(layers.layer_by_name[name] for name in first_end if name in last_end)
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), first_end[layer.name], strict=True)
-        pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}  # The number of heads.
+        # In an attention, the number of pieces is the number of heads.
+        pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}
         extents.update(n for n in pieces if length % n == 0)
-    places = {layer.output: i for i, layer in enumerate(chosen)}
-    rows = (
-        (layer_signature(layers, layer), tuple(places.get(name, -1) for name in layer.inputs))
+    positions = {layer.output: i for i, layer in enumerate(chosen)}
+    key = [
+        (layer_signature(layers, layer), tuple(positions.get(name, -1) for name in layer.inputs))
         for layer in (last, *chosen)
-    )
-    return ChannelRun(last, chosen, length, tuple(sorted(extents - {1})), tuple(rows))
+    ]
+    return ChannelRun(last, chosen, length, tuple(sorted(extents - {1})), tuple(key))
 
 
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
-    """Return the run in shares proportional to `weights`, in whole units (see MAX_LOAD_RATIO)."""
+    """Cut a run into shares proportional to the devices' weights, in whole units (see MAX_LOAD_RATIO)."""
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
 
@@ -129,9 +130,8 @@ def _cut_run(layers: LayerGraph, run: ChannelRun, weights: tuple[float, ...]) ->
     loads = [_device_loads(layers, run, weights, cut) for cut in cuts]
     max_load = MAX_LOAD_RATIO * min(max(load) for load in loads)
     acceptable = [i for i, load in enumerate(loads) if max(load) <= max_load]
-    return cuts[
-        min(acceptable, key=lambda i: sum(load * weight for load, weight in zip(loads[i], weights, strict=True)))
-    ]
+    total_macs = [sum(load * weight for load, weight in zip(of_cut, weights, strict=True)) for of_cut in loads]
+    return cuts[min(acceptable, key=lambda i: total_macs[i])]
 
 
 def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], units: int) -> ChannelRunCut:
@@ -143,19 +143,18 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 
 
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
-    """Return the multiplications of each device divided by its weight."""
+    """Return the multiply-accumulate operations of each device divided by the device's weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
-        operations = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
-        pairs = zip(run.cut_layers, regions, strict=True)
-        loads.append(
-            (operations + sum(count_macs(layers, layer, region) for layer, region in pairs if region)) / weight
-        )
+        macs = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
+        for layer, region in zip(run.cut_layers, regions, strict=True):
+            macs += count_macs(layers, layer, region) if region else 0
+        loads.append(macs / weight)
     return loads
 
 
 def summed_length(layers: LayerGraph, layer: Layer) -> int:
-    """Return the length of the axis that a layer sums over, if only one tensor has it; 0 if there is none."""
+    """Return the length of the axis that a layer sums over; 0 if there is none, or if two input tensors have it."""
     length = None if layer.whole_reason else reduction_length(layers, layer)
     return length if length and len(_needed_regions(layers, layer, (0, length))) == 1 else 0
 
@@ -167,10 +166,10 @@ def _needed_regions(layers: LayerGraph, last: Layer, interval: Interval) -> Mapp
 def _demanded_regions(
     layers: LayerGraph, last: Layer, interval: Interval, inside: Collection[str] | None = None
 ) -> dict[str, Region]:
-    """Return layer name → the region that a range of the summing layer's reduction axis needs.
+    """Return, by layer name, the output region that one range of the summing layer's reduction axis needs.
 
-    The walk goes backwards, through the layers in `inside`, or if that is None through the layers of which only a part
-    is needed.
+    The walk goes backwards from the summing layer `last`. It passes through the layers named in `inside`; if that is
+    None, through every layer of which only a piece is needed.
     """
     demands: dict[str, Region] = {}
     open_positions: list[int] = []
@@ -194,7 +193,7 @@ def _demanded_regions(
         region = task.outputs[TensorKey(layer.output)]
         if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
-            if not summed_length(layers, layer):  # The run begins at another summing layer.
+            if not summed_length(layers, layer):  # A layer that sums over channels itself is the first of the run.
                 demand(task.needs)
     return found
 

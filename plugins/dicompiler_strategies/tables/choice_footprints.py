@@ -1,9 +1,7 @@
 """Footprints: the regions, seconds and bytes of each choice of a layer on each device, as arrays.
 
-    Problem + Layer + Choices → ChoiceFootprint
-
-A box is a region as an array of [start, stop) intervals, one for each axis, followed by the presence interval 0..1. A
-missing box is 0..0 on every axis. The presence interval lets a scalar, which has no axes, be present or missing.
+A box is a region as an array: one interval [start, stop) for each axis of the tensor, then the presence interval 0..1.
+A missing box is 0..0 on every axis. The presence interval lets a scalar, which has no axes, be present or missing.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class NeededBoxes:
-    """Regions that a layer reads of one tensor.
+    """The box of a tensor that a layer reads on each device under each choice.
 
     Attributes:
-        boxes: Boxes (choices, devices, axes + 1, 2) in elements.
-        sign: 1; or -1 for the overlap of two boxes of one device, so that no element counts twice.
+        boxes: Boxes in elements, an array of shape (choices, devices, axes + 1, 2).
+        sign: 1; or −1 for boxes that are subtracted, because two other needed boxes both include them.
     """
 
     boxes: Ints
@@ -41,16 +39,20 @@ class NeededBoxes:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceFootprint:
-    """Regions, seconds and bytes of the C choices of a layer on D devices in platform order.
+    """Regions, seconds and bytes of each choice of a layer on each device.
+
+    The arrays have the shape (choices, devices, …), with devices in platform order. Arrays of boxes have the shape
+    (choices, devices, axes + 1, 2).
 
     Attributes:
-        produced: Index of a layer output → box (C, D, axes + 1, 2) that each device holds after computing.
-        shares: The same without overlaps: the elements that each device sends if several devices hold them.
-        needs: Index of a layer input → boxes that are read. States have negative indices, see `state_slots`.
-        partial_seconds: Seconds (C, D) of partial sums.
-        final_seconds: Seconds (C, D) of everything else.
-        weight_bytes: Bytes (C, D) of weights.
-        merged_bytes: Bytes (C, D, D) of partial sums from sender to receiver.
+        produced: Box of each layer output, by index of the output, that a device computes.
+        shares: The boxes of `produced`, made disjoint: a device sends only elements of its share to other devices.
+        needs: Boxes of each layer input, by index of the input, that a device reads. States have negative indices, see
+            `state_slots`.
+        partial_seconds: Seconds to compute partial sums.
+        final_seconds: Seconds to compute everything but partial sums.
+        weight_bytes: Bytes of weights that a device stores.
+        merged_bytes: Bytes of partial sums, of shape (choices, senders, receivers).
     """
 
     produced: Mapping[int, Ints]
@@ -63,15 +65,15 @@ class ChoiceFootprint:
 
 
 def build_footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> ChoiceFootprint:
-    """Return the footprint of a layer's choices."""
     return _FootprintBuilder(problem, layer, choices).build()
 
 
 def footprint_key(problem: Problem, layer: Layer) -> Hashable:
     """Return a key such that layers with equal keys have equal choices and footprints.
 
-    It holds the layer's structure, the runs that contain it and that it ends, and the labels of its axes. If a cost
-    model may know layers by name, it also holds the name.
+    The key contains the layer's structure, the channel runs that contain the layer or end with it, and the labels of
+    its axes. It contains the layer's name too, unless the cost model is the analytic one: other models may know layers
+    by name.
     """
     layers = problem.layers
     inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
@@ -82,7 +84,14 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class _PartProbe:
-    """One part without its device: the task, the regions it needs, and the bytes of its weights."""
+    """The facts about one part that do not depend on its device.
+
+    Attributes:
+        task: The piece of the layer that the part computes.
+        region: The region of the first output that the part computes.
+        needs: Index of a layer input, and the region of it that the part reads.
+        weights: Bytes of each piece of a weight that the part reads.
+    """
 
     task: ShareTask
     region: Region | None
@@ -91,7 +100,7 @@ class _PartProbe:
 
 
 class _FootprintBuilder:
-    """Fills the arrays choice by choice and part by part; equal parts are computed once."""
+    """Fills the arrays of a footprint choice by choice and part by part; equal parts are computed once."""
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
@@ -105,22 +114,22 @@ class _FootprintBuilder:
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
         self.shares = {slot: array.copy() for slot, array in self.produced.items()}
-        self.reads: dict[tuple[int, int], Ints] = {}  # (index of the input, 1 for a partial sum or else 0) → boxes
+        self.reads: dict[tuple[int, int], Ints] = {}  # Boxes by (index of the input, 1 if read for partial sums).
         self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
         self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
 
     def build(self) -> ChoiceFootprint:
         for c, choice in enumerate(self.choices):
             senders = [self.index[part.device] for part in choice.parts if part.reduce is not None]
-            held: dict[int, dict[tuple[str, Region], int]] = {}
+            weights: dict[int, dict[tuple[str, Region], int]] = {}
             for i, part in enumerate(choice.parts):
                 share = LayerShare(part.region, part.reduce, len(senders) if part.reduce is None else 0)
                 probe = self._probe_share(share)
                 self._add_work(c, part, probe, share.merge_count)
-                held.setdefault(self.index[part.device], {}).update(probe.weights)
+                weights.setdefault(self.index[part.device], {}).update(probe.weights)
                 if part.reduce is None:
                     self._add_output(c, part, probe, choice.shares[i] if choice.shares else None, senders)
-            for d, pieces in held.items():
+            for d, pieces in weights.items():
                 self.weight_bytes[c, d] = sum(pieces.values())
         return ChoiceFootprint(
             self.produced,
@@ -132,12 +141,10 @@ class _FootprintBuilder:
             self.merged_bytes,
         )
 
-    def _add_work(self, c: int, part: Part, probe: _PartProbe, merge: int) -> None:
-        """Add the seconds of a part and the regions that it reads."""
+    def _add_work(self, c: int, part: Part, probe: _PartProbe, merge_count: int) -> None:
         d = self.index[part.device]
-        (self.final_seconds if part.reduce is None else self.partial_seconds)[c, d] += self._part_seconds(
-            probe, part, merge
-        )
+        seconds = self.final_seconds if part.reduce is None else self.partial_seconds
+        seconds[c, d] += self._part_seconds(probe, part, merge_count)
         for slot, region in probe.needs:
             key = slot, int(part.reduce is not None)
             if key not in self.reads:
@@ -145,11 +152,11 @@ class _FootprintBuilder:
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """Add the regions that a part produces and the partial sums that are sent to it."""
+        """Add the region that a part produces, and the partial sums that the devices `senders` send to it."""
         d = self.index[part.device]
         for slot in self.produced:
             region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
-            assert region is not None  # Only tensors with a static shape have boxes.
+            assert region is not None  # `produced` only has outputs with a static shape, which have a region.
             self.produced[slot][c, d] = region_to_box(region)
             self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)
         for s in senders:
@@ -166,18 +173,15 @@ class _FootprintBuilder:
             self.known_probes[share] = _PartProbe(task, region, needs, weight_regions(layers, task))
         return self.known_probes[share]
 
-    def _part_seconds(self, probe: _PartProbe, part: Part, merge: int) -> float:
+    def _part_seconds(self, probe: _PartProbe, part: Part, merge_count: int) -> float:
         device = self.problem.platform.device(part.device)
-        region = None if self.layer.whole_reason else probe.region
-        # The analytic model depends on these two properties only, so that equal devices share an entry.
-        device_key = (
-            (device.rate, device.memory_bandwidth) if type(self.problem.cost_model) is AnalyticModel else device.name
-        )
-        key = region, part.reduce, merge, device_key
+        share = LayerShare(None if self.layer.whole_reason else probe.region, part.reduce, merge_count)
+        # The analytic model depends on two properties of a device only, so that equal devices share an entry.
+        is_analytic = type(self.problem.cost_model) is AnalyticModel
+        key = share, (device.rate, device.memory_bandwidth) if is_analytic else device.name
         if key not in self.known_seconds:
-            share = LayerShare(region, part.reduce, merge)
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        if part.reduce is None:  # A lookup in the whole table needs no copies.
+        if part.reduce is None:  # Only a lookup in a range of a table copies data, and a range is a partial sum.
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*copied)
@@ -190,16 +194,16 @@ class _FootprintBuilder:
 
 
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
-    """Return the states that a layer reads, with negative indices from -1 down.
+    """Return the index of each state that a layer reads.
 
-    Negative indices do not collide with those of its inputs.
+    The indices count from −1 down, so that they differ from the indices of the layer's inputs.
     """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
 
 
 def element_bytes(layers: LayerGraph, tensor: str) -> int:
-    """Return the bytes of one element on the wire, rounded up to whole bytes."""
+    """Return the bytes that one element of a tensor takes in a message, rounded up to whole bytes."""
     return sent_nbytes(layers, tensor, (1,))
 
 
@@ -208,12 +212,15 @@ def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
 
 
 def region_to_box(region: Region) -> Region:
-    """Return a region with the presence interval appended."""
+    """Return a region with the presence interval appended, see the module."""
     return (*region, (0, 1))
 
 
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
-    """Return the needed boxes by input; what a device reads for both kinds of parts counts once."""
+    """Return the needed boxes by index of the input.
+
+    Elements that a device reads both for a partial sum and for its final output are counted once.
+    """
     by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
         boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
@@ -227,34 +234,32 @@ def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Neede
 
 
 def common_boxes(a: Ints, b: Ints) -> Ints:
-    """Return the intersections of two arrays of boxes (…, axes, 2); 0..0 on every axis if empty."""
+    """Return the intersections of two arrays of boxes of shape (…, axes, 2); an empty one is 0..0 on every axis."""
     low, high = np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])
-    there = (low < high).all(axis=-1, keepdims=True)
-    return np.stack((np.where(there, low, 0), np.where(there, high, 0)), axis=-1)
+    is_present = (low < high).all(axis=-1, keepdims=True)
+    return np.stack((np.where(is_present, low, 0), np.where(is_present, high, 0)), axis=-1)
 
 
 def box_elements(boxes: Ints) -> Ints:
-    """Return the number of elements (…) of boxes (…, axes, 2)."""
+    """Return the number of elements of each box of an array of shape (…, axes, 2)."""
     elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
     return elements
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the devices that hold the inputs and those that receive the outputs, or the defaults."""
+    """Return the devices with the network's inputs, and those that receive its outputs; by default the first."""
     first = (problem.platform.devices[0].name,)
     return problem.source or first, problem.sink or first
 
 
 def device_host_matrix(platform: Platform) -> Floats:
-    """Return a matrix (devices, hosts) that is 1 if the device is on the host."""
+    """Return a matrix of shape (devices, hosts) that is 1 for each device on its host."""
     return np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], np.float64)
 
 
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
-    """Return boxes (1, devices, axes + 1, 2) with the whole tensor on the named devices."""
+    """Return boxes of shape (1, devices, axes + 1, 2) that have the whole tensor on the named devices."""
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)
-    for i, device in enumerate(problem.platform.devices):
-        if device.name in names:
-            boxes[0, i] = region_to_box(full_region(shape))
+    boxes[0, [device.name in names for device in problem.platform.devices]] = region_to_box(full_region(shape))
     return boxes

@@ -1,14 +1,16 @@
-"""The choices of a layer: the ways of splitting it that a search picks from.
+"""The choices of a layer: the ways of splitting a layer over devices from which a search picks one.
 
-Problem + Layer + ChoiceSet → Choices, each valid by the operator rules
+`list_choices` generates them from a problem and a `ChoiceSet`. Each choice is valid by the operator rules.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, product
 
 from dicompiler.plugin_api import Device, Interval, Layer, LayerGraph, LayerShare, Part, Problem, Region, UsageError
 from dicompiler.plugin_api.costs import count_macs, sent_nbytes, weight_regions
@@ -31,15 +33,15 @@ from dicompiler_strategies.tables.channel_runs import cut_channel_run, find_run_
 SPLIT_KINDS = ("whole", "height", "grid", "lop", "lip")
 """Kinds of splits: whole layers, height tiles, grid tiles, output channels (LOP), input channels (LIP)."""
 SHARE_KINDS = ("equal", "rate", "memory")
-"""How much each device gets: equal shares, or in proportion to its compute rate or to the memory of its host."""
+"""How much each device computes: equal shares, or shares proportional to its compute rate or to its host's memory."""
 SOURCE_SHARE = "source"
-"""An additional kind of share: more rows for the device that holds the network's input, see `rows_for_source`."""
+"""An additional kind of share: more rows for the device that has the network's input, see `rows_for_source`."""
 ROW_CUTS = ("balanced", "nearest", "coarser")
-"""Ways to place the borders between rows, see `ChoiceSet`."""
+"""Ways to place the borders between the rows of neighbouring devices, explained at `ChoiceSet.row_cuts`."""
 MERGE_KINDS = ("one", "channels", "rows", "all")
-"""Ways to add up partial sums (LIP), see `ChoiceSet`."""
+"""Ways to add up the partial sums of LIP, explained at `ChoiceSet.merges`."""
 MIN_LAYER_S = 1e-12
-"""Least seconds that a layer is assumed to take."""
+"""Seconds that a layer is assumed to take at least, so that its speed is finite."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,10 @@ class Choice:
     Attributes:
         kind: One of SPLIT_KINDS.
         label: Short text for people. "height 4 +1" means rows on 4 devices and one extra row on each side.
-        parts: The parts. A device has at most one part that computes output, and at most one partial sum.
-        shares: For each part, the region that no other part has as well; None for a partial sum. They decide which
-            device sends elements that several devices hold. Empty if the regions of the parts are disjoint.
+        parts: The pieces of the layer, each on one device. A device computes at most one output region and one partial
+            sum.
+        shares: For each part, the region whose elements its device sends to others; None for a partial sum. Shares are
+            disjoint, also if several devices compute the same elements. Empty if the regions of the parts are disjoint.
     """
 
     kind: str
@@ -65,20 +68,20 @@ class ChoiceSet:
     """The set of choices that a search may use.
 
     Attributes:
-        kinds: Kinds of splits, of SPLIT_KINDS.
+        kinds: Kinds of splits, from SPLIT_KINDS.
         device_counts: Numbers of devices to split over; the fastest devices are used, the first of equal ones. Empty
             means every number from 2 on.
         extra_rows: Largest number of rows (for grids also columns) that a tile computes beyond its share on each side.
-            With extra rows several layers in a row need no exchange.
-        shares: Kinds of shares, of SHARE_KINDS or SOURCE_SHARE. A host's memory is shared by its devices.
+            With extra rows, several consecutive layers need no exchange.
+        shares: Kinds of shares, from SHARE_KINDS and SOURCE_SHARE. Devices of one host share its memory equally.
         row_cuts: How borders between rows and columns are placed. "balanced": every share has the same number of rows,
-            the first ones one more. "nearest": at the row nearest to the exact border, so that the borders of layers of
-            different sizes lie within a row of each other. "coarser": at the borders of the next smaller layer, with
-            its extra rows (twice as many before a pool of stride two).
+            or one more for the first shares. "nearest": at the row nearest to the exact border, so that the borders of
+            layers of different sizes lie within a row of each other. "coarser": at the borders of the next smaller
+            layer; extra rows are then multiplied by the stride (doubled before a pool of stride two).
         merges: How partial sums (LIP) are added up: on one device ("one"), in shares of the channels ("channels") or
             rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
             multiplications may also be computed whole on all devices.
-        each_device: Layers may be whole on any device; otherwise only on the fastest one.
+        each_device: True if a whole layer may be on any device; False for the fastest device only.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -93,20 +96,20 @@ class ChoiceSet:
     each_device: bool = True
 
     def __post_init__(self) -> None:
-        for field_name, names, known in (
+        for field_name, names, allowed in (
             ("kinds", self.kinds, SPLIT_KINDS),
             ("shares", self.shares, (*SHARE_KINDS, SOURCE_SHARE)),
             ("row_cuts", self.row_cuts, ROW_CUTS),
             ("merges", self.merges, MERGE_KINDS),
         ):
             for name in names:
-                if name not in known:
-                    raise UsageError(f"choices: {field_name}: unknown {name!r}{did_you_mean(name, known)}")
+                if name not in allowed:
+                    raise UsageError(f"choices: {field_name}: unknown {name!r}{did_you_mean(name, allowed)}")
         if self.extra_rows < 0 or any(count < 2 for count in self.device_counts):
             raise UsageError("choices: extra_rows must be at least 0, and each of device_counts at least 2")
 
     def describe(self) -> str:
-        """Return the set in one line, to be printed next to a bound that holds for it."""
+        """Return the set as one line of text, to be printed next to a lower bound that holds for this set."""
         counts = ",".join(map(str, self.device_counts)) or "2.."
         text = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, "
         text += f"{'+'.join(self.shares)} shares ({'+'.join(self.row_cuts)} cuts)"
@@ -114,7 +117,7 @@ class ChoiceSet:
 
 
 def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
-    """Return the output axis labelled height, width or channel; None if it cannot be cut."""
+    """Return the output axis with the label "height", "width" or "channel"; None if the axis cannot be cut."""
     axis = named_axes(layers).get(layer.output, {}).get(label)
     return axis if axis in cuttable_axes(layers, layer) else None
 
@@ -122,10 +125,9 @@ def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | No
 def list_choices(
     problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), max_choices: int | None = None
 ) -> tuple[Choice, ...]:
-    """Return the choices of a layer, whole layers first and the fastest device's first of all.
+    """Return the first `max_choices` different choices of a layer; all of them if that is None.
 
-    Choices that the operator rule does not allow are left out, and so are choices with the parts of an earlier one. At
-    most `max_choices` are returned.
+    Whole layers come first, beginning with the fastest device. Choices that the operator rule forbids are omitted.
     """
     by_parts: dict[tuple[Part, ...], Choice] = {}
     for choice in _generate_choices(problem, layer, options):
@@ -136,7 +138,7 @@ def list_choices(
 
 
 def devices_by_rate(problem: Problem) -> tuple[Device, ...]:
-    """Return the devices that compute, the fastest first; equal ones in platform order."""
+    """Return the devices that compute, the fastest first; devices of equal rate are in platform order."""
     return tuple(sorted(problem.platform.computing_devices, key=lambda device: -device.rate))
 
 
@@ -148,60 +150,46 @@ def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Ite
         yield Choice("whole", f"whole {device.name}", (Part(device.name),))
     if layer.whole_reason:
         return
-    splitters = [make for kind, make in _CHOICE_GENERATORS.items() if kind in options.kinds]
-    for count in options.device_counts or range(2, len(devices) + 1):
-        chosen = devices[:count]
-        if len(chosen) < count:
-            continue
-        for share in options.shares:
-            weights = (
-                rows_for_source(problem, layer, chosen)
-                if share == SOURCE_SHARE
-                else _share_weights(problem, chosen, share)
-            )
-            if weights is None:
-                continue
-            note = "" if share == "equal" else f" {share}"
-            for split in splitters if share != SOURCE_SHARE else (_height_choices,):
-                yield from split(_SplitInputs(problem, layer, options, chosen, weights, note))
+    generators = [generate for kind, generate in _CHOICE_GENERATORS.items() if kind in options.kinds]
+    counts = [count for count in options.device_counts or range(2, len(devices) + 1) if count <= len(devices)]
+    for fastest, share in product([devices[:count] for count in counts], options.shares):
+        weights = _share_weights(problem, layer, fastest, share)
+        if weights is not None:
+            split = _SplitInputs(problem, layer, options, fastest, weights, "" if share == "equal" else f" {share}")
+            for generate in generators if share != SOURCE_SHARE else (_height_choices,):
+                yield from generate(split)
 
 
 def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
-    """Return rows for each device so that all devices finish the input's first layer together.
+    """Return the number of rows of each device with which all devices finish the network's first layer together.
 
-    The source computes its rows at once. The other devices receive their inputs one after another, and then compute
-    rows in proportion to their speed. Layers that only reshape the first layer's rows get the same shares. The result
-    is None for other layers, and if the source is not exactly one of several devices.
+    The source device, which has the network's input, computes at once. The other devices first receive their inputs one
+    after another. Layers that only reshape the first layer's rows get the same numbers. The result is None for all
+    other layers, and if the problem does not have exactly one source among several devices.
     """
-    first, source = (
-        find_first_layers(problem.layers).get(layer.name),
-        problem.source or (problem.platform.devices[0].name,),
-    )
-    sources = [device for device in devices if (device.name,) == source]
-    axis = None if first is None else find_cuttable_axis(problem.layers, first, "height")
-    if first is None or axis is None or not sources or len(devices) < 2:
+    layers, source_names = problem.layers, problem.source or (problem.platform.devices[0].name,)
+    first = find_first_layers(layers).get(layer.name)
+    source = next((device for device in devices if (device.name,) == source_names), None)
+    axis = None if first is None else find_cuttable_axis(layers, first, "height")
+    if first is None or axis is None or source is None or len(devices) < 2:
         return None
-    rows = output_shape(problem.layers, first)[axis]
-    others = [device for device in devices if device is not sources[0]]
-    source_s, rates = (
-        _layer_seconds(problem, first, sources[0]),
-        [1 / _layer_seconds(problem, first, device) for device in others],
-    )
-    link = problem.platform.link(sources[0].name, others[0].name)
-    sending_s = (
-        0.0 if link is None else sum(link.transfer_s(_tensor_bytes(problem.layers, name), 0.0) for name in first.inputs)
-    )
-    arrival_s = sending_s + 1 / sum(rates)
-    source_rows = min(rows, round(rows * arrival_s / (source_s + arrival_s)))
-    rest = iter([stop - start for start, stop in split_proportionally(rows - source_rows, rates)])
-    return [float(source_rows) if device is sources[0] else float(next(rest)) for device in devices]
+    rows = output_shape(layers, first)[axis]
+    others = [device for device in devices if device is not source]
+    source_s, rates = _layer_seconds(problem, first, source), [1 / _layer_seconds(problem, first, d) for d in others]
+    link = problem.platform.link(source.name, others[0].name)
+    sizes = [sent_nbytes(layers, name, layers.tensors[name].shape or ()) for name in first.inputs]
+    sending_s = 0.0 if link is None else sum(link.transfer_s(nbytes, 0.0) for nbytes in sizes)
+    others_s = sending_s + 1 / sum(rates)
+    source_rows = min(rows, round(rows * others_s / (source_s + others_s)))
+    other_rows = iter([stop - start for start, stop in split_proportionally(rows - source_rows, rates)])
+    return [float(source_rows) if device is source else float(next(other_rows)) for device in devices]
 
 
 @memoized
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
-    """Return layer name → the first layer with multiplications behind a network input.
+    """Return, by layer name, the first layer with multiplications after a network input.
 
-    The keys are that layer itself and the layers that follow it one after another and pass on all its elements.
+    The names are those of that first layer and of the chain of layers behind it that keep all its elements.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:
@@ -219,33 +207,35 @@ def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
 
 
 def _layer_seconds(problem: Problem, layer: Layer, device: Device) -> float:
-    """Return the seconds of a whole layer, above 0 even if a profile says 0."""
+    """Return the seconds of a whole layer, which are above 0 even if a profile says 0."""
     seconds = problem.cost_model.seconds(
         problem.layers, layer, LayerShare(full_region(output_shape(problem.layers, layer))), device
     )
     return max(seconds, MIN_LAYER_S)
 
 
-def _tensor_bytes(layers: LayerGraph, name: str) -> int:
-    return sent_nbytes(layers, name, layers.tensors[name].shape or ())
-
-
-def _share_weights(problem: Problem, devices: Sequence[Device], share: str) -> list[float]:
+def _share_weights(problem: Problem, layer: Layer, devices: Sequence[Device], share: str) -> list[float] | None:
+    if share == SOURCE_SHARE:
+        return rows_for_source(problem, layer, devices)
     if share == "rate":
         return [device.rate for device in devices]
     if share == "memory":
-        sharing = [sum(other.host == device.host for other in problem.platform.computing_devices) for device in devices]
-        return [problem.platform.host(d.host).memory / n for d, n in zip(devices, sharing, strict=True)]
+        users = Counter(device.host for device in problem.platform.computing_devices)
+        return [problem.platform.host(device.host).memory / users[device.host] for device in devices]
     return [1.0] * len(devices)
 
 
 @dataclass(frozen=True)
 class _SplitInputs:
-    """Inputs of all kinds of splits: a layer, and devices with their weights.
+    """The inputs of every generator of choices.
 
     Attributes:
-        weights: Relative share of each device.
-        note: Suffix of the choice's label that names the kind of share.
+        problem: The problem.
+        layer: The layer to split.
+        options: The choice set.
+        devices: The devices to split over.
+        weights: Weight of each device; the device's share of the layer is proportional to it.
+        label_suffix: Text at the end of a choice's label that names the kind of share.
     """
 
     problem: Problem
@@ -253,108 +243,111 @@ class _SplitInputs:
     options: ChoiceSet
     devices: tuple[Device, ...]
     weights: Sequence[float]
-    note: str
+    label_suffix: str
 
     def find_axis(self, label: str) -> int | None:
-        """Return the output axis with this label, or None if it cannot be cut.
+        """Return the output axis with this label, or None if the axis cannot be cut.
 
-        An axis that holds rows and channels, after a Flatten, counts as channels only.
+        After a Flatten, one axis has both rows and channels; such an axis has only the label "channel".
         """
         layers, layer = self.problem.layers, self.layer
         axis = find_cuttable_axis(layers, layer, label)
         channel = named_axes(layers).get(layer.output, {}).get("channel")
         return None if label != "channel" and axis == channel else axis
 
-    def axis_length(self, label: str) -> int:
-        axis = self.find_axis(label)
-        assert axis is not None
-        return self.full_region()[axis][1]
-
     def full_region(self) -> Region:
         return full_region(output_shape(self.problem.layers, self.layer))
-
-    def cut_axis(self, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-        return split_axis(self.problem.layers, self.layer, axis, weights)
 
     def device_slices(self, label: str) -> list[tuple[Device, Region]]:
         """Return a slice of the output for each device that gets one; empty if the axis cannot be cut.
 
-        Channels are cut like the run of layers that contains this layer.
+        If the layer belongs to a channel run (layers that are cut by channels together), its channels are cut with the
+        run.
         """
         layers, layer = self.problem.layers, self.layer
-        found = find_run_of(layers, layer) if label == "channel" else None
-        if found is not None:
-            regions = (own[found[1]] for own in cut_channel_run(layers, found[0], self.weights).regions)
+        run_and_position = find_run_of(layers, layer) if label == "channel" else None
+        if run_and_position is not None:
+            run, position = run_and_position
+            regions = [of_device[position] for of_device in cut_channel_run(layers, run, self.weights).regions]
             return [(device, region) for device, region in zip(self.devices, regions, strict=True) if region]
         axis = self.find_axis(label)
-        if axis is None:
-            return []
-        pairs = zip(self.devices, self.cut_axis(axis, self.weights), strict=True)
-        return [(device, with_interval(self.full_region(), axis, cut)) for device, cut in pairs if cut[0] < cut[1]]
+        return [] if axis is None else self.cut_axis(axis, split_axis(layers, layer, axis, self.weights))
+
+    def cut_axis(self, axis: int, intervals: Sequence[Interval]) -> list[tuple[Device, Region]]:
+        """Return each device with its interval of one output axis, and with the other axes whole.
+
+        Devices with an empty interval are left out.
+        """
+        pairs = zip(self.devices, intervals, strict=True)
+        whole = self.full_region()
+        return [(device, with_interval(whole, axis, cut)) for device, cut in pairs if cut[0] < cut[1]]
 
     @property
     def is_sequence_or_vector(self) -> bool:
-        """True if the output is no larger than a sequence, so that copies of it may be worthwhile."""
+        """True if the output is no larger than a sequence, so that copies on all devices may be worthwhile."""
         labels = named_axes(self.problem.layers).get(self.layer.output, {})
         return labels.get("width", labels.get("height")) == labels.get("height")
 
 
 def _grow_tiles(
     split: _SplitInputs,
-    kind: str,
     name: str,
     tiles: Sequence[tuple[Device, Region]],
-    along: Sequence[int],
-    extras: range,
+    grown_axes: Sequence[int],
+    extra_counts: range,
 ) -> Iterator[Choice]:
-    """Yield the tiles with 0, 1, 2, … extra rows (and columns) on each side."""
+    """Yield one choice for each number of extra rows (for grids also columns) on each side of the tiles."""
     whole = split.full_region()
-    for extra in extras if tiles else ():
+    for extra in extra_counts if tiles else ():
         parts = []
         for device, region in tiles:
-            for axis in along:
+            for axis in grown_axes:
                 start, stop = region[axis]
                 region = with_interval(region, axis, (max(0, start - extra), min(whole[axis][1], stop + extra)))
             parts.append(Part(device.name, region))
-        label = f"{name}{f' +{extra}' if extra else ''}{split.note}"
-        yield Choice(kind, label, tuple(parts), tuple(region for _, region in tiles))
+        label = f"{name}{f' +{extra}' if extra else ''}{split.label_suffix}"
+        yield Choice(name.split()[0], label, tuple(parts), tuple(region for _, region in tiles))
 
 
 _CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]
-"""(label of an axis, weights) → one interval for each weight."""
+"""A function that cuts the output axis with a label ("height" or "width") into one interval for each weight."""
 
 
 def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str, range]]:
-    """Yield for each kind of row cut its function, a note for the label, and the numbers of extra rows.
-
-    If the next smaller layer makes one row of many (patches of an image become a sequence), the numbers of extra rows
-    grow by a quarter of that, because single rows make no useful halo.
-    """
+    """Yield, for each kind of row cut, the function that cuts, a label suffix, and the numbers of extra rows to try."""
     layers, layer = split.problem.layers, split.layer
 
-    def cut(label: str, weights: Sequence[float], coarse: bool) -> Sequence[Interval]:
-        axis, extent = split.find_axis(label), split.axis_length(label)
+    def cut(cut_kind: str, label: str, weights: Sequence[float]) -> Sequence[Interval]:
+        axis = split.find_axis(label)
         assert axis is not None
-        # Strides such as [2, 1] make only one of the axes smaller.
-        rows = (next_smaller_extent(layers, layer, label) if coarse else 0) or extent
+        if cut_kind == "balanced":
+            return split_axis(layers, layer, axis, weights)
+        extent = split.full_region()[axis][1]
+        # The other axis may have no smaller extent, because strides such as [2, 1] make only one of the axes smaller.
+        rows = (next_smaller_extent(layers, layer, label) if cut_kind == "coarser" else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
 
-    most = range(split.options.extra_rows + 1)
-    for base in split.options.row_cuts:
-        if base == "balanced":
-            yield lambda label, weights: split.cut_axis(split.find_axis(label) or 0, weights), "", most
-        elif base == "nearest":
-            yield lambda label, weights: cut(label, weights, False), " near", most
-        elif next_smaller_extent(layers, layer, "height"):
-            stride = round(split.axis_length("height") / next_smaller_extent(layers, layer, "height"))
-            extras = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
-            yield lambda label, weights: cut(label, weights, True), f" of {stride}", extras
+    height_axis, smaller_height = split.find_axis("height"), next_smaller_extent(layers, layer, "height")
+    assert height_axis is not None
+    for cut_kind in split.options.row_cuts:
+        label_suffix, extra_counts = "" if cut_kind == "balanced" else " near", range(split.options.extra_rows + 1)
+        if cut_kind == "coarser":
+            if not smaller_height:
+                continue
+            stride = round(split.full_region()[height_axis][1] / smaller_height)
+            label_suffix = f" of {stride}"
+            # If many rows become one (patches of an image become a sequence), single rows make no useful halo.
+            extra_counts = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
+        yield partial(cut, cut_kind), label_suffix, extra_counts
 
 
 @memoized
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
-    """Return the extent of the first smaller layer along the first readers; 0 if there is none."""
+    """Return the length of the labelled axis in the next layer that makes it shorter; 0 if there is none.
+
+    The walk follows the first reader of each layer's output.
+    """
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
     while True:
@@ -369,34 +362,30 @@ def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
 
 def _height_choices(split: _SplitInputs) -> Iterator[Choice]:
     axis = split.find_axis("height")
-    if axis is None:
-        return
-    for cut, note, most in _row_cut_functions(split):
-        pairs = zip(split.devices, cut("height", split.weights), strict=True)
-        tiles = [
-            (device, with_interval(split.full_region(), axis, rows)) for device, rows in pairs if rows[0] < rows[1]
-        ]
-        yield from _grow_tiles(split, "height", f"height {len(split.devices)}{note}", tiles, (axis,), most)
+    if axis is not None:
+        for cut, label_suffix, extra_counts in _row_cut_functions(split):
+            tiles = split.cut_axis(axis, cut("height", split.weights))
+            yield from _grow_tiles(split, f"height {len(split.devices)}{label_suffix}", tiles, (axis,), extra_counts)
 
 
 def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield grids of (m/2) × 2 tiles, and the squarest other grid of m tiles."""
+    """Yield grids of two columns of tiles, and the other grid that is closest to a square."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
     if height is None or width is None or height == width:  # Height and width coincide in a sequence of image patches.
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
     for columns in dict.fromkeys(c for c in (2, squarest) if c and count % c == 0 and count >= 4):
-        for cut, note, most in _row_cut_functions(split):
-            tiles = _grid_tiles(split, cut, (height, width), columns)
-            name = f"grid {count // columns}x{columns}{note}"
-            yield from _grow_tiles(split, "grid", name, tiles, (height, width), most)
+        for cut, label_suffix, extra_counts in _row_cut_functions(split):
+            tiles = _grid_tiles(split, cut, height, width, columns)
+            name = f"grid {count // columns}x{columns}{label_suffix}"
+            yield from _grow_tiles(split, name, tiles, (height, width), extra_counts)
 
 
 def _grid_tiles(
-    split: _SplitInputs, cut: _CutFunction, along: tuple[int, int], columns: int
+    split: _SplitInputs, cut: _CutFunction, height_axis: int, width_axis: int, columns: int
 ) -> list[tuple[Device, Region]]:
-    """Return the tiles of a grid.
+    """Return the tiles of a grid with this number of columns, each with its device.
 
     The height of each row of tiles is proportional to the sum of its devices' weights. The row is then cut into columns
     by these weights.
@@ -405,18 +394,17 @@ def _grid_tiles(
     starts = range(0, len(weights), columns)
     tiles = []
     for start, rows in zip(starts, cut("height", [sum(weights[s : s + columns]) for s in starts]), strict=True):
-        row = with_interval(split.full_region(), along[0], rows)
+        row = with_interval(split.full_region(), height_axis, rows)
         for i, interval in enumerate(cut("width", weights[start : start + columns])):
             if rows[0] < rows[1] and interval[0] < interval[1]:
-                tiles.append((split.devices[start + i], with_interval(row, along[1], interval)))
+                tiles.append((split.devices[start + i], with_interval(row, width_axis, interval)))
     return tiles
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
     """Yield the choice that computes a small layer without multiplications whole on every device."""
-    known = split.problem.layers.tensors[split.layer.output].shape is not None
     if (
-        known
+        split.problem.layers.tensors[split.layer.output].shape is not None
         and "all" in split.options.merges
         and split.is_sequence_or_vector
         and not count_macs(split.problem.layers, split.layer)
@@ -429,52 +417,45 @@ def _lop_choices(split: _SplitInputs) -> Iterator[Choice]:
     slices = split.device_slices("channel")
     if slices:
         parts = tuple(Part(device.name, region) for device, region in slices)
-        yield Choice(
-            "lop", f"lop {len(split.devices)}{split.note}", parts, _make_disjoint([region for _, region in slices])
-        )
+        label = f"lop {len(split.devices)}{split.label_suffix}"
+        yield Choice("lop", label, parts, _make_disjoint([region for _, region in slices]))
 
 
 def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Return the regions without the elements of earlier ones; empty if they are disjoint already."""
+    """Return each region without the elements of earlier regions; empty if the regions are disjoint already."""
     if not regions[0]:  # A scalar has no axes.
         return ()
     bounds = tuple(zip(*regions, strict=True))
     axis = next((axis for axis, cuts in enumerate(bounds) if len(set(cuts)) > 1), 0)
-    end, own = 0, list[Region]()
+    end, disjoint = 0, list[Region]()
     for region in regions:
         start, stop = region[axis]
-        own.append(with_interval(region, axis, (min(max(start, end), stop), stop)))
+        disjoint.append(with_interval(region, axis, (min(max(start, end), stop), stop)))
         end = max(end, stop)
-    return () if own == list(regions) else tuple(own)
+    return () if disjoint == list(regions) else tuple(disjoint)
 
 
 def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     layers, layer = split.problem.layers, split.layer
     length, run = reduction_length(layers, layer), find_run_before(layers, layer)
     # Without a run, a product of two computed tensors sums over an axis that no earlier layer can cut.
-    if length is None or (run is None and count_macs(layers, layer)):
+    if length is None or (run is None and count_macs(layers, layer)) or _table_is_small(layers, layer):
         return
-    if _table_is_small(layers, layer):
-        return
-    ranges = (
-        split_proportionally(length, split.weights)
-        if run is None
-        else cut_channel_run(layers, run, split.weights).ranges
-    )
+    ranges = cut_channel_run(layers, run, split.weights).ranges if run else split_proportionally(length, split.weights)
     cuts = zip(split.devices, ranges, strict=True)
-    partials = tuple(Part(device.name, None, cut) for device, cut in cuts if cut[0] < cut[1])
-    for merge in split.options.merges:
-        mergers = _merging_parts(split, merge)
-        if mergers:
-            own_regions = _make_disjoint([part.region or split.full_region() for part in mergers])
-            label = f"lip {len(split.devices)} > {merge}{split.note}"
-            yield Choice("lip", label, partials + mergers, (None,) * len(partials) + own_regions if own_regions else ())
+    partial_sums = tuple(Part(device.name, None, cut) for device, cut in cuts if cut[0] < cut[1])
+    for merge_kind in split.options.merges:
+        if mergers := _merging_parts(split, merge_kind):
+            merged = _make_disjoint([part.region or split.full_region() for part in mergers])
+            label = f"lip {len(split.devices)} > {merge_kind}{split.label_suffix}"
+            shares = (None,) * len(partial_sums) + merged if merged else ()
+            yield Choice("lip", label, partial_sums + mergers, shares)
 
 
 def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
     """Return True if the layer picks rows of a table that is no larger than the layer's output.
 
-    Cutting such a table saves less than sending the partial results costs.
+    Cutting a small table saves less memory than the partial results add in transfers.
     """
     if count_macs(layers, layer):
         return False
@@ -483,12 +464,12 @@ def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
     return 0 < table_bytes <= sent_nbytes(layers, layer.output, output)
 
 
-def _merging_parts(split: _SplitInputs, merge: str) -> tuple[Part, ...]:
-    if merge == "one":
+def _merging_parts(split: _SplitInputs, merge_kind: str) -> tuple[Part, ...]:
+    if merge_kind == "one":
         return (Part(split.devices[0].name),)
-    if merge == "all":
+    if merge_kind == "all":
         return tuple(Part(device.name) for device in split.devices if split.is_sequence_or_vector)
-    slices = split.device_slices("channel" if merge == "channels" else "height")
+    slices = split.device_slices("channel" if merge_kind == "channels" else "height")
     return tuple(Part(device.name, region) for device, region in slices)
 
 

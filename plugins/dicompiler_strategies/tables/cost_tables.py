@@ -1,11 +1,8 @@
-"""Cost tables: the barrier model over the choices of all layers, as arrays.
+"""Cost tables: the costs of all choices of all layers in the barrier model, as arrays.
 
-There is one array for each layer and one for each edge of the layer graph.
-
-    Problem + ChoiceSet → CostTables
-    CostTables + selection (the number of a choice for each layer) → seconds, bytes, a Plan
-
-The barrier model assumes that a layer starts when all devices have everything that they need for it.
+There is one array for each layer and one for each edge of the layer graph. A selection, which is the number of a choice
+for each layer, gives the seconds, the bytes and the plan. The barrier model assumes that a layer starts when all
+devices have everything that they need for it.
 """
 
 from __future__ import annotations
@@ -39,16 +36,19 @@ from dicompiler_strategies.tables.choices import Choice, ChoiceSet, list_choices
 from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 LayerEdge = tuple[int, int]
-"""(producer, consumer): positions of two layers in layer order."""
+"""Positions in layer order of a layer that produces a tensor and of a layer that reads it."""
 TensorSlots = tuple[tuple[int, int], ...]
-"""For each tensor of an edge: (index of the producer's output, index of the consumer's input)."""
+"""For each tensor of an edge, the index among the producer's outputs and the index among the consumer's inputs."""
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
-"""One tensor on an edge: boxes that are held, their disjoint shares, boxes that are needed, and bytes of an element."""
-_MAX_BLOCK_ELEMENTS = 1 << 17  # Arrays of this size stay in the processor's cache while an edge is filled.
+"""One tensor on an edge: the boxes (regions as arrays) that devices hold, their disjoint shares of them, the boxes that
+devices need, and the bytes of an element.
+"""
+_MAX_BLOCK_ELEMENTS = 1 << 17  # Blocks of an edge's table have this many elements, to stay in the processor's cache.
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
-"""Parts that tables fill in a second of the reference computer, on a uniform network and on any other.
+"""Parts (pieces of layers) for which tables are filled in one second of the reference computer.
 
-On DenseNet-121 with 4 devices, 13 600 were measured for the latter.
+The key says if the network is uniform. For other networks, 13 600 parts per second were measured on DenseNet-121 with 4
+devices.
 """
 
 
@@ -58,7 +58,7 @@ class CostTables:
 
         T(selection) = Σ_l node_seconds[l][c_l] + Σ_(i,j) edge_seconds[i,j][c_i, c_j]
 
-    A selection has the number of a choice c_l for each layer l.
+    A selection has the number c_l of a choice for each layer l.
 
     Assumptions:
 
@@ -66,7 +66,7 @@ class CostTables:
       the source computes while the network's inputs are sent to other devices.
     - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
       same time until the busiest link is done.
-    - An element that several devices hold is sent by the device in whose share it lies.
+    - An element that several devices hold is sent by the device that has it in its share.
     - Keys and values of an attention are sent in one message.
     - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part that is never
       read is computed. `cost.metrics.measure` counts such a tensor once and omits such a part; otherwise both models
@@ -76,15 +76,15 @@ class CostTables:
         problem: The problem.
         options: The choice set.
         choices: Choices of each layer.
-        node_seconds: Seconds (choices,) of each layer: its slowest device (partial sums, then the rest), the exchange
-            of partial sums, and the transfers of the network's inputs to it and outputs from it.
-        edge_seconds: (i, j) → seconds (choices of i, choices of j) until every device has the elements that it needs
-            for layer j and did not compute itself in layer i.
-        compute_seconds: Seconds (choices, devices) of computing, for each layer, devices in platform order.
-        weight_bytes: Bytes (choices, devices) of weights, for each layer.
-        node_bytes: Bytes (choices,) that are sent, with the meaning of `node_seconds`.
-        edge_bytes: Bytes (choices, choices) that are sent, with the meaning of `edge_seconds`.
-        footprints: Footprint of each layer.
+        node_seconds: For each layer, the seconds of each choice: computing on the slowest device, the exchange of
+            partial sums, and the transfers of the network's inputs to the layer and of its outputs from it.
+        edge_seconds: For each edge (i, j), the seconds until every device has received the elements that it needs for
+            layer j and did not compute itself in layer i, an array of shape (choices of i, choices of j).
+        compute_seconds: For each layer, the seconds of computing, of shape (choices, devices) in platform order.
+        weight_bytes: For each layer, the bytes of weights, of shape (choices, devices).
+        node_bytes: The bytes that are sent in the transfers of `node_seconds`.
+        edge_bytes: The bytes that are sent in the transfers of `edge_seconds`.
+        footprints: Regions, seconds and bytes of the choices of each layer.
     """
 
     problem: Problem
@@ -99,26 +99,18 @@ class CostTables:
     footprints: tuple[ChoiceFootprint, ...] = field(repr=False)
 
     def total_seconds(self, selection: Sequence[int]) -> float:
-        """Return the seconds of one selection."""
         return float(self.total_seconds_of(np.asarray([selection]))[0])
 
     def total_seconds_of(self, selections: NDArray[np.integer]) -> Floats:
-        """Return the seconds (plans,) of several selections (plans, layers)."""
+        """Return the seconds of each of several selections, given as an array of shape (selections, layers)."""
         return sum_tables(self.node_seconds, self.edge_seconds, selections)
 
     def plan(self, selection: Sequence[int]) -> Plan:
-        """Return the plan of one selection."""
-        layers = self.problem.layers.layers
-        return self.problem.build_plan(
-            {layer.name: choice.parts for layer, choice in zip(layers, self.selected_choices(selection), strict=True)}
-        )
-
-    def selected_choices(self, selection: Sequence[int]) -> tuple[Choice, ...]:
-        """Return the choices of one selection, in layer order."""
-        return tuple(choices[number] for choices, number in zip(self.choices, selection, strict=True))
+        chosen = zip(self.problem.layers.layers, self.choices, selection, strict=True)
+        return self.problem.build_plan({layer.name: choices[number].parts for layer, choices, number in chosen})
 
     def find_selection(self, plan: Plan) -> tuple[int, ...] | None:
-        """Return the selection that gives the plan's parts; None if a layer's parts are not among its choices."""
+        """Return the selection with the plan's parts; None if a layer's parts are not among its choices."""
         numbers = [
             next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
             for layer, choices in zip(self.problem.layers.layers, self.choices, strict=True)
@@ -128,35 +120,34 @@ class CostTables:
 
     @cached_property
     def choice_counts(self) -> tuple[int, ...]:
-        """The number of choices of each layer."""
         return tuple(map(len, self.choices))
 
 
 def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selections: NDArray[np.integer]) -> Floats:
-    """Return Σ node + Σ edge (plans,) for selections (plans, layers)."""
+    """Return the sum of the layers' and edges' costs for each selection of an array of shape (selections, layers)."""
     columns = np.ascontiguousarray(np.asarray(selections).T)
     sums = np.zeros(columns.shape[1])
     for layer_costs, column in zip(node, columns, strict=True):
         sums += layer_costs[column]
     for (i, j), table in edge.items():
-        # A flat index is faster than a pair of indices.
+        # NumPy looks up a flat index faster than a pair of indices.
         sums += table.ravel()[columns[i] * table.shape[1] + columns[j]]
     return sums
 
 
 def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
-    """Translate a selection among the choices `kept` of each layer to the numbers of all choices."""
+    """Translate a selection among the kept choices of each layer to the numbers that these choices had originally."""
     return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Translate a selection to numbers of the kept choices; None if a choice is not kept."""
-    places = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
-    return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
+    """Translate a selection in original numbers to numbers of the kept choices; None if a choice is not kept."""
+    matches = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
+    return tuple(int(match[0]) for match in matches) if all(map(len, matches)) else None
 
 
 def restrict_edges(edge: Mapping[LayerEdge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[LayerEdge, Floats]:
-    """Return the edge tables restricted to the kept choices."""
+    """Return the edge tables restricted to the choices with the `kept` numbers of each layer."""
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
@@ -172,13 +163,12 @@ def build_cost_tables(
     try:
         return _TableFiller(problem, options, budget or WorkBudget()).fill()
     except BudgetExceeded:
-        raise DicompilerError(
-            "cost tables: the budget is used up before they are filled: use a larger budget"
-        ) from None
+        message = "cost tables: the budget is used up before they are filled: use a larger budget"
+        raise DicompilerError(message) from None
 
 
 def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
-    """Return the edges of the layer graph with the tensors on each."""
+    """Return the edges of the layer graph with the tensors of each edge."""
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers):
         for slot, tensor in enumerate(layer.inputs):
@@ -192,7 +182,7 @@ def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
     """Return the edges from the layer that computes a state to the layers that read it in the next frame.
 
-    Both ends may be the same layer, and the reader may come first in layer order.
+    An edge may join a layer with itself, and the reader may come before the producer in layer order.
     """
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers if layers.states else ()):
@@ -204,25 +194,26 @@ def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 
 
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
-    """Return the positions of layers with outputs that are sent in one message with another layer's output.
+    """Return the positions of layers whose output is sent in one message with another layer's output.
 
-    These are matrix products that read the same tensor as another product. The first product of a tensor pays for the
-    message, the others join it. Queries usually stay on their device; if they are sent, they join the keys as well.
+    These are matrix products with the same input tensor. The first of these products pays for the message, and the
+    outputs of the others are added to it. Queries of an attention come last: they usually stay on their device.
     """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
         node = layer.nodes[layer.anchor]
         if not layer.whole_reason and node.op in ("MatMul", "Gemm"):
             products.setdefault(node.inputs[0], []).append(i)
-    asking = _find_queries(layers)
-    found = set[int]()
-    for places in products.values():
-        found.update(sorted(places, key=lambda i: (layers.layers[i].name in asking, i))[1:])
-    return frozenset(found)
+    queries = _find_queries(layers)
+    ordered = [sorted(group, key=lambda i: (layers.layers[i].name in queries, i)) for group in products.values()]
+    return frozenset(i for group in ordered for i in group[1:])
 
 
 def _find_queries(layers: LayerGraph) -> set[str]:
-    """Return the products that are, possibly reshaped, the first operand of a product of two tensors."""
+    """Return the products whose result, possibly reshaped, is the first operand of a product of two tensors.
+
+    The names of their layers are returned.
+    """
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
     while waiting:
@@ -245,7 +236,7 @@ def _multiplies_two_tensors(layers: LayerGraph, layer: Layer) -> bool:
 
 
 class _TableFiller:
-    """Builds each distinct footprint and each distinct edge once."""
+    """Fills the tables, and computes each distinct footprint and each distinct edge only once."""
 
     def __init__(self, problem: Problem, options: ChoiceSet, budget: WorkBudget) -> None:
         self.problem, self.options, self.budget = problem, options, budget
@@ -253,7 +244,7 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        # Without the transfers of network inputs and outputs.
+        # The arrays of a layer alone do not yet include transfers of network inputs and outputs.
         self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:
@@ -262,14 +253,15 @@ class _TableFiller:
         footprints = tuple(footprint for _, footprint in pairs)
         edges = {edge: self._edge_arrays(footprints, edge, slots) for edge, slots in find_edges(layers).items()}
         nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(footprints)]
-        for (i, j), slots in find_state_edges(layers).items():  # Pieces of a state that are read elsewhere are sent.
+        # Pieces of a state that another device reads in the next frame are sent like the tensors of an edge.
+        for (i, j), slots in find_state_edges(layers).items():
             seconds, sent = self._edge_arrays(footprints, (i, j), slots)
             if i == j:
                 nodes[i] = nodes[i][0] + seconds.diagonal(), nodes[i][1] + sent.diagonal()
             else:
                 edge, arrays = ((i, j), (seconds, sent)) if i < j else ((j, i), (seconds.T, sent.T))
-                known = edges.get(edge, (0.0, 0.0))
-                edges[edge] = arrays[0] + known[0], arrays[1] + known[1]
+                known_seconds, known_bytes = edges.get(edge, (0.0, 0.0))
+                edges[edge] = arrays[0] + known_seconds, arrays[1] + known_bytes
         return CostTables(
             self.problem,
             self.options,
@@ -289,8 +281,8 @@ class _TableFiller:
         if key not in self.footprints:
             self.budget.spend_or_raise()
             layer_choices = list_choices(self.problem, layer, self.options)
-            places = len(layer_choices) * len(self.problem.platform.devices)
-            self.budget.spend(places / FILLED_PARTS_PER_S[self.link_loads.is_uniform])
+            part_count = len(layer_choices) * len(self.problem.platform.devices)
+            self.budget.spend(part_count / FILLED_PARTS_PER_S[self.link_loads.is_uniform])
             self.footprints[key] = layer_choices, build_footprint(self.problem, layer, layer_choices)
         return self.footprints[key]
 
@@ -303,36 +295,33 @@ class _TableFiller:
         if key not in self.edge_arrays:
             self.budget.spend_or_raise()
             flows = flows_on_edge(self.problem.layers, edge, slots, footprints)
-            self.edge_arrays[key] = transfer_arrays(
-                links, flows, (len(producer.final_seconds), len(consumer.final_seconds))
-            )
+            shape = len(producer.final_seconds), len(consumer.final_seconds)
+            self.edge_arrays[key] = transfer_arrays(links, flows, shape)
         return self.edge_arrays[key]
 
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
-        """Return seconds and bytes (choices,) that depend on this layer alone."""
+        """Return the seconds and the sent bytes of each choice of a layer, apart from the edges."""
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
-            self.node_arrays[footprint] = (
-                self.link_loads.transfer_seconds(merged),
-                merged.sum(axis=(1, 2)).astype(np.float64),
-            )
+            sums = merged.sum(axis=(1, 2)).astype(np.float64)
+            self.node_arrays[footprint] = self.link_loads.transfer_seconds(merged), sums
         seconds, sent = self.node_arrays[footprint]
         inputs, outputs = flows_at_ends(self.problem, self.problem.layers.layers[i], footprint)
         arrival_s = np.zeros(len(seconds))
         for flow in inputs:
-            time, moved_bytes = transfer_arrays(self.link_loads, [flow], (1, len(seconds)))
-            arrival_s, sent = arrival_s + time[0], sent + moved_bytes[0]
+            transfer_s, nbytes = transfer_arrays(self.link_loads, [flow], (1, len(seconds)))
+            arrival_s, sent = arrival_s + transfer_s[0], sent + nbytes[0]
         seconds = seconds + self._compute_seconds(footprint, arrival_s)
         for flow in outputs:
-            time, moved_bytes = transfer_arrays(self.link_loads, [flow], (len(seconds), 1))
-            seconds, sent = seconds + time[:, 0], sent + moved_bytes[:, 0]
+            transfer_s, nbytes = transfer_arrays(self.link_loads, [flow], (len(seconds), 1))
+            seconds, sent = seconds + transfer_s[:, 0], sent + nbytes[:, 0]
         return seconds, sent
 
     def _compute_seconds(self, footprint: ChoiceFootprint, arrival_s: Floats) -> Floats:
-        """Return the seconds (choices,) until the slowest device has computed.
+        """Return, for each choice, the seconds until the slowest device has computed.
 
-        `arrival_s` (choices,) are the seconds until the network's inputs arrive; with runtime costs the source does not
-        wait.
+        `arrival_s` has, for each choice, the seconds until the network's inputs have arrived. With runtime costs the
+        source device, which has the inputs, does not wait for them.
         """
         is_waiting = np.ones(len(self.problem.platform.devices), bool)
         if arrival_s.any() and self.link_loads.runtime is not None:
@@ -340,10 +329,8 @@ class _TableFiller:
             is_waiting = np.array([device.name not in source for device in self.problem.platform.devices])
 
         def slowest(which: NDArray[np.bool_]) -> Floats:
-            partial, final = (
-                array[:, which].max(axis=1, initial=0.0)
-                for array in (footprint.partial_seconds, footprint.final_seconds)
-            )
+            arrays = footprint.partial_seconds, footprint.final_seconds
+            partial, final = (array[:, which].max(axis=1, initial=0.0) for array in arrays)
             return np.asarray(partial + final)
 
         return np.asarray(np.maximum(slowest(~is_waiting), arrival_s + slowest(is_waiting)))
@@ -352,7 +339,7 @@ class _TableFiller:
 def flows_on_edge(
     layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
 ) -> list[BoxFlow]:
-    """Return the flows of an edge, one for each of its tensors that has boxes."""
+    """Return one flow for each tensor of an edge whose regions are known."""
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
         (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, outputs[out]))
@@ -362,16 +349,13 @@ def flows_on_edge(
 
 
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
-    """Return the flows of network inputs to a layer, and of network outputs from it."""
+    """Return the flows of network inputs to a layer, and the flows of network outputs from it."""
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
         if tensor in layers.inputs and slot in footprint.needs:
-            holders, first_holder = (
-                whole_tensor_boxes(problem, tensor, source),
-                whole_tensor_boxes(problem, tensor, source[:1]),
-            )
-            inputs.append((holders, first_holder, footprint.needs[slot], element_bytes(layers, tensor)))
+            held, share = (whole_tensor_boxes(problem, tensor, names) for names in (source, source[:1]))
+            inputs.append((held, share, footprint.needs[slot], element_bytes(layers, tensor)))
     outputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.outputs):
         if tensor in layers.delivered_outputs and slot in footprint.produced:
@@ -381,81 +365,74 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
 
 
 def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Return the seconds and bytes, both (producer choices, consumer choices), of the flows of one edge."""
+    """Return the seconds and the bytes of the flows of one edge, both of shape (producer choices, consumer choices)."""
     seconds, sent_bytes = np.zeros(shape), np.zeros(shape)
     if not flows:
         return seconds, sent_bytes
     if links.is_uniform:
-        missing = reduce(np.add, (missing_bytes(*flow) for flow in flows))
+        missing = reduce(np.add, (missing_bytes(held, needs, item_bytes) for held, _, needs, item_bytes in flows))
         total = missing.sum(axis=-1)
         seconds = links.uniform_seconds(total)
         if links.runtime is not None:
-            seconds = seconds + links.runtime.gathering_seconds(
-                missing, *_holders_and_largest(flows), _needed_bytes(flows)
-            )
+            share_bytes = reduce(np.add, (item_bytes * box_elements(shares) for _, shares, _, item_bytes in flows))
+            holders, largest = (share_bytes > 0).sum(axis=1), share_bytes.max(axis=1)
+            seconds = seconds + links.runtime.gathering_seconds(missing, holders, largest, _needed_bytes(flows))
         return seconds, total.astype(np.float64)
     devices = flows[0][0].shape[1]
     step = max(1, _MAX_BLOCK_ELEMENTS // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
-        between = reduce(
-            np.add,
-            (
-                bytes_between_devices(held[start:stop], shares[start:stop], needs, item)
-                for held, shares, needs, item in flows
-            ),
-        )
+        block = [(held[start:stop], shares[start:stop], needs, item) for held, shares, needs, item in flows]
+        between = reduce(np.add, (bytes_between_devices(*flow) for flow in block))
         seconds[start:stop] = links.transfer_seconds(between, _needed_bytes(flows))
         sent_bytes[start:stop] = between.sum(axis=(2, 3))
     return seconds, sent_bytes
 
 
 def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
-    """Return the bytes (C, D) that each device needs of the tensors."""
+    """Return the bytes that each device needs of all tensors together, of shape (consumer choices, devices)."""
     return reduce(
         np.add, (item * need.sign * box_elements(need.boxes) for _, _, needs, item in flows for need in needs)
     )
 
 
-def _holders_and_largest(flows: Sequence[BoxFlow]) -> tuple[Ints, Ints]:
-    """Return the number of devices that hold a share, and the bytes of the largest share, by choice."""
-    shares = reduce(np.add, (item * box_elements(shares) for _, shares, _, item in flows))
-    return (shares > 0).sum(axis=1), shares.max(axis=1)
+def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
+    """Return the bytes that each device needs and does not hold.
 
-
-def missing_bytes(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: int) -> Ints:  # noqa: ARG001
-    """Return the bytes (P, C, D) that each device misses: those that it needs minus those that it holds."""
+    The result has the shape (producer choices, consumer choices, devices).
+    """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
-    missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast.
+    # The shape is (devices, producer choices, consumer choices), because NumPy is fast on arrays with long rows.
+    missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
-        met = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
-        missing += need.sign * (box_elements(boxes).astype(held.dtype).T[:, None] - met)
-    return np.moveaxis(missing, 0, 2) * np.int64(factor * item)
+        present = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
+        missing += need.sign * (box_elements(boxes).astype(held.dtype).T[:, None] - present)
+    return np.moveaxis(missing, 0, 2) * np.int64(factor * item_bytes)
 
 
-def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: int) -> Ints:
-    """Return the bytes (P, C, D, D) from sender to receiver.
+def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
+    """Return the bytes that devices send, of shape (producer choices, consumer choices, senders, receivers).
 
-    They are the elements of the sender's share that the receiver needs and does not hold.
+    A device sends the elements of its share that the receiver needs and does not hold.
     """
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
-    both = common_boxes(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
-    apart = ~np.eye(devices, dtype=bool)
-    # Only few receivers hold elements of another device's share, so that these are subtracted one by one.
-    p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)
-    sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
+    both = common_boxes(shares[:, :, None], held[:, None, :])  # Shape (producer choices, senders, receivers, axes, 2).
+    # Only few receivers hold elements of another device's share, so that the elements of each are subtracted singly.
+    p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
+    # Shape (producer choices, senders, consumer choices, receivers).
+    sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
         sent += need.sign * common_elements(shares[:, :, None, None], boxes)
         sent[p, s, :, r] -= need.sign * common_elements(both[p, s, r][:, None], boxes[:, r].swapaxes(0, 1))
     sent[:, range(devices), :, range(devices)] = 0
-    return sent.swapaxes(1, 2) * np.int64(factor * item)
+    return sent.swapaxes(1, 2) * np.int64(factor * item_bytes)
 
 
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
-    """Return the boxes with only the axes on which they differ, and the elements on the other axes.
+    """Return the boxes with only the axes on which they differ, and the number of elements on the other axes.
 
-    At least one axis is kept, in 32 bits if that suffices. Missing boxes (0..0 on every axis) are ignored.
+    At least one axis is kept. The result has 32-bit integers if they suffice. Missing boxes are ignored.
     """
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
     rows = rows[box_elements(rows) > 0]
@@ -463,26 +440,21 @@ def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
         return [boxes[..., :1, :] for boxes in arrays], 1
     same = (rows == rows[0]).all(axis=(0, 2))
     axes = np.flatnonzero(~same) if not same.all() else np.zeros(1, np.intp)
-    kind = np.int32 if math.prod(rows.max(axis=(0, 2)).tolist()) < 2**31 else np.int64
+    dtype = np.int32 if math.prod(rows.max(axis=(0, 2)).tolist()) < 2**31 else np.int64
     extents = rows[0, :, 1] - rows[0, :, 0]
-    rest = math.prod(int(extent) for axis, extent in enumerate(extents) if axis not in axes)
-    return [boxes[..., axes, :].astype(kind) for boxes in arrays], rest
+    factor = math.prod(int(extent) for axis, extent in enumerate(extents) if axis not in axes)
+    return [boxes[..., axes, :].astype(dtype) for boxes in arrays], factor
 
 
 def common_elements(a: Ints, b: Ints) -> Ints:
-    """Return the elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast."""
+    """Return the number of elements that boxes of `a` and `b` have in common; the arrays (…, axes, 2) are broadcast."""
+    # Contiguous arrays are many times faster to compare, so that each bound of each axis is copied to its own array.
+    a_bounds, b_bounds = (np.ascontiguousarray(np.moveaxis(boxes, (-2, -1), (0, 1))) for boxes in (a, b))
     elements: Ints | None = None
-    for axis in range(a.shape[-2]):
-        # Contiguous arrays are many times faster to compare.
-        (a_low, a_high), (b_low, b_high) = (
-            (np.ascontiguousarray(boxes[..., axis, 0]), np.ascontiguousarray(boxes[..., axis, 1])) for boxes in (a, b)
-        )
+    for (a_low, a_high), (b_low, b_high) in zip(a_bounds, b_bounds, strict=True):
         extent = np.minimum(a_high, b_high)
         extent -= np.maximum(a_low, b_low)
         np.maximum(extent, 0, out=extent)
-        if elements is None:
-            elements = extent
-        else:
-            elements *= extent
+        elements = extent if elements is None else np.multiply(elements, extent, out=elements)
     assert elements is not None
     return elements

@@ -1,7 +1,7 @@
-"""Times of transfers as arrays: how long the network's links and the runtimes at their ends are busy.
+"""Times of transfers as arrays: how long the network's links and the devices' runtimes are busy.
 
-Problem → LinkLoads
-LinkLoads + bytes from device to device → seconds until everything has arrived
+`build_link_loads` derives them from a problem. `LinkLoads.transfer_seconds` returns the seconds until the bytes that
+each device sends to each other device have arrived.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dicompiler_strategies.tables.choice_footprints import Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class RuntimeArrays:
-    """Costs of the devices' runtimes, each an array (devices,) in platform order; see `RuntimeCosts`.
+    """Costs of the devices' runtimes: arrays with one value for each device in platform order.
 
     Attributes:
         send: Seconds of a sender for each message.
         receive: Seconds of a receiver for each message.
-        byte: Seconds for each byte, at either end.
+        byte: Seconds for each byte, of the sender and of the receiver alike.
         calling: Seconds of a receiver to call the segment that waited for messages.
-        slice: Seconds of a receiver to prepare the joining of pieces.
+        slice: Seconds of a receiver to prepare the joining of received pieces.
         copy: Seconds for each byte that a receiver copies to join pieces.
-        joined: Share of a message's cost if it is coalesced with others.
+        coalesced_share: Fraction of `send` and `receive` that a message costs if it is coalesced with others.
     """
 
     send: Floats
@@ -36,63 +36,65 @@ class RuntimeArrays:
     calling: Floats
     slice: Floats
     copy: Floats
-    joined: Floats
+    coalesced_share: Floats
 
     @cached_property
     def coalesced(self) -> RuntimeArrays:
-        """Costs of messages that are coalesced with others for the same receiver, which is called anyway."""
-        return replace(self, send=self.send * self.joined, receive=self.receive * self.joined, calling=0 * self.calling)
+        """Costs of messages that are coalesced with others for the same receiver, whose segment is called anyway."""
+        send, receive = self.send * self.coalesced_share, self.receive * self.coalesced_share
+        return replace(self, send=send, receive=receive, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds (…) of the busiest sender plus those of the busiest receiver.
+        """Return the runtime seconds of the busiest sender plus those of the busiest receiver.
 
         Args:
-            sent: Bytes (…, senders, receivers).
-            needed: Bytes (…, receivers) that the receiver joins the pieces to; None if nothing is joined.
+            sent: Bytes from sender to receiver, an array of shape (…, senders, receivers). The result has the shape
+                (…).
+            needed: Bytes of the tensor that each receiver joins from pieces, of shape (…, receivers); None without
+                joining.
         """
         messages = sent > 0
         sending = messages.sum(axis=-1) * self.send + sent.sum(axis=-1) * self.byte
-        taken: Floats = self._receiving_seconds(sent.sum(axis=-2), messages.sum(axis=-2), needed).max(axis=-1)
-        seconds: Floats = sending.max(axis=-1) + taken
-        return seconds
+        receiving = self._receiving_seconds(sent.sum(axis=-2), messages.sum(axis=-2), needed)
+        return np.asarray(sending.max(axis=-1) + receiving.max(axis=-1))
 
     def gathering_seconds(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
-        """Return the handling seconds (P, C) if the senders are unknown; as few as possible are assumed.
+        """Return a lower bound on the runtime seconds of a transfer whose senders are unknown.
+
+        The result has the shape (producer choices, consumer choices).
 
         Args:
-            missing: Bytes (P, C, receivers) that each receiver lacks, for P producer and C consumer choices.
-            holders: Number (P,) of devices that hold a share.
-            largest: Bytes (P,) of the largest share.
-            needed: Bytes (C, receivers) that the receiver joins the pieces to.
+            missing: Bytes that each receiver lacks, of shape (producer choices, consumer choices, receivers).
+            holders: Number of devices that have a share of the tensor, for each producer choice.
+            largest: Bytes of the largest share, for each producer choice.
+            needed: Bytes that each receiver joins from pieces, of shape (consumer choices, receivers).
         """
         messages = -(-missing // np.maximum(largest, 1)[:, None, None])
-        senders = np.maximum(holders, 1)[:, None]
         sending = messages.sum(axis=-1) * self.send.max() + missing.sum(axis=-1) * self.byte.max()
-        taken: Floats = self._receiving_seconds(missing, messages, needed).max(axis=-1)
-        seconds: Floats = sending / senders + taken
-        return seconds
+        receiving = self._receiving_seconds(missing, messages, needed).max(axis=-1)
+        return np.asarray(sending / np.maximum(holders, 1)[:, None] + receiving)
 
-    def _receiving_seconds(self, missing: Ints | Floats, messages: Ints, needed: Ints | Floats | None) -> Floats:
-        taken = messages * self.receive + missing * self.byte + (messages > 0) * self.calling
+    def _receiving_seconds(self, received: Ints | Floats, messages: Ints, needed: Ints | Floats | None) -> Floats:
+        seconds = messages * self.receive + received * self.byte + (messages > 0) * self.calling
         if needed is None or not (self.copy.any() or self.slice.any()):
-            return taken
-        joins = (messages > 1) | ((missing > 0) & (missing < needed))
-        return taken + joins * (self.slice + needed * self.copy)
+            return seconds
+        joins = (messages > 1) | ((received > 0) & (received < needed))
+        return seconds + joins * (self.slice + needed * self.copy)
 
 
 @dataclass(frozen=True, eq=False)
 class LinkLoads:
-    """The network as links that carry bytes.
+    """The links of the network, and the seconds that each is busy with bytes and messages.
 
-    A shared medium or a gateway is one link; a switch has two links for each host.
+    A shared medium or a gateway is one link. A switch has two links for each host, one in each direction. Arrays over
+    pairs of devices have the index sender · number of devices + receiver.
 
     Attributes:
-        byte_seconds: Seconds (device pairs, links) for each byte; pairs are numbered sender · devices + receiver. 0
-            within a host.
-        message_seconds: Seconds (device pairs, links) for each message; 0 within a host.
-        pair_latency: Latency (device pairs,) in seconds, with that of the receiver's runtime.
+        byte_seconds: Seconds for each byte, of shape (pairs, links); 0 within a host.
+        message_seconds: Seconds for each message, of shape (pairs, links); 0 within a host.
+        pair_latency: Latency in seconds of each pair, including the latency of the receiver's runtime.
         is_uniform: True if there is one link on which every byte costs the same, so that the senders do not matter.
-        runtime: Costs of the runtimes; None if they cost nothing.
+        runtime: Costs of the runtimes; None if they are free.
     """
 
     byte_seconds: Floats
@@ -102,18 +104,22 @@ class LinkLoads:
     runtime: RuntimeArrays | None = None
 
     def busy_seconds(self, sent: Ints | Floats) -> Floats:
-        """Return the seconds (…, links) that each link is busy with these bytes (…, senders, receivers)."""
+        """Return the seconds for which the sent bytes keep each link busy, as an array of shape (…, links).
+
+        `sent` are the bytes that each device sends to each other device, of shape (…, senders, receivers).
+        """
         flat = sent.reshape(*sent.shape[:-2], -1)
         busy: Floats = flat.astype(np.float64, copy=False) @ self.byte_seconds
         return busy + (flat > 0).astype(np.float64) @ self.message_seconds if self.has_message_cost else busy
 
     def transfer_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds (…) until all bytes (…, senders, receivers) have arrived and are received.
+        """Return the seconds until the bytes that each device sends to each other device have been received.
 
-        The latency is counted once. For `needed` see `RuntimeArrays.handling_seconds`.
+        The bytes `sent` have the shape (…, senders, receivers), and the result has the shape (…). The latency is
+        counted once. `needed` is explained at `RuntimeArrays.handling_seconds`.
         """
-        carried = self._network_seconds(sent)
-        return carried if self.runtime is None else carried + self.runtime.handling_seconds(sent, needed)
+        seconds = self._network_seconds(sent)
+        return seconds if self.runtime is None else seconds + self.runtime.handling_seconds(sent, needed)
 
     def _network_seconds(self, sent: Ints | Floats) -> Floats:
         if self.is_uniform:
@@ -121,24 +127,19 @@ class LinkLoads:
         busy: Floats = self.busy_seconds(sent).max(axis=-1)
         if self.common_latency is not None:
             return busy + self.common_latency * (busy > 0) if self.common_latency else busy
-        waited: Floats = (self.pair_latency * (sent.reshape(*sent.shape[:-2], -1) > 0)).max(axis=-1)
-        return busy + waited
+        latency = self.pair_latency * (sent.reshape(*sent.shape[:-2], -1) > 0)
+        return np.asarray(busy + latency.max(axis=-1))
 
-    def uniform_seconds(self, count: Ints | Floats) -> Floats:
-        """Return the seconds until this many bytes have arrived on a uniform network, the sender them."""
-        rate, latency = self._rate_and_latency
-        return count * rate + latency * (count > 0)
+    def uniform_seconds(self, nbytes: Ints | Floats) -> Floats:
+        """Return the seconds until each of these numbers of bytes has arrived, if `is_uniform` is True."""
+        return np.asarray(nbytes * self.byte_seconds.max() + self.pair_latency.max(initial=0.0) * (nbytes > 0))
 
     @cached_property
     def coalesced(self) -> LinkLoads:
-        """The loads of messages that are coalesced with others: no latency, and cheaper handling."""
+        """The loads of messages that are coalesced with others: no latency, and lower runtime costs."""
         if self.runtime is None:
             return self
         return replace(self, pair_latency=0 * self.pair_latency, runtime=self.runtime.coalesced)
-
-    @cached_property
-    def _rate_and_latency(self) -> tuple[float, float]:
-        return self.byte_seconds.max(), self.pair_latency.max(initial=0.0)
 
     @cached_property
     def has_message_cost(self) -> bool:
@@ -147,10 +148,13 @@ class LinkLoads:
 
     @cached_property
     def common_latency(self) -> float | None:
-        """The latency of all pairs on different hosts if it is equal, and 0 within hosts; otherwise None."""
-        joined = self.byte_seconds.any(axis=1)
-        latencies = set(self.pair_latency[joined].tolist())
-        return latencies.pop() if len(latencies) == 1 and not self.pair_latency[~joined].any() else None
+        """The latency in seconds that all pairs on different hosts share; None if pairs differ.
+
+        It is also None if pairs within a host have a latency.
+        """
+        is_linked = self.byte_seconds.any(axis=1)
+        latencies = set(self.pair_latency[is_linked].tolist())
+        return latencies.pop() if len(latencies) == 1 and not self.pair_latency[~is_linked].any() else None
 
 
 def build_link_loads(problem: Problem) -> LinkLoads:
@@ -160,7 +164,7 @@ def build_link_loads(problem: Problem) -> LinkLoads:
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
     switch = platform.network.kind == "switch"
     link_count = 2 * len(hosts) if switch else 1
-    uses_link = np.zeros((len(devices) ** 2, link_count))  # 1 if the pair uses the link.
+    uses_link = np.zeros((len(devices) ** 2, link_count))  # 1 if the pair of devices sends over the link.
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
         if sender.host != receiver.host:
             uses_link[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
@@ -169,34 +173,20 @@ def build_link_loads(problem: Problem) -> LinkLoads:
     is_other_device = ~np.eye(len(devices), dtype=bool).ravel()
     is_single_rate = link_count == 1 and not message.any() and len(set(seconds[is_other_device, 0])) <= 1
     uniform = bool(is_single_rate and len(set(latency[is_other_device])) <= 1)
-    return LinkLoads(
-        seconds, message, latency, uniform, build_runtime_arrays(problem) if problem.runtime_costs else None
-    )
+    runtime = build_runtime_arrays(problem) if problem.runtime_costs else None
+    return LinkLoads(seconds, message, latency, uniform, runtime)
 
 
 def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
-    """Return the runtime costs of the problem's devices."""
-    return RuntimeArrays(
-        *(
-            _runtime_cost_array(problem, name)
-            for name in (
-                "send",
-                "receive",
-                "per_byte",
-                "segment_call_s",
-                "per_copy",
-                "per_copied_byte",
-                "coalesced_share",
-            )
-        )
-    )
+    names = ("send", "receive", "per_byte", "segment_call_s", "per_copy", "per_copied_byte", "coalesced_share")
+    return RuntimeArrays(*(_runtime_cost_array(problem, name) for name in names))
 
 
 def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
-    """Return seconds per byte, seconds per message, and latency of each device pair.
+    """Return the seconds per byte, the seconds per message and the latency of each pair of devices, as three arrays.
 
-    Pairs are numbered sender · devices + receiver. Bytes include the message headers. The latency includes that of the
-    receiver's runtime, which is all there is within a host.
+    The index of a pair is sender · number of devices + receiver. Bytes include the message headers. The latency
+    includes the latency of the receiver's runtime; within a host, it is only the latter.
     """
     byte_s, message_s, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)
