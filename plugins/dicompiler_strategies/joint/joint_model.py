@@ -1,7 +1,6 @@
-"""The joint problem in numbers: costs to minimise, and loads with limits.
+"""The joint problem in numbers: the costs and the loads of every choice of every layer, with limits on the loads.
 
-CostTables + objective → JointModel
-JointModel + selection → value and loads
+`build_joint_model` derives a `JointModel` from cost tables and the problem's objective.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class JointModel:
-    """Minimise Σ node + Σ edge, or if `is_minimax` the largest unlimited load.
+    """Costs to minimise by choosing one way to split each layer, under limits on loads.
 
-    Every load stays within its limit.
-
-    A load is an amount that adds up over layers and edges, such as the bytes on a host or the seconds of a link.
+    A load is an amount that adds up over layers and edges, such as the bytes on a host or the seconds of a link. The
+    objective is the sum of all costs; if `is_minimax` is True, it is the largest load without a limit.
 
     Attributes:
-        node: Cost (choices,) of each layer.
-        edge: (i, j) → cost (choices of i, choices of j).
-        node_loads: Loads (choices, loads) of each layer.
-        edge_loads: (i, j) → loads (choices, choices, k), for edges that cause any of the first k loads.
-        load_limits: Limit (loads,) of each load; infinite if there is none.
-        is_minimax: The objective is the largest load without a limit.
-        kept_choices: For each layer, the original numbers of the choices that are left.
+        node: For each layer, the cost of each choice.
+        edge: For each edge (i, j), the costs of shape (choices of i, choices of j).
+        node_loads: For each layer, the loads of shape (choices, loads).
+        edge_loads: For each edge that causes loads, an array of shape (choices of i, choices of j, k). It has only the
+            first k of the loads.
+        load_limits: Limit of each load; infinite if there is none.
+        is_minimax: True if the objective is the largest load without a limit.
+        kept_choices: For each layer, the original numbers of the choices in the model.
     """
 
     node: tuple[Floats, ...]
@@ -68,7 +67,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return the loads (loads,) of a selection."""
+        """Return the amount of each load for a selection, which is the number of a choice for each layer."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -79,49 +78,40 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the value of the objective."""
+        """Return the objective value of a selection."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
 
     def fits_limits(self, selection: Sequence[int]) -> bool:
-        """Return True if every load is within its limit."""
-        return (
-            bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
-            if len(self.load_limits)
-            else True
-        )
+        """Return True if no load of the selection exceeds its limit by more than rounding errors."""
+        return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
-        """Return (node, edge) with each load added at its price: the Lagrangian without its constant."""
+        """Return `node` and `edge` with each load added at its price: the Lagrangian without its constant."""
         if not len(prices):
             return self.node, dict(self.edge)
         node = tuple(costs + load @ prices for costs, load in zip(self.node, self.node_loads, strict=True))
-        edge = dict(self.edge)
-        for e, load in self.edge_loads.items():
-            edge[e] = edge[e] + load @ prices[: load.shape[2]]
-        return node, edge
+        priced = {edge: self.edge[edge] + load @ prices[: load.shape[2]] for edge, load in self.edge_loads.items()}
+        return node, {**self.edge, **priced}
 
     def keep_choices(self, keep: Sequence[NDArray[np.bool_]]) -> JointModel:
-        """Return the model with only these choices, given as a mask (choices,) for each layer."""
+        """Return the model with only the marked choices; `keep` has an array of Booleans for each layer."""
         kept = [np.flatnonzero(mask) for mask in keep]
+        node_loads = zip(self.node_loads, kept, strict=True) if self.node_loads else ()
         return replace(
             self,
             node=tuple(costs[i] for costs, i in zip(self.node, kept, strict=True)),
             edge=restrict_edges(self.edge, kept),
-            node_loads=tuple(loads[i] for loads, i in zip(self.node_loads, kept, strict=True))
-            if self.node_loads
-            else (),
+            node_loads=tuple(loads[i] for loads, i in node_loads),
             edge_loads=restrict_edges(self.edge_loads, kept),
             kept_choices=tuple(numbers[i] for numbers, i in zip(self.kept_choices, kept, strict=True)),
         )
 
     def to_original(self, selection: Sequence[int]) -> tuple[int, ...]:
-        """Translate a selection to the original numbers of the choices."""
         return to_original_numbers(self.kept_choices, selection)
 
     def from_original(self, selection: Sequence[int]) -> tuple[int, ...] | None:
-        """Translate a selection of original numbers; None if one of its choices is not left."""
         return to_kept_numbers(self.kept_choices, selection)
 
 
@@ -135,86 +125,83 @@ def build_joint_model(
 
     - latency: seconds of the barrier model.
     - communication: bytes that are sent.
-    - energy: J. Each device draws active power while it computes, and idle power for the rest of the latency. The power
-      of the network is left out.
+    - energy: J. Each device draws active power while it computes, and idle power during the rest of the latency. The
+      power of the network is omitted.
     - throughput: seconds of the busiest device or link (bytes and messages, without latency).
     - memory: bytes of weights on the fullest host.
 
     Args:
         tables: The cost tables.
-        limits: Host → bytes that the weights of its devices may take.
-        powered: For energy, the devices that draw idle power; by default all. The choices must use no others.
-        limited_layers: Positions of layers whose tensors must fit within the limits together with all weights.
+        limits: Bytes that weights may occupy, by name of the host; None without limits.
+        powered: For energy, the devices that draw idle power; None for all. Choices must not use other devices.
+        limited_layers: Positions of layers whose inputs and outputs must fit within the limits together with all
+            weights.
     """
     problem, host_matrix = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
         raise UsageError(f"cpsat: objective {problem.objective!r} is not supported: use one of {', '.join(OBJECTIVES)}")
     node, edge = _objective_tables(tables, powered)
+    host_weights = [nbytes @ host_matrix for nbytes in tables.weight_bytes]
     loads: list[list[Floats]] = [[] for _ in node]
-    load_edge: dict[LayerEdge, Floats] = {}
+    edge_loads: dict[LayerEdge, Floats] = {}
     if problem.objective == "throughput":
-        on_links, load_edge = link_seconds(tables)
-        loads = [[busy, compute] for busy, compute in zip(on_links, tables.compute_seconds, strict=True)]
+        link_s, edge_loads = link_seconds(tables)
+        loads = [[of_links, of_devices] for of_links, of_devices in zip(link_s, tables.compute_seconds, strict=True)]
     elif problem.objective == "memory":
-        loads = [[held @ host_matrix] for held in tables.weight_bytes]
+        loads = [[weights] for weights in host_weights]
     load_limits = [np.inf] * sum(load.shape[1] for columns in loads[:1] for load in columns)
-    minimax = bool(load_limits)
+    is_minimax = bool(load_limits)
     if limits is not None:
         tensor_bytes = activation_bytes(tables) if limited_layers else ()
-        for layer in limited_layers or (-1,):
-            for i, (columns, held) in enumerate(zip(loads, tables.weight_bytes, strict=True)):
-                columns.append(held @ host_matrix + tensor_bytes[i] if i == layer else held @ host_matrix)
+        for limited_layer in limited_layers or (-1,):
+            for i, (columns, weights) in enumerate(zip(loads, host_weights, strict=True)):
+                columns.append(weights + tensor_bytes[i] if i == limited_layer else weights)
             load_limits += [limits[host.name] for host in problem.platform.hosts]
-    return JointModel(
-        node,
-        edge,
-        tuple(np.concatenate(columns, axis=1) for columns in loads) if load_limits else (),
-        load_edge,
-        np.array(load_limits),
-        minimax,
-        tuple(np.arange(len(costs)) for costs in node),
-    )
+    node_loads = tuple(np.concatenate(columns, axis=1) for columns in loads) if load_limits else ()
+    numbers = tuple(np.arange(len(costs)) for costs in node)
+    return JointModel(node, edge, node_loads, edge_loads, np.array(load_limits), is_minimax, numbers)
 
 
 def _objective_tables(
     tables: CostTables, powered: Collection[str] | None
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
-    """Return (node, edge) of an objective that is a sum, and zeros for one that is a maximum."""
+    """Return `node` and `edge` of an objective that is a sum; zeros for one that is a maximum."""
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":
         return tables.node_seconds, tables.edge_seconds
     if objective == "communication":
         return tables.node_bytes, tables.edge_bytes
     if objective != "energy":
-        return tuple(map(np.zeros_like, tables.node_seconds)), {
-            e: np.zeros_like(table) for e, table in tables.edge_seconds.items()
-        }
+        edge = {e: np.zeros_like(table) for e, table in tables.edge_seconds.items()}
+        return tuple(map(np.zeros_like, tables.node_seconds)), edge
     idle = sum(device.power_idle for device in devices if powered is None or device.name in powered)
     extra = np.array([device.power_active - device.power_idle for device in devices])
-    node = tuple(
-        idle * time + compute @ extra for time, compute in zip(tables.node_seconds, tables.compute_seconds, strict=True)
-    )
+    times = zip(tables.node_seconds, tables.compute_seconds, strict=True)
+    node = tuple(idle * seconds + compute @ extra for seconds, compute in times)
     return node, {e: idle * table for e, table in tables.edge_seconds.items()}
 
 
 def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
-    """Return for each layer the bytes (choices, hosts) of its inputs and outputs."""
-    layers, place = tables.problem.layers, device_host_matrix(tables.problem.platform)
-    on_each_host = []
+    """Return, for each layer, the bytes of its inputs and outputs, an array of shape (choices, hosts)."""
+    layers, host_matrix = tables.problem.layers, device_host_matrix(tables.problem.platform)
+    host_bytes = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
-        held = np.zeros(footprint.final_seconds.shape)
+        device_bytes = np.zeros(footprint.final_seconds.shape)
         names = dict(enumerate(layer.inputs)) | {slot: name for name, slot in state_slots(layers, layer).items()}
         for slot, needs in footprint.needs.items():
-            item = raw_nbytes(layers.tensors[names[slot]].dtype, (1,))
-            held += item * sum(need.sign * box_elements(need.boxes) for need in needs)
+            item_bytes = raw_nbytes(layers.tensors[names[slot]].dtype, (1,))
+            device_bytes += item_bytes * sum(need.sign * box_elements(need.boxes) for need in needs)
         for slot, boxes in footprint.produced.items():
-            held += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
-        on_each_host.append(held @ place)
-    return tuple(on_each_host)
+            device_bytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
+        host_bytes.append(device_bytes @ host_matrix)
+    return tuple(host_bytes)
 
 
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the seconds of each link: (choices, links) by layer, (choices, choices, links) by edge."""
+    """Return the seconds that each link is busy, by layer and by edge.
+
+    The arrays have the shape (choices, links) for a layer, and (choices of i, choices of j, links) for an edge (i, j).
+    """
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
     node = []
@@ -226,33 +213,37 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
         for flow in outputs:
             sent += bytes_between_devices(*flow)[:, 0]
         node.append(network.busy_seconds(sent))
-    known: dict[tuple[object, ...], Floats] = {}
-    edge: dict[LayerEdge, Floats] = {}
-    for ends, slots in find_edges(layers).items():
-        edge[ends] = _edge_link_seconds(tables, network, ends, slots, known)
-    # States are never sent: such choices cost more than any plan on one device.
+    cache: dict[tuple[object, ...], Floats] = {}
+    edges = {
+        edge: _edge_link_seconds(tables, network, edge, slots, cache) for edge, slots in find_edges(layers).items()
+    }
+    # A choice that sends a state costs more than any plan on one device, because plans must not send states.
     prohibitive_s = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
     for (i, j), slots in find_state_edges(layers).items():
-        busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, known) > 0, prohibitive_s, 0.0)
+        busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, cache) > 0, prohibitive_s, 0.0)
         if i == j:
             node[i] = node[i] + busy[np.arange(len(busy)), np.arange(len(busy))]
         else:
-            ends, busy = ((i, j), busy) if i < j else ((j, i), busy.transpose(1, 0, 2))
-            edge[ends] = busy + edge[ends] if ends in edge else busy
-    return node, edge
+            edge, busy = ((i, j), busy) if i < j else ((j, i), busy.transpose(1, 0, 2))
+            edges[edge] = busy + edges[edge] if edge in edges else busy
+    return node, edges
 
 
 def _edge_link_seconds(
-    tables: CostTables, network: LinkLoads, ends: LayerEdge, slots: TensorSlots, known: dict[tuple[object, ...], Floats]
+    tables: CostTables, network: LinkLoads, edge: LayerEdge, slots: TensorSlots, cache: dict[tuple[object, ...], Floats]
 ) -> Floats:
-    """Return the seconds (choices, choices, links) of an edge; `known` caches those of equal edges."""
-    producer, consumer = (tables.footprints[i] for i in ends)
+    """Return the seconds of each link for an edge, of shape (producer choices, consumer choices, links).
+
+    `cache` has the results of structurally equal edges.
+    """
+    producer, consumer = (tables.footprints[i] for i in edge)
     key = (producer, consumer, slots)
-    if key not in known:
+    if key not in cache:
         busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
-        for held, shares, needs, item in flows_on_edge(tables.problem.layers, ends, slots, tables.footprints):
-            for p in range(len(busy)):  # One at a time, because the array of all device pairs would be large.
-                at = slice(p, p + 1)
-                busy[at] += network.busy_seconds(bytes_between_devices(held[at], shares[at], needs, item))
-        known[key] = busy
-    return known[key]
+        for held, shares, needs, item_bytes in flows_on_edge(tables.problem.layers, edge, slots, tables.footprints):
+            # Producer choices are computed one by one, because the array for all pairs of devices would be large.
+            for p in range(len(busy)):
+                row = slice(p, p + 1)
+                busy[row] += network.busy_seconds(bytes_between_devices(held[row], shares[row], needs, item_bytes))
+        cache[key] = busy
+    return cache[key]

@@ -1,6 +1,6 @@
-"""The complete joint search: relaxation, CP-SAT, and plans that fit into memory.
+"""The complete joint search: Lagrangian relaxation, CP-SAT, and the search for plans that fit into memory.
 
-CostTables → JointSolution: a plan with a lower bound
+`solve_jointly` finds the best plan over the choices of cost tables, with a lower bound.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
-"""Relative gap at which a value counts as proven: the largest error from rounding to integers."""
-AMPLE_COPIES = 8  # Copies of a tensor that a device may hold: received, joined, partial sums, buffers.
-MAX_LIMITED_LAYERS = 4  # Layers with tensors that the model itself keeps within the limits.
-MAX_MEMORY_ROUNDS = 12  # Rounds of solving again with more memory left for activations.
+"""Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
+AMPLE_COPIES = 8  # No device stores more copies of a tensor at once: received, joined, partial sums and buffers.
+MAX_LIMITED_LAYERS = 4  # The model keeps the weights and the tensors of at most this many layers within the memory.
+MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.
 
 
 @dataclass(frozen=True)
 class JointSolution:
     """The best plan that was found.
 
-    The bound holds for plans of the same choice set in the same cost model. It is not a bound for other choices, nor
-    for a makespan without barriers.
+    The bound holds for plans of the same choice set in the same cost model. It does not hold for other choices, nor for
+    a latency without barriers between the layers.
 
     Attributes:
         plan: The plan.
@@ -61,11 +61,11 @@ class JointSolution:
 
     @property
     def gap(self) -> float:
-        """Relative gap (value − bound) / value; 0 if proven."""
+        """Relative gap (value − bound) / value; 0 if the plan is proven to be optimal."""
         return 0.0 if self.is_proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
 
     def text(self) -> str:
-        """Return one line with the value, the bound, the gap and the scope of the bound."""
+        """Return one line with the value, the bound, the gap, and the scope of the bound."""
         how = "proven optimal" if self.is_proven else f"gap {100 * self.gap:.2f} %"
         stopped = ", interrupted" if self.interrupted else ""
         return (
@@ -77,8 +77,8 @@ class JointSolution:
 def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
     """Return the best plan over the choices of the tables, with the hosts' memory as hard limits.
 
-    Ctrl-C ends the search with the best plan so far. If no plan fits into memory, the error says how much memory would
-    suffice, and names a layer that fits nowhere if there is one.
+    Ctrl-C ends the search with the best plan so far. If no plan fits into memory, a DicompilerError says how much
+    memory would suffice, or names a layer that does not fit on any host.
     """
     return _JointSearch(cost_tables, effort).solve()
 
@@ -92,7 +92,10 @@ class _JointSearch:
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
 
     def solve(self) -> JointSolution:
-        """Solve without memory limits first: if that plan fits, it is optimal."""
+        """Return the best plan, ignoring memory limits at first.
+
+        If the best plan without limits fits into memory, it is also the best plan with limits.
+        """
         keep = self._possible_choices()
         if self.problem.objective == "energy":
             best, bound = self._solve_energy(keep)
@@ -106,11 +109,11 @@ class _JointSearch:
     def _solve_with_limits(
         self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float
     ) -> JointSolution:
-        """Return the best plan that fits.
+        """Return the best plan that fits into memory.
 
         If a plan does not fit, the tensors of its fullest layer are added to the limits, which is valid for every plan.
-        If that does not suffice, less memory is left for weights. That excludes valid plans, so that the bound is no
-        longer raised.
+        If that does not suffice, less memory is left for weights. That may exclude plans that fit, so that the bound is
+        no longer raised.
         """
         limits, limited_layers, bound_is_valid = free_memory(self.problem), list[int](), True
         for _ in range(MAX_MEMORY_ROUNDS):
@@ -129,20 +132,21 @@ class _JointSearch:
                 limited_layers.append(fullest)
                 continue
             bound_is_valid = False
-            for host, lacking in missing.items():  # Reserve the bytes that this plan's activations exceeded.
-                limits[host] = max(0, limits[host] - lacking)
+            for host, missing_bytes in missing.items():  # Activations exceeded the memory by these bytes.
+                limits[host] = max(0, limits[host] - missing_bytes)
         return self._solve_least_memory(bound)
 
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
-        """Return the layer with the largest tensors on one of these hosts."""
+        """Return the position of the layer with the largest tensors on one of these hosts."""
         host_numbers = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
-        largest = [
-            held[c][host_numbers].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)
-        ]
-        return int(np.argmax(largest))
+        chosen = zip(activation_bytes(self.tables), selection, strict=True)
+        return int(np.argmax([host_bytes[c][host_numbers].max() for host_bytes, c in chosen]))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Solve one model for each number of powered devices, which all draw idle power."""
+        """Return the best selection and the bound over all numbers of powered devices.
+
+        All powered devices draw idle power, so that each number of them has a model of its own.
+        """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
         for count in range(1, len(devices_by_rate(self.problem)) + 1):
@@ -161,7 +165,7 @@ class _JointSearch:
         return best, bound
 
     def _solve_model(self, model: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection of a model, and the bound."""
+        """Return the best selection of a model, and the lower bound."""
         relaxed: RelaxedProblem | None = None
         try:
             is_wide = model.elimination_order.largest_table > MAX_TABLE_ELEMENTS
@@ -182,19 +186,20 @@ class _JointSearch:
             return (None if best is None else model.to_original(best)), 0.0
 
     def _possible_choices(self) -> list[NDArray[np.bool_]]:
-        """Return for each layer a mask of the choices that can fit at all; raise if there are none."""
+        """Return, for each layer, a mask of the choices that fit into memory on their own; raise if there are none."""
         hosts = self.problem.platform.hosts
-        caps = np.array([host.memory for host in hosts], np.float64)
-        host_matrix = device_host_matrix(self.problem.platform)
-        overhead = np.array([self.problem.target_overhead[d.name] for d in self.problem.platform.devices], np.float64)
+        limits = np.array([host.memory for host in hosts], np.float64)
+        host_matrix, names = device_host_matrix(self.problem.platform), [d.name for d in self.problem.platform.devices]
+        overhead = np.array([self.problem.target_overhead[name] for name in names], np.float64)
         keep: list[NDArray[np.bool_]] = []
-        for i, (held, tensor_bytes) in enumerate(
-            zip(self.tables.weight_bytes, activation_bytes(self.tables), strict=True)
-        ):
-            need = held @ host_matrix + tensor_bytes
+        sizes = zip(self.tables.choices, self.tables.weight_bytes, activation_bytes(self.tables), strict=True)
+        for i, (choices, weights, tensor_bytes) in enumerate(sizes):
+            need = weights @ host_matrix + tensor_bytes
             if overhead.any():
-                need += (self._participation(i) * overhead) @ host_matrix
-            fits: NDArray[np.bool_] = np.all(need <= caps, axis=1)
+                used = [{part.device for part in choice.parts} for choice in choices]
+                is_used = np.array([[name in devices for name in names] for devices in used])
+                need += (is_used * overhead) @ host_matrix
+            fits: NDArray[np.bool_] = np.all(need <= limits, axis=1)
             if not fits.any():
                 least = int(need.max(axis=1).min())
                 raise DicompilerError(
@@ -204,43 +209,40 @@ class _JointSearch:
             keep.append(fits)
         return keep
 
-    def _participation(self, layer: int) -> NDArray[np.bool_]:
-        """Return a mask (choices, devices) of the devices that have a part in each choice of a layer."""
-        names = [device.name for device in self.problem.platform.devices]
-        parts = [{part.device for part in choice.parts} for choice in self.tables.choices[layer]]
-        return np.array([[name in used for name in names] for used in parts])
-
     def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
-        """Return host → missing bytes of a selection's plan."""
+        """Return the bytes that each host lacks for the selection's plan, without hosts that lack nothing."""
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
-        """Return True if every host could hold all weights and AMPLE_COPIES of all tensors.
+        """Return True if every host could store so much that no plan needs a check.
 
-        No plan needs a check then. With a target, AMPLE_COPIES of all weights are assumed (they are copied while they
-        are loaded), and twice its overhead.
+        The host must have space for all weights and for AMPLE_COPIES of all tensors. With a target, AMPLE_COPIES of all
+        weights are assumed too, because weights are copied while they are loaded, and twice the target's overhead.
         """
         layers = self.problem.layers
         sizes = {False: 0, True: 0}
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
                 sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
-        devices = len(self.problem.platform.devices)  # Each device of a host may hold a copy.
-        copies = 1 if self.problem.target is None else AMPLE_COPIES
-        added = 2 * max(self.problem.target_overhead.values())
-        return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE_COPIES * sizes[False] + added)
+        devices = len(self.problem.platform.devices)  # All devices may be on one host, each with its own copies.
+        weight_copies = 1 if self.problem.target is None else AMPLE_COPIES
+        device_bytes = weight_copies * sizes[True] + AMPLE_COPIES * sizes[False]
+        return min(self.memory.values()) >= devices * (device_bytes + 2 * max(self.problem.target_overhead.values()))
 
     def _solve_least_memory(self, bound: float) -> JointSolution:
-        """Return the plan that needs the least memory if it fits; otherwise raise the error."""
-        least = replace(self.tables, problem=replace(self.problem, objective="memory"))
-        best, _ = self._solve_model(build_joint_model(least), self.start_selections)
+        """Return the plan that needs the least memory if it fits.
+
+        Otherwise an error says how many bytes would suffice.
+        """
+        tables = replace(self.tables, problem=replace(self.problem, objective="memory"))
+        best, _ = self._solve_model(build_joint_model(tables), self.start_selections)
         assert best is not None
         plan = self.tables.plan(best)
         needed = needed_memory(self.problem, plan)
         if all(needed[host] <= self.memory[host] for host in needed):
             return self._build_solution(best, bound)
         need = max(needed.values())
-        sizes = [float(held[c].max()) for held, c in zip(self.tables.weight_bytes, best, strict=True)]
+        sizes = [float(weights[c].max()) for weights, c in zip(self.tables.weight_bytes, best, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
         raise DicompilerError(
             f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would suffice, most of it for "
@@ -248,28 +250,19 @@ class _JointSearch:
         )
 
     def _build_solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
-        powered = build_joint_model(self.tables, powered=self.powered_devices)
-        value = powered.value(selection)
+        value = build_joint_model(self.tables, powered=self.powered_devices).value(selection)
         bound = min(bound, value)
         proven = value - bound <= PROOF_GAP * abs(value)
         plan = self.tables.plan(selection)
         if self.interrupted:
             log.warning("cpsat: interrupted: this is the best plan so far (press Ctrl-C again to end the command)")
             plan = replace(plan, note=INTERRUPTED_NOTE)
-        return JointSolution(
-            plan,
-            selection,
-            value,
-            bound,
-            proven,
-            self.tables.options.describe(),
-            _describe_cost_model(self.problem),
-            self.interrupted,
-        )
+        choice_set, cost_model = self.tables.options.describe(), _describe_cost_model(self.problem)
+        return JointSolution(plan, selection, value, bound, proven, choice_set, cost_model, self.interrupted)
 
 
 def _describe_cost_model(problem: Problem) -> str:
-    """Return the unit and the model of values and bounds."""
+    """Return the unit and the cost model of values and bounds."""
     inside = {
         "latency": "seconds with a barrier after each layer",
         "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",

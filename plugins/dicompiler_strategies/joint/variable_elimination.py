@@ -1,10 +1,9 @@
 """Exact minimum of a sum of tables over a graph, by variable elimination.
 
-    tables (choices of v,) + tables (choices of u, choices of v) → the minimum, and a selection that reaches it
-
-Eliminating variable v adds up all tables that contain v, minimises the sum over v, and leaves a table over v's
-neighbours (the message). In a chain this is the Viterbi algorithm. The cost grows with the size of the largest sum, so
-that the order matters; min-fill is used.
+Each variable (a layer) has one value among its choices. There is a table for each variable and for each edge. The
+elimination of a variable adds up all tables that contain the variable and minimises the sum over its choices. The
+result, called a message, is a table over the variable's neighbours. In a chain this is the Viterbi algorithm. The order
+of the variables determines the size of the largest table and so the cost; the min-fill order is used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_TABLE_ELEMENTS = 1 << 25
 
 @dataclass(frozen=True, eq=False)
 class _TableFactor:
-    """A table over the variables of `scope`, with one axis for each."""
+    """A table with one axis for each variable of `scope`."""
 
     scope: tuple[int, ...]
     table: Floats
@@ -33,7 +32,7 @@ class _TableFactor:
 
 @dataclass(frozen=True, eq=False)
 class EliminationStep:
-    """One step of the elimination."""
+    """The elimination of one variable, with the neighbours that the variable has at that time."""
 
     variable: int
     neighbours: tuple[int, ...]
@@ -45,7 +44,7 @@ class EliminationStep:
 
 @dataclass(frozen=True, eq=False)
 class EliminationOrder:
-    """The elimination order of a graph. It does not depend on the values of the tables.
+    """The elimination order of a graph. The order does not depend on the values of the tables.
 
     Attributes:
         choice_counts: Number of choices of each variable.
@@ -57,26 +56,31 @@ class EliminationOrder:
 
     @cached_property
     def step_of_variable(self) -> Mapping[int, int]:
-        """Variable → number of its step."""
-        return {bucket.variable: k for k, bucket in enumerate(self.steps)}
+        """Number of the step that eliminates each variable."""
+        return {step.variable: k for k, step in enumerate(self.steps)}
+
+    @cached_property
+    def parents(self) -> tuple[int | None, ...]:
+        """For each step, the later step that receives its message: that of the first neighbour to be eliminated."""
+        return tuple(min((self.step_of_variable[v] for v in s.neighbours), default=None) for s in self.steps)
 
     @property
     def largest_table(self) -> int:
-        """Elements of the largest table that is built."""
+        """Number of elements of the largest table that is built."""
         return max(self.table_elements, default=1)
 
     @cached_property
     def table_elements(self) -> tuple[int, ...]:
-        """Elements of each step's table."""
-        return tuple(math.prod(self.choice_counts[v] for v in bucket.scope) for bucket in self.steps)
+        """Number of elements of the table that each step builds."""
+        return tuple(math.prod(self.choice_counts[v] for v in step.scope) for step in self.steps)
 
 
-def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
+def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
     """Return the min-fill order: next is the variable whose neighbours miss the fewest edges.
 
     Of equal ones the variable with the smallest table is next, then the first.
     """
-    neighbours_of: dict[int, set[int]] = {variable: set() for variable in range(len(sizes))}
+    neighbours_of: dict[int, set[int]] = {variable: set() for variable in range(len(choice_counts))}
     for i, j in edges:
         neighbours_of[i].add(j)
         neighbours_of[j].add(i)
@@ -84,138 +88,117 @@ def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) ->
     def cost(variable: int) -> tuple[int, int, int]:
         neighbours = neighbours_of[variable]
         missing = sum(len(neighbours - neighbours_of[u]) - 1 for u in neighbours) // 2
-        return missing, math.prod(sizes[u] for u in (variable, *neighbours)), variable
+        return missing, math.prod(choice_counts[u] for u in (variable, *neighbours)), variable
 
     costs = {variable: cost(variable) for variable in neighbours_of}
-    buckets = []
+    steps = []
     while costs:
         variable = min(costs, key=lambda variable: costs[variable])
         neighbours = neighbours_of.pop(variable)
-        buckets.append(EliminationStep(variable, tuple(sorted(neighbours))))
+        steps.append(EliminationStep(variable, tuple(sorted(neighbours))))
         del costs[variable]
         for u in neighbours:
             neighbours_of[u] |= neighbours - {u}
             neighbours_of[u].discard(variable)
         for u in neighbours.union(*(neighbours_of[w] for w in neighbours)):
             costs[u] = cost(u)
-    return EliminationOrder(tuple(sizes), tuple(buckets))
+    return EliminationOrder(tuple(choice_counts), tuple(steps))
 
 
 def minimise_exactly(
-    plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
+    order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least Σ node + Σ edge, and the selection that reaches it with the lowest choices first."""
-    factors = _place_tables(plan, node, edge)
-    least = 0.0
-    for k, bucket in enumerate(plan.steps):
-        least += _send_message(plan, factors, k, _minimise_first_axis(plan, bucket.scope, factors[k]))
-    selection = [0] * len(plan.choice_counts)
-    for bucket, bucket_factors in zip(reversed(plan.steps), reversed(factors), strict=True):
-        scope = bucket.scope
+    """Return the least sum of all tables and the selection that reaches it, preferring low numbers of choices.
+
+    `node` has a table for each variable, and `edge` has a table for each edge.
+    """
+    factors, _, least = _eliminate(order, node, edge)
+    selection = [0] * len(order.choice_counts)
+    for step, step_factors in zip(reversed(order.steps), reversed(factors), strict=True):
         column: Floats = np.zeros(1)
-        for factor in _small_first(bucket_factors):
-            at = tuple(slice(None) if v == bucket.variable else selection[v] for v in factor.scope)
-            column = column + factor.table[at]
-        selection[scope[0]] = int(column.argmin())
+        for factor in _small_first(step_factors):
+            index = tuple(slice(None) if v == step.variable else selection[v] for v in factor.scope)
+            column = column + factor.table[index]
+        selection[step.variable] = int(column.argmin())
     return least, tuple(selection)
 
 
 def min_marginals(
-    plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
+    order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[Floats, ...]:
-    """Return for each variable the least total (choices,) with each of its choices fixed.
+    """Return, for each choice of each variable, the least sum of all tables if the variable has that choice.
 
-    Messages are first sent upwards, as in `minimise_exactly`. Then each step returns to its children its own joint
-    table, minimised over the other variables, without the child's own message.
+    The elimination is the same as in `minimise_exactly`, and each step sends a message to a later step (its parent).
+    Then, from the last step to the first, each parent returns a table to its children: the sum of its own tables,
+    minimised over the variables that the child does not have, without the message of that child.
     """
-    factors = _place_tables(plan, node, edge)
-    messages: list[Floats] = []
-    parents: list[int | None] = []
-    roots = []
-    for k, bucket in enumerate(plan.steps):
-        message = _minimise_first_axis(plan, bucket.scope, factors[k])
-        messages.append(message)
-        parents.append(_receiving_step(plan, bucket))
-        roots.append(_send_message(plan, factors, k, message))
-    constant = sum(roots)
-    marginals: list[Floats] = [np.zeros(0)] * len(plan.choice_counts)
-    back: list[_TableFactor | None] = [None] * len(plan.steps)
-    children: dict[int, list[int]] = {}
-    for k, parent in enumerate(parents):
-        if parent is not None:
-            children.setdefault(parent, []).append(k)
-    for k in range(len(plan.steps) - 1, -1, -1):
-        bucket, returned = plan.steps[k], back[k]
-        table = _add_tables(plan, bucket.scope, [*factors[k], returned] if returned is not None else factors[k])
+    factors, messages, least_total = _eliminate(order, node, edge)
+    marginals: list[Floats] = [np.zeros(0)] * len(order.choice_counts)
+    for k in range(len(order.steps) - 1, -1, -1):
+        step = order.steps[k]
+        table = _add_tables(order, step.scope, factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
-        # The constant contains the minima of all connected components, this root's included.
-        marginals[bucket.variable] = least + (constant - least.min())
-        for child in children.get(k, ()):
-            rest = plan.steps[child].neighbours
-            gone = tuple(axis for axis, v in enumerate(bucket.scope) if v not in rest)
-            kept = tuple(v for v in bucket.scope if v in rest)
-            down = table.min(axis=gone)
-            order = [kept.index(v) for v in rest]
-            back[child] = _TableFactor(rest, down.transpose(order) - messages[child])
+        # The minimum of a step is the minimum of its connected component of the graph. All others are added.
+        marginals[step.variable] = least + (least_total - least.min())
+        for child in (child for child in range(k) if order.parents[child] == k):
+            neighbours = order.steps[child].neighbours
+            other_axes = tuple(axis for axis, v in enumerate(step.scope) if v not in neighbours)
+            kept = tuple(v for v in step.scope if v in neighbours)
+            returned = table.min(axis=other_axes).transpose([kept.index(v) for v in neighbours])
+            factors[child].append(_TableFactor(neighbours, returned - messages[child]))
         factors[k] = []
     return tuple(marginals)
 
 
-def _receiving_step(plan: EliminationOrder, bucket: EliminationStep) -> int | None:
-    """Return the step that receives the message: that of the first neighbour to be eliminated."""
-    return min((plan.step_of_variable[v] for v in bucket.neighbours), default=None)
-
-
-def _place_tables(
-    plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
-) -> list[list[_TableFactor]]:
-    """Return for each step the tables whose first eliminated variable is the step's."""
-    factors: list[list[_TableFactor]] = [[] for _ in plan.steps]
+def _eliminate(
+    order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
+) -> tuple[list[list[_TableFactor]], list[Floats], float]:
+    """Return the tables that each step adds up, the message of each step, and the least sum of all tables."""
+    factors: list[list[_TableFactor]] = [[] for _ in order.steps]
     for v, table in enumerate(node):
-        factors[plan.step_of_variable[v]].append(_TableFactor((v,), table))
+        factors[order.step_of_variable[v]].append(_TableFactor((v,), table))
     for scope, table in edge.items():
-        factors[min(plan.step_of_variable[v] for v in scope)].append(_TableFactor(scope, table))
-    return factors
-
-
-def _send_message(plan: EliminationOrder, factors: list[list[_TableFactor]], k: int, message: Floats) -> float:
-    """Give a step's message to the receiving step; without neighbours it is a number, which is returned."""
-    parent = _receiving_step(plan, plan.steps[k])
-    if parent is None:
-        return float(message)
-    factors[parent].append(_TableFactor(plan.steps[k].neighbours, message))
-    return 0.0
+        factors[min(order.step_of_variable[v] for v in scope)].append(_TableFactor(scope, table))
+    messages, least = list[Floats](), 0.0
+    for k, step in enumerate(order.steps):
+        messages.append(_minimise_first_axis(order, step.scope, factors[k]))
+        parent = order.parents[k]
+        if parent is None:
+            least += float(messages[k])
+        else:
+            factors[parent].append(_TableFactor(step.neighbours, messages[k]))
+    return factors, messages, least
 
 
 def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
-    """Return the factors ordered by size, so that sums are cheap and reproducible to the bit."""
+    """Return the tables ordered by size, so that sums are cheap and reproducible to the bit."""
     return sorted(factors, key=lambda factor: factor.table.size)
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """Return the factor's table with one axis, possibly of length 1, for each variable of `scope`."""
+    """Return the table with one axis for each variable of `scope`; the axis of a missing variable has the length 1."""
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
 
 
-def _add_tables(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """Return the sum of the factors as one table over `scope`."""
+def _add_tables(order: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
     total: Floats = np.zeros((1,) * len(scope))
     for factor in _small_first(factors):
         total = total + _align_axes(scope, factor)
-    return np.ascontiguousarray(np.broadcast_to(total, tuple(plan.choice_counts[v] for v in scope)))
+    return np.ascontiguousarray(np.broadcast_to(total, tuple(order.choice_counts[v] for v in scope)))
 
 
-def _minimise_first_axis(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """Return the minimum of the joint table over its first variable, in pieces that fit into the cache."""
-    least: Floats
+def _minimise_first_axis(order: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
+    """Return the sum of the tables minimised over the first variable of `scope`.
+
+    The sum is computed in pieces that fit into the processor's cache.
+    """
     if len(scope) < 3:
-        least = _add_tables(plan, scope, factors).min(axis=0)
-        return least
-    sizes = [plan.choice_counts[v] for v in scope]
+        return np.asarray(_add_tables(order, scope, factors).min(axis=0))
+    sizes = [order.choice_counts[v] for v in scope]
     tables = [_align_axes(scope, factor) for factor in _small_first(factors)]
-    least = np.empty(sizes[1:])
+    least: Floats = np.empty(sizes[1:])
     for i in range(sizes[1]):
         total: Floats = np.zeros((1,) * len(scope))
         for table in tables:
