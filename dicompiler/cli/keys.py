@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dicompiler.cli.options import directory_argument, json_option, output_option, warn_of_expiry
-from dicompiler.target.remote.certificates import DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS
+from dicompiler.target.remote import DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS
 
 
 @click.command("keys")

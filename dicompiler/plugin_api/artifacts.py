@@ -27,8 +27,7 @@ if TYPE_CHECKING:
         describe_value,
         format_json,
     )
-    from dicompiler.target.remote import ssh
-    from dicompiler.target.remote.certificates import DEVICES_DIRECTORY
+    from dicompiler.target.remote import DEVICES_DIRECTORY, ssh
     from dicompiler.target.remote.hosts import DeviceLocation, Hosts
     from dicompiler.target.run_records import (
         CopyFunction,

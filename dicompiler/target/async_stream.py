@@ -1,6 +1,7 @@
-"""The asynchronous form of `Session.stream`.
+"""The implementation of `Session.astream`, the asynchronous form of `Session.stream`.
 
-Blocking calls run in a thread. An asynchronous iterator of frames is awaited in the caller's event loop.
+The blocking calls of `stream` run in a thread. An asynchronous iterator of frames is awaited in the caller's event
+loop.
 """
 
 from __future__ import annotations
@@ -17,15 +18,7 @@ _END_OF_STREAM: Any = object()
 async def stream_async(
     start_stream: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], frames: Iterable[Any] | AsyncIterable[Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the outputs of each frame; see `Session.astream`.
-
-    Args:
-        start_stream: The session's method `stream`.
-        frames: The inputs of each frame.
-
-    Yields:
-        The outputs of each frame by name.
-    """
+    """Yield the outputs of each frame, computed by `start_stream`, which is a session's method `stream`."""
     loop = asyncio.get_running_loop()
     source = _BlockingIterator(frames, loop) if isinstance(frames, AsyncIterable) else frames
     outputs, pending = start_stream(source), None
@@ -40,15 +33,15 @@ async def stream_async(
         if isinstance(source, _BlockingIterator):
             source.stop()
         if pending is not None and not pending.done():
-            # The session can be used again only when the thread has returned.
+            # The caller has left the loop. It may use the session again as soon as the thread no longer uses it.
             await asyncio.wait([pending])
-            pending.exception()  # marks the exception as retrieved, because the caller has left
+            pending.exception()  # Without this call, asyncio would log that the exception was never retrieved.
         if (close := getattr(outputs, "close", None)) is not None:
             close()
 
 
 class _BlockingIterator(Iterator[Any]):
-    """An iterator over the items of an asynchronous one, for use in another thread than the event loop's."""
+    """A blocking iterator over an asynchronous one, for use in a thread other than that of the event loop."""
 
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._items, self._loop = aiter(items), loop
@@ -71,7 +64,6 @@ class _BlockingIterator(Iterator[Any]):
         return await anext(self._items, _END_OF_STREAM)
 
     def stop(self) -> None:
-        """End the iteration, and cancel the item that is being awaited."""
         self._stopped = True
         if self._next is not None:
             self._next.cancel()

@@ -1,4 +1,4 @@
-"""Sessions: use a compiled network from your own program.
+"""Sessions, which run a compiled network from your own program.
 
     with dicompiler.connect("build") as session:
         outputs = session.infer({"input": image})
@@ -7,9 +7,12 @@
         async for outputs in session.astream(camera):
             ...
 
-Inputs and outputs are arrays by name. The client needs numpy and neither onnx nor onnxruntime, because the devices are
-processes of their own. If the artifact has a single device on this host, that device runs inside the client's process,
+Inputs and outputs are arrays by name. Devices run in separate processes, so your program needs numpy but neither onnx
+nor onnxruntime. The exception is an artifact with a single device: on this host, that device runs inside your process,
 which then needs onnxruntime.
+
+`connect` reads the target's name in artifact.json and calls that target's function for opening sessions. For the target
+`sockets`, this function is `dicompiler_targets.sockets.open_session.open_session`.
 """
 
 from __future__ import annotations
@@ -32,19 +35,21 @@ if TYPE_CHECKING:
     from dicompiler.target.remote.hosts import Hosts
 
 CLIENT_ENTRY_POINT_GROUP = "dicompiler.clients"
-"""Entry points of targets that support sessions: the target's name = "module:function". The function takes a directory
-(Path) and RunOptions, and returns a Session."""
+"""Group of entry points of targets that support sessions: TARGET = "module:function". The function is called with the
+artifact's directory (Path) and RunOptions, and returns a Session."""
 BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.open_session:open_session"}
-"""The built-in entry points, as in pyproject.toml, for a checkout that is not installed."""
+"""The entry points of built-in targets, which pyproject.toml declares too. They are repeated, because a checkout of the
+repository that is not installed has no entry points."""
 
 
 class Session(Protocol):
-    """A running set of devices that waits for frames. Use it from one thread at a time, and close it.
+    """Running devices of an artifact that wait for frames. `connect` creates a session.
 
-    Any failure raises RunError, which names the device and the cause, and ends all devices.
+    A session may be used from one thread at a time, and must be closed. If a device fails and no failure plan covers
+    that, the session ends all devices and raises a RunError that names the device and the cause.
 
     Attributes:
-        reports: Measurements of each device. They are available once the session has been closed without an error.
+        reports: Measurements of each device. The tuple is empty until the session has been closed without an error.
     """
 
     reports: tuple[DeviceReport, ...]
@@ -64,14 +69,14 @@ class Session(Protocol):
         """
 
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
-        """Compute several frames at once, so that all devices work at the same time.
+        """Compute a sequence of frames, several at a time, so that all devices work at the same time.
 
-        Up to `RunOptions.in_flight` frames are in flight, including those whose outputs have not been taken yet. If
-        reading a frame raises an error, or a frame has wrong inputs, the error is raised after the outputs of the
-        frames before it, and the session stays usable.
+        At most `RunOptions.in_flight` frames have been read whose outputs you have not yet asked for. If reading a
+        frame raises an error, or a frame has wrong inputs, the outputs of all earlier frames are yielded before the
+        error is raised. The session stays usable after such an error.
 
         Args:
-            frames: Inputs of each frame by name. They are read in a thread of their own.
+            frames: Inputs of each frame by name. A separate thread reads the frames, unless they are a list or tuple.
 
         Returns:
             An iterator over the outputs of each frame, in the order of `frames`.
@@ -81,14 +86,14 @@ class Session(Protocol):
         """
 
     def reset(self) -> None:
-        """Reset all states to zeros, or to those that the next frame gives, before the next frame."""
+        """Reset all states before the next frame: to the values among that frame's inputs, or else to zeros."""
 
     async def astream(
         self, frames: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
-        """Compute several frames at once, for `async for`.
+        """Compute a sequence of frames as `stream` does, for use in `async for`.
 
-        If you leave the loop early, it waits for the frame in flight.
+        If you leave the loop early, the loop first waits for the frame that is being computed.
 
         Args:
             frames: Inputs of each frame by name. An asynchronous iterator is awaited in the caller's event loop.
@@ -105,7 +110,7 @@ class Session(Protocol):
             yield outputs
 
     def close(self) -> None:
-        """Finish the frames in flight and end the devices."""
+        """Finish the frames in flight and end the devices, except resident devices, which wait for the next session."""
 
     def __enter__(self) -> Session: ...
 
@@ -122,16 +127,16 @@ def connect(
     hosts: str | Path | Hosts | None = None,
     keys: str | Path | None = None,
 ) -> Session:
-    """Start the devices of an artifact, or join its resident devices, and wait until they are ready.
+    """Start the devices of an artifact and wait until they are ready.
 
-    Resident devices are those that `dicompiler deploy --resident` has left running.
+    If the artifact has resident devices, which `dicompiler deploy --resident` has left running, the session uses those.
 
     Args:
         directory: The artifact's directory.
-        options: Options of the run. Default: three frames in flight for each device.
+        options: Options of the run. Default: `RunOptions()` with three frames in flight for each device.
         timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
-        hosts: A hosts.toml. The devices run on these hosts; missing files of the artifact and keys are copied first.
-            Default: `options.hosts`.
+        hosts: A hosts.toml, or its parsed content. The devices are started on these hosts, after missing files and keys
+            were copied there. Default: `options.hosts`.
         keys: Directory made by `dicompiler keys`. Default: `options.keys`.
 
     Returns:
@@ -158,18 +163,14 @@ def connect(
 
 
 def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
-    """Return the function that opens a session for the artifact's target."""
     document = load_artifact(path)
     name = str(document.get("target"))
-    known = BUILTIN_CLIENTS | {
-        point.name: point.value for point in metadata.entry_points(group=CLIENT_ENTRY_POINT_GROUP)
-    }
-    if name not in known:
-        raise DicompilerError(
-            f"{path}: artifacts of target {name!r} do not support sessions{did_you_mean(name, known)}"
-        )
-    if name not in BUILTIN_CLIENTS:  # the built-in clients check the files themselves
+    points = metadata.entry_points(group=CLIENT_ENTRY_POINT_GROUP)
+    clients = BUILTIN_CLIENTS | {point.name: point.value for point in points}
+    if name not in clients:
+        raise DicompilerError(f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}")
+    if name not in BUILTIN_CLIENTS:  # Clients of built-in targets check the files themselves.
         check_files(path, document["files"], document["files"])
-    module, _, function = known[name].partition(":")
+    module, _, function = clients[name].partition(":")
     open_session: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)
     return open_session

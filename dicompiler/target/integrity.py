@@ -1,7 +1,7 @@
 """Integrity of artifacts: artifact.json lists the size and digest of every other file, and has a checksum of itself.
 
-All code that reads an artifact loads it with `load_artifact` first. An invalid artifact is one line that names the
-file, the cause and the remedy. The checks find damage; they do not prove who wrote the artifact.
+All code that reads an artifact first calls `load_artifact`. For an invalid artifact, a one-line error names the file,
+the cause and the remedy. The checks find damaged files. They do not prove who wrote the artifact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATH_PATTERN = re.compile(r"[^\x00-\x1f\x7f/\\]+(?:/[^\x00-\x1f\x7f/\\]+)*")
 _MAX_MANIFEST_BYTES = 1 << 28
 _DATA_SUFFIXES, _LARGE_FILE_BYTES = (".bin", ".data", ".onnx"), 1 << 20
 """Data files of at least this size have a CRC-32, which is several times faster than SHA-256. Code always has SHA-256,
-because a CRC does not tell two files apart if somebody wants them to look the same."""
+because anyone can make a file with a given CRC-32."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -35,10 +35,10 @@ def file_digest(path: Path) -> str:
     """Compute the SHA-256 of a file.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Returns:
-        The digest as hexadecimal digits.
+        The digest as 64 hexadecimal digits.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -56,13 +56,14 @@ _DIGEST_FUNCTIONS = {"sha256": file_digest, "crc32": _file_crc32}
 
 
 def make_file_record(path: Path) -> Json:
-    """Describe a file as `files` of a manifest does.
+    """Return the size and digest of a file, in the form in which artifact.json and manifests list files.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Returns:
-        Its size (`bytes`) and its digest: `sha256:` and 64 hexadecimal digits, or `crc32:` and 8 for large data files.
+        A dictionary with `bytes` (the size) and `digest`. Data files of at least 1 MiB have the digest `crc32:` and 8
+        hexadecimal digits. All other files have `sha256:` and 64 hexadecimal digits.
     """
     size = path.stat().st_size
     kind = "crc32" if path.suffix in _DATA_SUFFIXES and size >= _LARGE_FILE_BYTES else "sha256"
@@ -70,20 +71,20 @@ def make_file_record(path: Path) -> Json:
 
 
 def format_checksummed_json(document: Json) -> str:
-    """Format a document with the key `checksum`, the SHA-256 of the text without the checksum's digits.
+    """Format a document as JSON, with a checksum of its text under the key `checksum`.
 
     Args:
-        document: The document.
+        document: A document without that key.
 
     Returns:
-        The text, as `format_json` writes it.
+        The text that `format_json` writes, with the SHA-256 of all its other characters as the value of `checksum`.
     """
     text = format_json(document | {"checksum": EMPTY_CHECKSUM})
     return text.replace(f'\n "checksum": "{EMPTY_CHECKSUM}"', f'\n "checksum": "{_document_digest(text.encode())}"', 1)
 
 
 def has_valid_checksum(data: bytes) -> bool:
-    """Return True if the bytes are exactly those that `format_checksummed_json` wrote."""
+    """Return True if the text in `data` is unchanged since `format_checksummed_json` wrote it."""
     match = _CHECKSUM_PATTERN.search(data)
     return match is not None and match[1].decode() == _document_digest(data)
 
@@ -95,37 +96,34 @@ def _document_digest(data: bytes) -> str:
 
 
 def write_integrity(directory: Path, extra: Json | None = None) -> None:
-    """Write the sizes and digests of all other files, and the checksum, into a directory's artifact.json.
+    """Add the size and digest of each file in an artifact's `directory`, and a checksum, to its artifact.json.
 
-    Records that the target has already put into `files` are kept, unless artifact.json has a checksum already.
-
-    Args:
-        directory: The artifact's directory.
-        extra: Keys to be added to artifact.json.
+    The keys and values of `extra` are added too. A target may have listed some files in artifact.json already, to avoid
+    that they are read twice. Their records are kept, unless artifact.json already has a checksum.
     """
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / ARTIFACT_FILE)
     names = [path.relative_to(directory).as_posix() for path in paths]
     for name in names:
         check_file_name(name, directory)
     document = json.loads((directory / ARTIFACT_FILE).read_bytes()) | (extra or {})
-    known = document.get("files", {}) if document.get("checksum") == EMPTY_CHECKSUM else {}
+    records = document.get("files", {}) if document.get("checksum") == EMPTY_CHECKSUM else {}
     with ThreadPoolExecutor() as pool:
-        records = pool.map(lambda name: known.get(name) or make_file_record(directory / name), names)
-        document["files"] = dict(zip(names, records, strict=True))
+        new_records = pool.map(lambda name: records.get(name) or make_file_record(directory / name), names)
+        document["files"] = dict(zip(names, new_records, strict=True))
     (directory / ARTIFACT_FILE).write_bytes(format_checksummed_json(document).encode())
 
 
 def load_artifact(directory: Path) -> Json:
     """Load artifact.json and check that it is valid.
 
-    It must have a valid checksum, match the schema (if jsonschema is installed, which clients do not need), and list
-    only regular files inside the directory. `check_files` checks that these files exist, and their contents.
+    The file must have a valid checksum and list only regular files inside the directory. It must match the schema
+    `artifact`, which is checked if jsonschema is installed. The listed files are not read: `check_files` does that.
 
     Args:
         directory: The artifact's directory.
 
     Returns:
-        The document.
+        The content of artifact.json.
 
     Raises:
         DicompilerError: The directory is not an artifact, or its artifact.json is invalid.
@@ -143,17 +141,17 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    except (KeyError, TypeError, AttributeError) as error:  # possible if the schema was not checked
+    except (KeyError, TypeError, AttributeError) as error:  # Possible if jsonschema is not installed.
         raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
 
 
 def read_checksummed_json(path: Path, schema: str) -> Json:
-    """Read a JSON document and check its checksum.
+    """Read a JSON file that `format_checksummed_json` formatted, and check its checksum.
 
     Args:
-        path: The file.
-        schema: Name of the document's schema. It is checked if jsonschema is installed.
+        path: Path of the file.
+        schema: Name of the document's schema, which is checked if jsonschema is installed.
 
     Returns:
         The document.
@@ -166,9 +164,7 @@ def read_checksummed_json(path: Path, schema: str) -> Json:
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
     if _CHECKSUM_PATTERN.search(data) is None:
-        raise DicompilerError(
-            f"{path}: it has no checksum: it is damaged, or of an earlier version: compile the model again"
-        )
+        raise DicompilerError(f"{path}: no checksum: it is damaged, or of an earlier version: compile the model again")
     if not has_valid_checksum(data):
         raise DicompilerError(f"{path}: its checksum is wrong: it was changed or damaged: compile the model again")
     document: Json = load_json(path)
@@ -182,14 +178,9 @@ def read_checksummed_json(path: Path, schema: str) -> Json:
 
 
 def check_file_name(name: object, source: Path) -> None:
-    """Check that a name from a manifest is a relative path inside the artifact.
+    """Raise DicompilerError unless `name`, read from the file `source`, is a relative path inside the artifact.
 
-    Args:
-        name: The name.
-        source: The file that contains the name.
-
-    Raises:
-        DicompilerError: It is not a string, too long, or absolute, or it contains `.`, `..` or control characters.
+    Absolute paths, long names, control characters, backslashes, `.` and `..` are not allowed.
     """
     is_path = isinstance(name, str) and len(name) <= _MAX_PATH_CHARS and _PATH_PATTERN.fullmatch(name) is not None
     parts = str(name).split("/")
@@ -198,17 +189,9 @@ def check_file_name(name: object, source: Path) -> None:
 
 
 def require_regular_file(directory: Path, name: str) -> Path:
-    """Check that a file of an artifact is not, and is not reached through, a link.
+    """Return the path of the file `name` of an artifact, which may be missing.
 
-    Args:
-        directory: The artifact's directory.
-        name: The file's path in it.
-
-    Returns:
-        The file's path. The file itself may be missing.
-
-    Raises:
-        DicompilerError: A part of the path is a link, or the file is not a regular one.
+    Raise DicompilerError if the file or one of its parent directories is a link, or if the file is not a regular file.
     """
     path = directory
     parts = name.split("/")
@@ -222,7 +205,7 @@ def require_regular_file(directory: Path, name: str) -> Path:
             raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
         if not (stat.S_ISREG if index == len(parts) - 1 else stat.S_ISDIR)(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise DicompilerError(f"{path}: it is {kind}, which artifacts do not contain: compile the model again")
+            raise DicompilerError(f"{path}: it is {kind}, which an artifact must not contain: compile the model again")
     return path
 
 
@@ -231,11 +214,11 @@ def check_files(directory: Path, files: Mapping[str, Json], names: Iterable[str]
 
     Args:
         directory: The artifact's directory.
-        files: Sizes and digests by path: `files` of artifact.json.
-        names: The files to check.
+        files: The key `files` of artifact.json: the size and digest of each file, by path relative to the directory.
+        names: Relative paths of the files to be checked.
 
     Raises:
-        DicompilerError: A file is missing or differs; the message names the first one.
+        DicompilerError: A file is missing or its content differs. The message names the first one.
     """
     chosen = list(names)
     with ThreadPoolExecutor() as pool:
@@ -255,7 +238,7 @@ def _find_file_fault(directory: Path, name: str, files: Mapping[str, Json]) -> s
             return f"it has {size} bytes instead of {record['bytes']}"
         kind, _, digits = record["digest"].partition(":")
         if kind not in _DIGEST_FUNCTIONS:
-            return f"its digest is of the unknown kind {kind[:20]!r}"
+            return f"its digest is of the unknown type {kind[:20]!r}"
         return "" if _DIGEST_FUNCTIONS[kind](path) == digits else "its content differs from the compiled one"
     except FileNotFoundError:
         return "no such file"

@@ -1,6 +1,6 @@
-"""artifact.json, the part of an artifact that all targets share: its target, its devices and their transfers.
+"""The documents in an artifact: artifact.json, which all targets write, and the descriptions of tensors in manifests.
 
-Program → JSON documents and their text. The same program gives the same bytes. The schema is `artifact`.
+Input: a Program. Output: JSON documents and their text, the same bytes for the same program. The schema is `artifact`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ ARTIFACT_FILE, PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE = (
 )  # fmt: skip
 PROVENANCE_FILE, PROVENANCE_FORMAT = "reference/provenance.json", "dicompiler.provenance/1"
 EMPTY_CHECKSUM = "0" * 64
-"""The placeholder of a checksum that has not been computed yet."""
+"""The value of the key `checksum` before `write_integrity` computes the checksum."""
 ARTIFACT_NOUN = "artifact"
-"""The name of an artifact in error messages."""
+"""How error messages of output directories call an artifact."""
 SENDABLE_TYPES = {
     "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
     "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
 }  # fmt: skip
 """Element types of tensors that devices can exchange and that can be inputs and outputs of a network."""
 STRING_TYPE, NON_TENSOR_TYPE = "STRING", "NESTED"
-"""Types of values that can only be inputs and outputs of a network: strings, and values that are not tensors
-(sequences, maps, optional values)."""
+"""Types of values that can be inputs and outputs of a network, but cannot be sent between devices: strings, and values
+that are not tensors (sequences, maps, optional values)."""
 
 Json = dict[str, Any]
 
 
 def format_json(document: Json) -> str:
-    """Format JSON with one line for each key and for each entry of a list, so that diffs are readable.
+    """Format a document as JSON with one line for each key and each list entry, so that diffs are readable.
 
     Args:
         document: The document.
@@ -54,21 +54,21 @@ def format_json(document: Json) -> str:
 
 
 def describe_artifact(program: Program, target: str, digest: str) -> Json:
-    """Make the content of artifact.json.
+    """Return the content of artifact.json for a program.
 
-    `files` and `checksum` are filled in by `write_integrity` when all files exist. A target may put the records of
-    files that it has already hashed into `files`.
+    A target may add files that it has already hashed to the key `files`. The function `write_integrity`, which is
+    called after `Target.emit`, adds all other files and the checksum.
 
     Args:
         program: The program.
         target: Name of the target.
-        digest: SHA-256 (hexadecimal) over the contents of all devices, including the weights.
+        digest: SHA-256, as hexadecimal digits, of the contents of all devices, including the weights.
 
     Returns:
-        The document; see the schema `artifact`.
+        The document, which matches the schema `artifact` except for its empty `files` and `checksum`.
 
     Raises:
-        DicompilerError: The program exchanges a tensor that cannot be sent.
+        DicompilerError: The program sends a tensor of a type or unknown size that cannot be sent.
     """
     return {
         "format": ARTIFACT_FORMAT,
@@ -86,18 +86,18 @@ def describe_artifact(program: Program, target: str, digest: str) -> Json:
 
 
 def describe_value(value: TensorSpec) -> Json:
-    """Describe a tensor as manifests do.
+    """Return the description of a tensor for artifact.json and manifests.
 
     Args:
         value: The tensor.
 
     Returns:
-        Its name, type, shape and bytes; shape and bytes are None if they are not known before the run.
+        The tensor's name, type, shape and bytes. Shape and bytes are None if they are not known before the run.
 
     Raises:
-        DicompilerError: Values of this type cannot be exchanged.
+        DicompilerError: Tensors of this type cannot be sent, and cannot be inputs or outputs of the network.
     """
-    from dicompiler.ir.onnx.weights import dtype_name  # not at the top: clients read manifests without onnx
+    from dicompiler.ir.onnx.weights import dtype_name  # Imported here, because clients without onnx import this module.
 
     dtype = dtype_name(value.dtype) if value.dtype else NON_TENSOR_TYPE
     if dtype not in (*SENDABLE_TYPES, STRING_TYPE, NON_TENSOR_TYPE):
@@ -109,13 +109,13 @@ def describe_value(value: TensorSpec) -> Json:
 
 
 def describe_transfer(transfer: Transfer) -> Json:
-    """Describe a transfer as manifests do.
+    """Return the description of a transfer for artifact.json and manifests.
 
     Args:
         transfer: The transfer.
 
     Returns:
-        Its index, sender and receiver, and the description of its tensor.
+        The transfer's index, sender and receiver, and the description of its tensor.
 
     Raises:
         DicompilerError: The tensor cannot be sent.

@@ -1,4 +1,4 @@
-"""Records that go into and come out of a run: its options, results, reports and events."""
+"""Options of a run, and records of its results, measurements and events."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 
 CopyFunction = Callable[[], object]
-"""Makes a fixed set of copies each time it is called."""
+"""A function that makes the same copies of tensors in memory each time it is called."""
 
 
 def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
-    """Return functions that copy nothing."""
+    """Return two functions that copy nothing, for segments without copies by the runtime."""
     return (lambda: None), (lambda: None)
 
 
 @dataclass(frozen=True)
 class SegmentCall:
-    """The work of a runtime for one segment, as `Target.segment_calls` describes it.
+    """The work of a target's runtime for one segment, so that this work can be timed without a run.
 
     Attributes:
-        segment: The part that the engine computes; None if there is nothing to compute.
-        make_copies: Takes all tensors that the segment reads and writes, by name. Returns two functions that make the
-            runtime's own copies among them: before the engine's part, and after it.
+        segment: The segment that the engine computes; None if the runtime only copies tensors.
+        make_copies: Function that prepares the runtime's own copies. Its argument contains all tensors that the segment
+            reads and writes, by name. It returns two functions: one makes the copies before the engine's computation,
+            and one makes the copies after it.
     """
 
     segment: Segment | None
@@ -42,15 +43,16 @@ class SegmentCall:
 
 @dataclass(frozen=True)
 class TimelineEntry:
-    """One activity of a device.
+    """One activity of a device during a run.
 
     Attributes:
         kind: `run` (a segment), `send` (a transfer) or `wait` (for a transfer or an input).
-        index: Index of the segment in `DeviceReport.segments_s`, or of the transfer; -1 if it waits for an input.
+        index: Index of the segment in `DeviceReport.segments_s`, or of the transfer. It is -1 if the device waits for
+            an input.
         frame: Number of the frame.
-        start: Seconds since the start of the run's last frame. Target `sockets` counts from the moment when the device
-            was notified of that frame.
-        end: As `start`.
+        start: Seconds from the start of the run's last frame to the start of the activity. Target `sockets` counts from
+            the moment when the device was notified of that frame.
+        end: Seconds from the start of the run's last frame to the end of the activity.
     """
 
     kind: str
@@ -66,11 +68,11 @@ class DeviceReport:
 
     Attributes:
         device: Name of the device.
-        compute_s: Seconds in segments.
-        wait_s: Seconds in which no segment had all its inputs.
+        compute_s: Seconds of computing segments.
+        wait_s: Seconds in which the device waited, because no segment had all its inputs.
         send_s: Seconds of sending, which overlaps with computing.
-        sent_bytes: Payload bytes by index in `Program.all_transfers`.
-        segments_s: Seconds of each segment, role by role.
+        sent_bytes: Payload bytes of each transfer, by index in `Program.all_transfers`.
+        segments_s: Seconds of each segment, first the segments of the normal plan, then those of each other role.
         peak_memory_bytes: Peak resident memory of the device's process.
         timeline: Activities since the start of the last frame; empty if the target does not record them.
     """
@@ -85,7 +87,7 @@ class DeviceReport:
     timeline: tuple[TimelineEntry, ...] = ()
 
     def with_scaled_times(self, factor: float) -> DeviceReport:
-        """Return the report with all times multiplied by a factor.
+        """Return a copy of the report in which all times are multiplied by a factor.
 
         Args:
             factor: The factor.
@@ -99,24 +101,22 @@ class DeviceReport:
             wait_s=factor * self.wait_s,
             send_s=factor * self.send_s,
             segments_s=tuple(factor * seconds for seconds in self.segments_s),
-            timeline=tuple(
-                replace(entry, start=factor * entry.start, end=factor * entry.end) for entry in self.timeline
-            ),
+            timeline=tuple(replace(e, start=factor * e.start, end=factor * e.end) for e in self.timeline),
         )
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A device failure, or its consequence, that a run has survived.
+    """A device failure that did not end the run, or a consequence of that failure.
 
     Attributes:
         kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
-            `return` of a device.
-        device: The device that failed or returned; for a takeover, the one that failed last.
-        reason: Why the device failed.
-        down: The devices that are down from then on.
-        at_s: Seconds since the start of the run.
-        finished_frames: Number of frames that were finished by then.
+            `return` of a failed device.
+        device: The device that failed or returned. For a takeover, the device that failed last.
+        reason: The cause of the failure; empty for the other kinds.
+        down: The devices that are down after the event.
+        at_s: Seconds from the start of the run to the event.
+        finished_frames: Number of frames that were finished before the event.
         replayed_frames: Number of frames that are computed again (takeovers only).
         interruption_s: Seconds from the failure to the next finished frame (takeovers only).
     """
@@ -147,16 +147,16 @@ class RunResult:
     """The result of a run.
 
     Attributes:
-        outputs: Outputs of each frame by name, as the first sink device delivered them.
-        reports: Measurements of the devices, in device order. The report of a device that is down at the end holds
-            zeros; that of a device that returned counts from its return.
-        outputs_by_device: For each frame and each sink device, the outputs by name.
-        frames_s: For each frame, the seconds from giving its inputs to having all its outputs.
-        total_s: Seconds from giving the first frame's inputs to having the last frame's outputs.
-        events: Failures, takeovers and returns, in order.
-        queue_wait_s: For each frame, the part of `frames_s` in which no device had begun to compute it. It was waiting
-            for other frames, or its inputs were being sent. Empty if the target does not measure it.
-        is_remote: Whether the run joined resident devices on other hosts, which the run's options do not show.
+        outputs: For each frame, the outputs by name, from the first sink device that delivers them.
+        reports: Measurements of the devices, in device order. The report of a device that is down at the end contains
+            zeros. The report of a device that failed and returned starts at its return.
+        outputs_by_device: For each frame, the outputs by name of each sink device.
+        frames_s: For each frame, the seconds from sending its inputs to having all its outputs.
+        total_s: Seconds from sending the first frame's inputs to having the last frame's outputs.
+        events: Failures, takeovers and returns of devices, in order.
+        queue_wait_s: For each frame, the share of `frames_s` before the first device began to compute it. Empty if the
+            target does not measure these times.
+        is_remote: Whether the run used resident devices on other hosts. The run's options do not show that.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
@@ -169,7 +169,7 @@ class RunResult:
     is_remote: bool = False
 
     def with_scaled_times(self, factor: float) -> RunResult:
-        """Return the result with all times multiplied by a factor.
+        """Return a copy of the result in which all times are multiplied by a factor.
 
         Args:
             factor: The factor.
@@ -184,8 +184,7 @@ class RunResult:
             queue_wait_s=tuple(factor * seconds for seconds in self.queue_wait_s),
             total_s=factor * self.total_s,
             events=tuple(
-                replace(event, at_s=factor * event.at_s, interruption_s=factor * event.interruption_s)
-                for event in self.events
+                replace(e, at_s=factor * e.at_s, interruption_s=factor * e.interruption_s) for e in self.events
             ),
         )
 
@@ -195,11 +194,12 @@ class Emulation:
     """The emulated boards of a run on this host.
 
     Attributes:
-        enter_network: Takes a device's name. Returns a context in which the current thread, and all that it starts,
-            use that device's network.
+        enter_network: Function with a device's name as its argument. It returns a context in which the current thread,
+            and all processes and threads that it starts, use that device's emulated network.
         addresses: Address of each device on the emulated network.
         namespaces: Name of each device's network namespace.
-        min_segments_s: For each device, the minimum duration of a call of each of its segments, role by role.
+        min_segments_s: For each device, the minimum duration in seconds of computing each of its segments, first those
+            of the normal plan, then those of each other role.
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
@@ -209,21 +209,14 @@ class Emulation:
 
 
 IN_FLIGHT_PER_DEVICE = 3
-"""Default number of frames in flight per device. With two, devices still wait for each other in networks whose frames
-pass all devices layer by layer (docs/use/stream.md)."""
+"""Default number of frames in flight per device. With two per device, devices still wait for each other if every layer
+of the network is split over all devices (docs/use/stream.md)."""
 MAX_IN_FLIGHT = 1024
 """Maximum number of frames in flight that targets accept."""
 
 
 def default_in_flight(devices: int) -> int:
-    """Return the default number of frames in flight.
-
-    Args:
-        devices: Number of devices.
-
-    Returns:
-        The number of frames.
-    """
+    """Return the default number of frames in flight for a number of devices."""
     return min(IN_FLIGHT_PER_DEVICE * devices, MAX_IN_FLIGHT)
 
 
@@ -232,22 +225,24 @@ class RunOptions:
     """Options of a run.
 
     Attributes:
-        in_flight: Maximum number of frames in flight; 0: the default for the number of devices. A device's receive
-            buffers take this many times the bytes that it receives for one frame.
-        kept_frames: Number of frames of which the outputs are kept; None: all.
-        heartbeat_s: Seconds between two heartbeats. A device that misses three of them has failed.
-        keys: Directory made by `dicompiler keys`; connections then use TLS.
-        listen: HOST:PORT at which devices reach this process; port 0: any. Default: loopback, or with `hosts` the
-            address by which the first host is reached.
+        in_flight: Maximum number of frames in flight; 0 means the default for the number of devices. The size of a
+            device's receive buffers is this number times the bytes that the device receives for one frame.
+        kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
+        heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed.
+        keys: Directory made by `dicompiler keys`. If given, connections use TLS.
+        listen: HOST:PORT at which devices connect to this process; port 0 means any free port. Default: a loopback
+            address, or with `hosts` the address of this host on the route to the first device's host.
         insecure: Whether to allow connections to other hosts without keys.
         start_manually: Devices that you start yourself.
         pin: Whether to pin each process to its share of this host's cores.
         hosts: The hosts on which devices are started over ssh, after `Target.install`.
-        logs: Directory for the devices' logs with `hosts`. Default: next to the artifact, and only if a run fails.
-        timeout_s: Time allowed for a whole run or an installation; in a session, for the start and for each frame.
-        emulation: The emulated boards that the devices run on.
-        start_without: Devices that are down at the start. They are not started, but may join later.
-        on_event: Called with each failure, takeover and return, in the thread that uses the session.
+        logs: Directory for the devices' logs with `hosts`. By default, logs are written next to the artifact, and only
+            if the run fails.
+        timeout_s: Seconds allowed for a whole run or an installation. In a session, seconds for the start and for each
+            frame.
+        emulation: The emulated boards that the devices run on; None without emulation.
+        start_without: Devices that are regarded as down at the start. They are not started, but may join later.
+        on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
     """
 
     in_flight: int = 1
@@ -266,10 +261,10 @@ class RunOptions:
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
 
     def with_timeout(self, seconds: float | None) -> RunOptions:
-        """Return the options with another timeout.
+        """Return a copy of the options with another timeout.
 
         Args:
-            seconds: The timeout; None: keep the current one.
+            seconds: The timeout in seconds; None keeps the current timeout.
 
         Returns:
             The options.
@@ -277,17 +272,17 @@ class RunOptions:
         return self if seconds is None else replace(self, timeout_s=seconds)
 
     def resolve_in_flight(self, devices: int, limit: int = MAX_IN_FLIGHT) -> int:
-        """Return the number of frames in flight.
+        """Return the number of frames in flight for a number of devices.
 
         Args:
             devices: Number of devices.
-            limit: The largest number that the target accepts.
+            limit: The largest number of frames in flight that the target accepts.
 
         Returns:
-            `in_flight`, or the default for this number of devices if it is 0.
+            `in_flight` if it is not 0; otherwise the default for this number of devices.
 
         Raises:
-            UsageError: `in_flight` is out of range.
+            UsageError: `in_flight` is negative or above the limit.
         """
         if not 0 <= self.in_flight <= limit:
             raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0 for the default, not {self.in_flight}")
@@ -296,22 +291,24 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """The status of a resident device (see `Service`).
+    """The status of a resident device: a device process that stays up between runs.
+
+    If the device does not respond, only `device`, `address` and `error` are set.
 
     Attributes:
         device: Name of the device.
-        address: HOST:PORT at which it listens.
-        digest: Digest of its artifact; empty if the device does not respond, as all following fields but `error` then.
-        pid: Its process ID on its host.
-        since: When it was started, in seconds since 1970.
-        runs: Number of runs in which it has taken part.
-        frames: Number of frames that it has finished.
+        address: HOST:PORT at which the device listens.
+        digest: Digest of the device's artifact.
+        pid: Process ID on the device's host.
+        since: When the device was started, in seconds since 1970.
+        runs: Number of runs in which the device has taken part.
+        frames: Number of frames that the device has finished.
         replayed_frames: Number of frames that were computed again after failures.
-        failures: Number of device failures in its runs.
+        failures: Number of device failures in the device's runs.
         memory: Resident memory in bytes.
         memory_peak: Peak resident memory in bytes.
         error: Why the last run failed, or why the device does not respond; otherwise empty.
-        client: Address of the client that it serves; empty if there is none.
+        client: Address of the client that uses the device; empty if there is no client.
         client_since: When the client connected, in seconds since 1970.
     """
 
@@ -338,7 +335,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class InstalledDevice:
-    """The result of `Target.install` for one device.
+    """The files of one device that `Target.install` has copied to a host.
 
     Attributes:
         device: Name of the device.

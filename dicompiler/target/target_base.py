@@ -1,8 +1,8 @@
-"""The base class of targets.
+"""The base class of targets, which write a Program as a directory (the artifact) and run that directory.
 
-A target writes a Program as a directory of files (the artifact), and runs such a directory:
+The steps are:
 
-    PipelineState with its program → Target.emit → artifact → Target.run → outputs, device reports
+    PipelineState with its program → Target.emit → artifact → Target.run → RunResult
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """The resident devices of an artifact, which stay up between runs.
+    """The resident devices of an artifact: device processes that stay up between runs.
 
-    Runs of the artifact, and `dicompiler.connect`, join these devices instead of starting them.
+    `Target.service` creates this object for `dicompiler deploy`. Runs of the artifact, and `dicompiler.connect`, use
+    the resident devices instead of starting new processes.
     """
 
     def start(self) -> Sequence[str]:
@@ -43,21 +44,21 @@ class Service(Protocol):
             Names of the devices that were started.
 
         Raises:
-            RunError: A device cannot be started; the message names it, its host and the cause.
+            RunError: A device cannot be started. The message names the device, its host and the cause.
         """
 
     def stop(self) -> Mapping[str, bool]:
-        """End the devices, even during a run. Only copied files and logs are left on the hosts.
+        """End the devices, even during a run. The files and logs on their hosts are kept.
 
         Returns:
-            For each device, whether it was up.
+            By name of the device, True if the device was up.
 
         Raises:
             RunError: A host cannot be reached.
         """
 
     def status(self) -> Sequence[DeviceStatus]:
-        """Query the status of all devices.
+        """Ask all devices for their status.
 
         Returns:
             The status of each device, in device order. Devices that do not respond are included.
@@ -72,14 +73,14 @@ class Target(ABC):
 
     Attributes:
         name: The target's name in specs such as `sockets{threads=2}`.
-        can_run_replicas: Whether the target emits all roles of a plan with replicas (`Program.roles`). If not,
+        can_run_replicas: Whether artifacts contain all roles of a plan with replicas (`Program.roles`). If not,
             compiling such a plan is an error.
-        can_tolerate_failures: Whether the target emits the roles of failure plans, switches to them when devices fail,
-            and can start in them (`RunOptions.start_without`). If not, compiling such a plan is an error.
+        can_tolerate_failures: Whether artifacts contain the roles of failure plans, and runs switch to these roles when
+            devices fail and can start in them (`RunOptions.start_without`). If not, compiling such a plan is an error.
         can_keep_states: Whether devices keep states from frame to frame (`DeviceProgram.states`). If not, a network
-            with declared states is an error, and states are not searched for by their names.
-        can_check_files: Whether `run` and `install` check the artifact's files against the digests in artifact.json
-            themselves, for example while they load them. If not, the files are checked before.
+            with declared states is an error, and undeclared states are not recognized by their names.
+        can_check_files: Whether `run` and `install` themselves check the artifact's files against the digests in
+            artifact.json, for example while they load the files. If not, the caller checks all files before each run.
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.
     """
 
@@ -95,16 +96,16 @@ class Target(ABC):
         """Write the artifact of `compilation.program`. The same compilation must give the same bytes.
 
         Args:
-            compilation: The compilation, with its program.
+            compilation: The state of the compilation, with its program.
             directory: An existing empty directory.
 
         Raises:
-            DicompilerError: The target cannot express the program.
+            DicompilerError: The target does not support a tensor, operator or device name of the program.
         """
 
     @abstractmethod
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Run an artifact, by default on this host. If it fails, it leaves no process behind.
+        """Run an artifact, by default on this host. No process is left behind, even after an error.
 
         Args:
             directory: The artifact's directory.
@@ -115,25 +116,25 @@ class Target(ABC):
             The outputs and measurements.
 
         Raises:
-            RunError: The run has failed; the message names the device and the cause.
+            RunError: The run has failed. The message names the device and the cause.
             UsageError: The target does not support an option.
         """
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:  # noqa: ARG002
-        """Return how much outputs may differ from those of onnxruntime. Default: the usual tolerances.
+        """Return the allowed differences between outputs and those of onnxruntime. Default: no special tolerances.
 
         Args:
             model: The reference model.
 
         Returns:
-            Tolerances by output. For other outputs, `RELATIVE_TOLERANCES` of the output's type applies, or
-            `MAX_QUANTIZATION_STEPS` steps in a quantized network.
+            Tolerances by output. For an output that is not listed, the usual tolerance applies: `RELATIVE_TOLERANCES`
+            of the output's type, or `MAX_QUANTIZATION_STEPS` steps in a quantized network.
         """
         return {}
 
     @property
     def reference_optimization(self) -> Optimization:
-        """onnxruntime's optimization level for the reference model that outputs are compared with."""
+        """onnxruntime's optimization level for the reference model, which computes the expected outputs."""
         return "extended"
 
     def extra_checks(
@@ -143,23 +144,23 @@ class Target(ABC):
         inputs: Mapping[str, NDArray[Any]],  # noqa: ARG002
         result: RunResult,  # noqa: ARG002
     ) -> tuple[Check, ...]:
-        """Make further checks for `verify`, such as a comparison with another runtime. Default: none.
+        """Make further checks for `verify`, such as a comparison with another runtime. Default: no checks.
 
         Args:
             model: The reference model.
-            make_uncut_program: Builds the program of `model` for a single device.
+            make_uncut_program: Function that builds the program of `model` for a single device.
             inputs: Inputs by name.
-            result: The result of a run whose frames all had these inputs.
+            result: The result of a run in which every frame had these inputs.
 
         Returns:
-            The checks.
+            The checks and their results.
         """
         return ()
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:  # noqa: ARG002
-        """Copy an artifact to other hosts and check that it can run there. `run` with the same options starts it there.
+        """Copy an artifact to other hosts, for `run` with the same options, and check that the artifact can run there.
 
-        Files that are on a host already are not copied again. Default: the target does not support this.
+        Files that a host already has are not copied again. Default: the target does not support other hosts.
 
         Args:
             directory: The artifact's directory.
@@ -169,7 +170,7 @@ class Target(ABC):
             One entry for each device.
 
         Raises:
-            RunError: The installation has failed; the message names the device, its host and the cause.
+            RunError: The installation has failed. The message names the device, its host and the cause.
             UsageError: The target does not support an option, or does not run on other hosts.
         """
         raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
@@ -177,7 +178,7 @@ class Target(ABC):
     def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
         """Return the resident devices of an artifact that `install` has copied to `options.hosts`.
 
-        Default: the target does not support this.
+        Default: the target does not support resident devices.
 
         Args:
             directory: The artifact's directory.
@@ -192,10 +193,11 @@ class Target(ABC):
         raise UsageError(f"deploy: target {self.name!r} does not support resident devices")
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Predict the memory that running a program takes beyond weights, activations and buffers. Default: 0.
+        """Predict the memory of a run in addition to weights, activations and buffers. Default: 0.
 
-        It counts the process itself, the engine's sessions, and temporary memory while loading, at the worst moment.
-        `cost.memory.program_memory` counts the rest. Memory limits include it.
+        The prediction covers the process itself, the engine's sessions, and temporary memory while loading, at the
+        moment with the highest sum. `cost.memory.program_memory` predicts weights, activations and buffers. Memory
+        limits apply to the sum.
 
         Args:
             program: The program.
@@ -206,7 +208,9 @@ class Target(ABC):
         return {device.device: 0 for device in program.devices}
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the work of the runtime for each segment, to be timed. Default: the engine computes all of it.
+        """Return the runtime's work for each segment of a device, so that this work can be timed.
+
+        Default: the engine's computation of each segment, and no copies.
 
         Args:
             device: The device's program.
@@ -218,10 +222,10 @@ class Target(ABC):
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """The runtime's overhead for messages, calls and copies. Default: none.
+        """The seconds that the target's runtime adds for messages, calls and copies. Default: none.
 
-        It applies to a host whose core computes `REFERENCE_FLOPS_PER_S`. Predictions scale it to each device, unless a
-        profile has measured it there.
+        The costs apply to a host with cores that compute `REFERENCE_FLOPS_PER_S`. Predictions scale them to each
+        device's speed, unless a profile contains costs that were measured on the device.
         """
         return FREE_RUNTIME
 
@@ -229,28 +233,28 @@ class Target(ABC):
     def benchmark_player(self) -> Mapping[str, bytes]:
         """Files, by name, of a program that measures `runtime_costs` on a host with Python, numpy and onnxruntime.
 
-        `python3 play.py SECONDS ARTIFACT …` runs each artifact for about that long, with zeros as inputs. For each one
-        it prints a line of JSON: `frames` (seconds of each frame) and `send` (seconds for passing one message to the
-        system; null if unknown). On failure, the last line is the reason and the exit code is not 0. Without files,
-        which is the default, the runtime cannot be measured.
+        `python3 play.py SECONDS ARTIFACT …` runs each artifact for about SECONDS seconds, with zeros as inputs. For
+        each artifact it prints a line of JSON: `frames` (seconds of each frame) and `send` (seconds for passing one
+        message to the operating system; null if unknown). On failure, the last line is the reason, and the exit code is
+        not 0. By default there are no files, and the runtime cannot be measured.
         """
         return {}
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:  # noqa: ARG002
-        """Measure the RAM and flash that each device needs. Default: the target has no measurement of its own.
+        """Measure the RAM and flash that each device needs. Default: the target cannot measure them.
 
         Args:
             program: The program.
 
         Returns:
-            One entry for each device, which memory limits then use alone; or an empty tuple.
+            One entry for each device, to which memory limits apply instead of predictions; or an empty tuple.
 
         Raises:
-            DicompilerError: The target cannot express the program.
+            DicompilerError: The target does not support a part of the program.
         """
         return ()
 
     @property
     def spec(self) -> Spec:
-        """The text form: the name, and the options that differ from their defaults."""
+        """The target as text: its name, and the options that differ from their defaults."""
         return spec_of(self)

@@ -1,6 +1,6 @@
 """Files that several targets write: segments, and one file of weights for each device.
 
-Segments and weights of a Program → files. The same program gives the same bytes. Weights are written without a copy in
+Segments and weights of a Program ⇒ files. The same program gives the same bytes. Weights are written without a copy in
 memory.
 """
 
@@ -25,7 +25,7 @@ WEIGHT_ALIGNMENT_BYTES = 64
 
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
-    """Return the network inputs that a device reads, sends or delivers, by their index among all inputs."""
+    """Return the inputs of the network that a device reads, sends or delivers, by index among all inputs."""
     used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     used |= {transfer.value.name for transfer in program.transfers if transfer.sender == device.device}
     inputs = enumerate(program.inputs)
@@ -35,12 +35,14 @@ def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, Ten
 class DeviceContents:
     """The segments and weights of a device for all its roles, each stored once.
 
-    Roles use the same name for the same part of a weight. With failure plans, a weight that is a contiguous part of
-    a larger one is stored as a part of that one. Segments that are equal in several roles share a file.
+    A role is the normal plan, a replica of it, or a failure plan. All roles use the same name for the same piece of a
+    weight, and segments that are equal in several roles share a file. With failure plans, a weight that is a contiguous
+    piece of a larger weight is stored only as a piece of the larger one.
 
     Attributes:
         weights: Weights by name.
-        nested_weights: Weights inside a larger one: name → (the larger one's name, offset in bytes).
+        nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
+            bytes.
         segments: Segments by file name.
         segment_files: For each role, the file name of each segment.
     """
@@ -69,7 +71,7 @@ class DeviceContents:
                 self.segment_files[-1].append(file)
 
     def write(self, directory: Path) -> Iterator[tuple[str, Json]]:
-        """Write the files and yield the name and record (size, digest) of each."""
+        """Write the files, and yield the name and the record (size, digest) of each file."""
         stored = {name: weight for name, weight in self.weights.items() if name not in self.nested_weights}
         offsets = _assign_offsets(stored)
         if stored:
@@ -80,14 +82,17 @@ class DeviceContents:
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Json:
-    """Write the chunks one after another and return the file's record (size, digest)."""
+    """Write the chunks one after another into a file, and return the file's record (size, digest)."""
     with path.open("wb") as file:
         file.writelines(chunks)
     return make_file_record(path)
 
 
 def _find_nested_weights(weights: Mapping[str, Weight]) -> dict[str, tuple[str, int]]:
-    """Find weights that are contiguous parts of larger ones: name → (the larger one's name, aligned offset)."""
+    """Find weights that are contiguous pieces of larger weights, at an aligned offset.
+
+    Return, for each such weight, the larger one's name and the offset in bytes.
+    """
     ranges = [
         (int(np.frombuffer(weight.content, np.uint8).ctypes.data), -weight.nbytes, name)
         for name, weight in weights.items()
@@ -113,7 +118,7 @@ def _assign_offsets(weights: Mapping[str, Weight]) -> dict[str, int]:
 
 
 def _iterate_weights(weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> Iterator[bytes | memoryview]:
-    """Yield the content of the weights file."""
+    """Yield the content of the file of weights, with zeros between two weights."""
     end = 0
     for name, weight in weights.items():
         yield bytes(offsets[name] - end)
@@ -122,7 +127,7 @@ def _iterate_weights(weights: Mapping[str, Weight], offsets: Mapping[str, int]) 
 
 
 def _serialize_segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> bytes:
-    """Return the segment's file. Its large weights are external data in the weights file."""
+    """Return the content of a segment's file. Large weights are external data: references into the file of weights."""
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     for tensor in model.graph.initializer:

@@ -1,7 +1,7 @@
-"""The runtime sources that artifacts contain, and the check that they are those of the installed package.
+"""The runtime's source files in artifacts, and the check that they are identical to the installed ones.
 
-Boards need no installed package, because the artifact contains the runtime's sources. On this host, only the installed
-sources are run or built, because an artifact is data; so its copy must be identical. This module does not import onnx.
+Boards need no installed package, because the artifact contains the runtime. On this host, only the installed runtime is
+run or compiled, because artifacts must not bring their own code. This module does not import onnx.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ WEIGHTS_FILE = "weights.bin"
 
 
 def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the files of a target's runtime that are in all its artifacts, by name."""
+    """Return the content, by name, of the runtime's files with these suffixes, which are copied into every artifact."""
     folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return {file.name: file.read_bytes() for file in files if file.name.endswith(suffixes)}
 
 
 def read_benchmark_player(target: str, suffixes: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Return the files of a target's benchmark player; see `Target.benchmark_player`.
+    """Return the content, by name, of the files of a target's benchmark player (see `Target.benchmark_player`).
 
-    Args:
-        target: Name of the target.
-        suffixes: Suffixes of the runtime files that the player imports.
+    The player imports the runtime's files with these suffixes.
     """
     package = resources.files(f"dicompiler_targets.{target}")
     sources = read_runtime_sources(target, suffixes) if suffixes else {}
@@ -42,16 +40,10 @@ def read_benchmark_player(target: str, suffixes: tuple[str, ...] = ()) -> dict[s
 def check_bundled_sources(
     directory: Path, document: Mapping[str, Any], found: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    """Check that an artifact's sources are those that this version of dicompiler writes.
+    """Raise DicompilerError unless an artifact's source files are identical to the installed ones.
 
-    Args:
-        directory: The directory of the sources, for messages.
-        document: The artifact's artifact.json.
-        found: Digests of the artifact's sources, by file.
-        expected: Digests of the installed sources, by file.
-
-    Raises:
-        DicompilerError: A file differs, is missing or is unexpected.
+    `found` and `expected` have the digest of each file in the artifact and in the installed package. `directory` and
+    `document`, the content of artifact.json, are for the message.
     """
     names = sorted({*found, *expected})
     wrong = next((name for name in names if found.get(name) != expected.get(name)), None)
@@ -65,5 +57,5 @@ def check_bundled_sources(
 
 
 def hash_sources(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the SHA-256 of each file, in the form of manifests."""
+    """Return the digest of each file, in the form of manifests."""
     return {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in sources.items()}

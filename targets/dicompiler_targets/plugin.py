@@ -1,4 +1,4 @@
-"""Registration of the built-in targets, by the same hook as for other plugins."""
+"""Registration of the built-in targets, through the same hook that other plugins use."""
 
 from __future__ import annotations
 

@@ -80,6 +80,6 @@ def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:
         dicompiler.connect(tmp_path)
     rewrite(emit(partial(), tmp_path) / "artifact.json", lambda document: document.update(target="socket"))
     with pytest.raises(
-        DicompilerError, match=r"artifacts of target 'socket' do not support sessions \(did you mean 'sockets'\?\)$"
+        DicompilerError, match=r"target 'socket' does not support sessions \(did you mean 'sockets'\?\)$"
     ):
         dicompiler.connect(tmp_path)

@@ -127,7 +127,9 @@ def test_the_first_failure_ends_the_others() -> None:
 
 
 def test_what_takes_too_long_is_ended() -> None:
-    with pytest.raises(RunError, match=r"device 'a' on pi@board: it did not answer in time: allow more \(--timeout\)"):
+    with pytest.raises(
+        RunError, match=r"device 'a' on pi@board: its host did not answer in time: allow more time \(--timeout\)"
+    ):
         calls(0.2).run(PLACE, "exec sleep 30", [])
 
 

@@ -333,7 +333,7 @@ def test_rejects_host_with_unknown_key(
         ),
         (
             'shift; exec $PYTHON -c "import sys; sys.version_info = (3, 9, 2); exec(sys.stdin.read())" "$@"',
-            r"Python 3\.9\.2 is too old, 3\.11 or newer is needed: install it, or name another one \(python in",
+            r"Python 3\.9\.2 is too old, 3\.11 or newer is needed: install it, or name another Python \(key python in",
         ),
         (
             "shift; exec $PYTHON -c \"import sys, onnxruntime; onnxruntime.__version__ = '1.16.3'; "
@@ -355,7 +355,7 @@ def test_rejects_unsuitable_python(
 def test_full_disk_leaves_no_files(boards: Cluster, net: Path, small: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = error_line(deploy_command(boards, net, ".2", f'.2"\ndirectory = "{small}/full'), capfd)
     assert re.match(
-        rf"device 'pi01' on root@10.77.0.2: cannot be copied to {small}/full/pi01: No space left on device there: make",
+        rf"device 'pi01' on root@10.77.0.2: files cannot be copied to {small}/full/pi01: No space left on device: free",
         line,
     )
     assert list((small / "full").iterdir()) == []
@@ -536,7 +536,7 @@ def test_devices_of_systemd_template_serve_clients(boards: Cluster, net: Path, t
 
 def test_rejects_options_for_local_runs(compiled: Path, tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text('[[host]]\nname = "pi01"\nssh = "pi01"\n')
-    with pytest.raises(UsageError, match="applies to this host only: give the cores of each device in the hosts file"):
+    with pytest.raises(UsageError, match="applies to this host only: set the cores of each device in the hosts file"):
         install(compiled, RunOptions(hosts=Hosts.load(tmp_path / "hosts.toml"), pin=True))
-    with pytest.raises(UsageError, match="no hosts: give the file that describes them"):
+    with pytest.raises(UsageError, match="no hosts: pass the file that describes the hosts"):
         install(compiled, RunOptions())

@@ -1,1 +1,8 @@
-"""Connections to other hosts: hosts files, ssh, and the certificates of devices."""
+"""Access to other hosts: the hosts file, ssh, and the certificates of devices."""
+
+AUTHORITY_DIRECTORY = "authority"
+"""Directory of the authority's own key, which stays on the host where it was created."""
+COORDINATOR_DIRECTORY, DEVICES_DIRECTORY = "coordinator", "devices"
+"""Directory of the coordinator's keys, and the directory that contains a directory of keys for each device."""
+DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS = 825, 36_500
+"""Days for which a certificate is valid by default, and at most."""

@@ -1,8 +1,8 @@
-"""Keys and certificates of a cluster.
+"""Keys and certificates of a cluster, with which devices and the coordinator prove their identities in TLS connections.
 
-A cluster has a certificate authority of its own. It signs a certificate for the coordinator and one for each device.
-Each of them gets a directory with ca.pem, crl.pem (revoked certificates), cert.pem and key.pem, which TLS needs on both
-sides of every connection. The keys are kept outside of artifacts, so that artifacts do not depend on them.
+A cluster has its own certificate authority. The authority signs a certificate for the coordinator and for each device.
+The coordinator and each device have a directory with ca.pem, crl.pem (the revoked certificates), cert.pem and key.pem.
+The directories are separate from the artifact, so that artifacts do not depend on keys.
 """
 
 from __future__ import annotations
@@ -11,24 +11,31 @@ import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dicompiler.base.atomic_output import TRACKED_LIST_NAME, atomic_directory, check_output_directory, tracked_files
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
+from dicompiler.target.remote import (
+    AUTHORITY_DIRECTORY,
+    COORDINATOR_DIRECTORY,
+    DEFAULT_VALIDITY_DAYS,
+    DEVICES_DIRECTORY,
+)
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-AUTHORITY_DIRECTORY = "authority"
-"""Directory of the authority's own key, which never leaves the host where it was created."""
-COORDINATOR_DIRECTORY, DEVICES_DIRECTORY = "coordinator", "devices"
-"""Directory of the coordinator's keys, and parent of the devices' directories, which have the devices' names."""
-DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS = 825, 36_500
 CLOCK_SKEW_ALLOWANCE = datetime.timedelta(days=1)
-"""Certificates are valid from this long before they are created, because clocks of boards are often behind."""
+"""A certificate is valid from one day before its creation, because the clocks of boards are often behind."""
 EXPIRY_NOTICE_PERIOD = datetime.timedelta(days=30)
-"""Certificates that expire within this period are reported."""
+"""Users are warned about certificates that expire within this period."""
 _MARKER_FILE, _DIRECTORY_NOUN = f"{AUTHORITY_DIRECTORY}/cert.pem", "set of keys"
 _COORDINATOR_URI, _DEVICE_URI_PREFIX = "dicompiler:coordinator", "dicompiler:device:"
 
@@ -40,20 +47,21 @@ def make_keys(
     renew: bool = False,
     revoke: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Create the keys that a directory lacks for the coordinator and the devices.
+    """Create the keys and certificates that `directory` lacks for the coordinator and the named devices.
 
-    The directory is replaced as a whole or not at all. Other files in it are kept.
+    The directory is replaced as a whole or not at all. Other files in it are kept. A new certificate is valid for
+    `days` days.
 
     Args:
         devices: Names of the devices.
         directory: The directory of the keys.
-        days: Validity of the certificates in days.
-        renew: Whether to create all keys again, including the authority's. The old ones are no longer accepted. With
-            `revoke`, only the keys of these devices are created again, by the same authority.
-        revoke: Devices with certificates that are no longer accepted with the new crl.pem.
+        days: Validity of new certificates.
+        renew: Create all keys again, including the authority's. The old keys are no longer accepted. With `revoke`,
+            only the keys of the revoked devices are created again, by the same authority.
+        revoke: Names of devices; their present certificates are listed in crl.pem and no longer accepted.
 
     Returns:
-        Names of the coordinator and devices with new keys.
+        The names of the devices with new keys, and "coordinator" if the coordinator has new keys.
 
     Raises:
         DicompilerError: The directory contains something else, or its authority cannot be used.
@@ -90,22 +98,16 @@ def make_keys(
 
 
 def _read_own_files(directory: Path) -> dict[str, bytes]:
-    """Return the files that `make_keys` has written, by relative path."""
+    """Return the content, by relative path, of the files that `make_keys` has written into the directory."""
     paths = {name: directory / name for name in tracked_files(directory)}
     return {name: path.read_bytes() for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
 def describe_expiring_certificates(directory: Path) -> str | None:
-    """Describe the certificates that expire within EXPIRY_NOTICE_PERIOD, or have expired.
+    """Describe in one line the certificates in `directory` that have expired or expire within EXPIRY_NOTICE_PERIOD.
 
-    Args:
-        directory: The directory of the keys.
-
-    Returns:
-        One line, or None if there are no such certificates.
+    Return None if there are no such certificates.
     """
-    from cryptography import x509
-
     certificate_files = (
         directory / _MARKER_FILE,
         directory / COORDINATOR_DIRECTORY / "cert.pem",
@@ -116,7 +118,7 @@ def describe_expiring_certificates(directory: Path) -> str | None:
         try:
             ends[path.parent.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         except (OSError, ValueError):
-            continue  # an unusable certificate is reported when it is used
+            continue  # An unusable certificate causes an error when a connection uses it.
     now = datetime.datetime.now(datetime.UTC)
     expiring = sorted(name for name, end in ends.items() if end < now + EXPIRY_NOTICE_PERIOD)
     if not expiring:
@@ -133,11 +135,11 @@ def describe_expiring_certificates(directory: Path) -> str | None:
 
 
 class _CertificateAuthority:
-    """The cluster's authority: its key, its certificate, the certificates that it has issued, and those revoked."""
+    """The cluster's certificate authority: its key, its certificate, and the issued and revoked certificates."""
 
     def __init__(
         self,
-        key: EllipticCurvePrivateKey,
+        key: ec.EllipticCurvePrivateKey,
         certificate: x509.Certificate,
         issued: list[x509.Certificate],
         revoked: x509.CertificateRevocationList | None = None,
@@ -147,12 +149,8 @@ class _CertificateAuthority:
 
     @classmethod
     def make(cls, days: int) -> _CertificateAuthority:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.x509.oid import NameOID
-
-        key = _make_key()
-        # The name contains a random number, so that certificates of different clusters have different issuers.
+        key = ec.generate_private_key(ec.SECP256R1())
+        # The name contains a random number, because certificates of different clusters must have different issuers.
         serial = x509.random_serial_number()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dicompiler cluster {serial:x}"[:64])])
         builder = _make_certificate_builder(name, name, key, days).serial_number(serial)
@@ -162,10 +160,6 @@ class _CertificateAuthority:
 
     @classmethod
     def load(cls, directory: Path) -> _CertificateAuthority:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
         remedy = "create all keys again (--renew)"
         try:
             key = load_pem_private_key((directory / "key.pem").read_bytes(), None)
@@ -174,46 +168,44 @@ class _CertificateAuthority:
             revoked = x509.load_pem_x509_crl((directory / "crl.pem").read_bytes())
         except (OSError, ValueError) as error:
             raise DicompilerError(f"{directory}: cannot be used: {error}: {remedy}") from None
-        if not isinstance(key, EllipticCurvePrivateKey):
-            raise DicompilerError(f"{directory}: its key was not created by dicompiler: {remedy}")
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise DicompilerError(f"{directory}: key.pem was not created by dicompiler: {remedy}")
         if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-            raise DicompilerError(f"{directory}: its certificate has expired: {remedy}")
+            raise DicompilerError(f"{directory}: the authority's certificate has expired: {remedy}")
         if not revoked.is_signature_valid(certificate.public_key()):  # type: ignore[arg-type]
-            raise DicompilerError(f"{directory}: its crl.pem is not signed by it: {remedy}")
+            raise DicompilerError(f"{directory}: crl.pem is not signed by the authority: {remedy}")
         return cls(key, certificate, issued, revoked)
 
     def make_files(self) -> Mapping[str, bytes]:
-        """Return the files that store the authority, by name."""
-        issued = b"".join(map(_to_pem, self._issued_certificates))
-        certificate, revoked = _to_pem(self._certificate), _to_pem(self._revocation_list)
+        """Return the content, by name, of the files in which the authority is stored."""
         return {
-            "cert.pem": certificate,
-            "key.pem": _private_key_to_pem(self._key),
-            "issued.pem": issued,
-            "crl.pem": revoked,
+            "cert.pem": _to_pem(self._certificate),
+            "key.pem": _key_to_pem(self._key),
+            "issued.pem": b"".join(map(_to_pem, self._issued_certificates)),
+            "crl.pem": _to_pem(self._revocation_list),
         }
 
     def revoke(self, names: Iterable[str], directory: Path) -> None:
-        """Revoke all certificates of these devices. Raise UsageError for a device that has none."""
-        known: dict[str, list[int]] = {}
+        """Revoke all certificates of the named devices. Raise UsageError for a device that has no certificate."""
+        serials: dict[str, list[int]] = {}
         for certificate in self._issued_certificates:
             name = _get_certificate_uri(certificate).removeprefix(_DEVICE_URI_PREFIX)
-            known.setdefault(name, []).append(certificate.serial_number)
-        known.pop(_COORDINATOR_URI, None)
+            serials.setdefault(name, []).append(certificate.serial_number)
+        serials.pop(_COORDINATOR_URI, None)
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         dates = {revoked.serial_number: revoked.revocation_date_utc for revoked in self._revocation_list}
         for name in names:
-            if name not in known:
-                raise UsageError(f"{directory}: device {name!r} has no keys here{did_you_mean(name, known)}")
-            dates |= {serial: now for serial in known[name] if serial not in dates}
+            if name not in serials:
+                raise UsageError(f"{directory}: device {name!r} has no keys here{did_you_mean(name, serials)}")
+            dates |= {serial: now for serial in serials[name] if serial not in dates}
         if len(dates) > len(self._revocation_list):
             self._revocation_list = self._sign_revocation_list(dates)
 
     def _sign_revocation_list(self, dates: Mapping[int, datetime.datetime]) -> x509.CertificateRevocationList:
-        """Return the signed list of revoked serial numbers. It is valid as long as the authority itself."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
+        """Return a signed list of revoked certificates, which is valid as long as the authority's own certificate.
 
+        `dates` maps the serial number of each revoked certificate to its revocation date.
+        """
         start, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc
         builder = x509.CertificateRevocationListBuilder().issuer_name(self._certificate.subject)
         builder = builder.last_update(start).next_update(end)
@@ -225,16 +217,12 @@ class _CertificateAuthority:
         return builder.sign(self._key, hashes.SHA256())
 
     def sign(self, uri: str, days: int) -> Mapping[str, bytes]:
-        """Return a new key and a certificate for the name `uri`, as files by name."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-        key = _make_key()
+        """Create a key, and a certificate for the identity `uri`. Return the content of both files by name."""
+        key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, uri.rpartition(":")[2][:64])])
         until = self._certificate.not_valid_after_utc
         builder = _make_certificate_builder(subject, self._certificate.subject, key, days, until)
-        # A device accepts some connections and opens others, so its certificate serves for both.
+        # Devices accept some connections and open others, so a certificate must be valid for servers and clients.
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
@@ -244,40 +232,25 @@ class _CertificateAuthority:
         builder = builder.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), False)
         builder = builder.add_extension(issuer, critical=False)
         self._issued_certificates.append(builder.sign(self._key, hashes.SHA256()))
-        return {"cert.pem": _to_pem(self._issued_certificates[-1]), "key.pem": _private_key_to_pem(key)}
+        return {"cert.pem": _to_pem(self._issued_certificates[-1]), "key.pem": _key_to_pem(key)}
 
 
 def _get_certificate_uri(certificate: x509.Certificate) -> str:
-    from cryptography import x509
-
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return str(names.get_values_for_type(x509.UniformResourceIdentifier)[0])
-
-
-def _make_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
 
 
 def _make_certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
     days: int,
     until: datetime.datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """Return a builder with the parts that all certificates have, except for a serial number.
+    """Return a builder with all parts of a certificate that are common to authority, coordinator and devices.
 
-    Args:
-        subject: Name of the key's owner.
-        issuer: Name of the authority.
-        key: The owner's key.
-        days: Validity in days from now; a negative number makes an expired certificate.
-        until: Latest end of the validity.
+    The certificate is valid for `days` days, but not beyond `until`. A negative number makes an expired certificate.
     """
-    from cryptography import x509
-
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
     start, end = now - CLOCK_SKEW_ALLOWANCE, end if until is None else min(end, until)
@@ -287,28 +260,21 @@ def _make_certificate_builder(
 
 
 def _make_key_usage(sign: bool) -> x509.KeyUsage:
-    """Return the usage of a key that signs certificates, or of one that secures connections."""
-    from cryptography import x509
-
+    """Return the usage extension for a key that signs certificates (`sign`), or for a key that secures connections."""
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
     return x509.KeyUsage(digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, **unused)
 
 
-def _to_pem(certificate: x509.Certificate | x509.CertificateRevocationList) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _private_key_to_pem(key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
+def _key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
+def _to_pem(certificate: x509.Certificate | x509.CertificateRevocationList) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
 def _write_private_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read."""
     for parent in reversed(path.parents):
         if not parent.exists():
             parent.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""The hosts file (hosts.toml): how to reach each device by ssh.
+"""The hosts file (hosts.toml), which says how to reach each device by ssh.
 
 hosts.toml → for each device its host, directory, Python and address. The schema is `hosts`.
 """
@@ -18,7 +18,7 @@ from dicompiler.base.schema import read_text, validate
 
 HOSTS_FORMAT = "dicompiler.hosts/1"
 DEFAULT_DIRECTORY = ".cache/dicompiler/{}"
-"""Default directory for copied files, in the user's home on the host. {}: the name of the artifact's directory."""
+"""Default directory for copied files, relative to the user's home. {} is the name of the artifact's directory."""
 DEFAULT_PYTHON = "python3"
 
 
@@ -29,13 +29,13 @@ class DeviceLocation:
     Attributes:
         device: Name of the device.
         ssh_destination: The destination that ssh connects to: `user@address`, or a name from ssh's configuration.
-        directory: The device's own directory, absolute or relative to the user's home on the host.
-        python: The Python to start: a command, or a path as `directory`.
-        port: Port of sshd; None: ssh's own default.
-        identity: File of a private key; None: ssh's own default.
-        listen_address: HOST:PORT at which peers reach the device; None: the device determines it.
-        threads: Threads for a segment; None: as the artifact says.
-        cores: Cores to run on; empty: all.
+        directory: Path of the device's own directory on the host, absolute or relative to the user's home.
+        python: The Python to start: a command, or a path, absolute or relative to the user's home.
+        port: Port of sshd; None means ssh's own default.
+        identity: File of a private key; None means ssh's own default.
+        listen_address: HOST:PORT at which other devices reach the device; None lets the device determine its address.
+        threads: Threads for a segment; None means the number in the artifact.
+        cores: Cores to run on; empty means all cores.
     """
 
     device: str
@@ -61,7 +61,7 @@ class Hosts:
     Attributes:
         file: Path of the file, for messages.
         defaults: Settings that apply to all hosts.
-        entries: Settings by the name of a host or device.
+        entries: Settings of single hosts and devices, by name.
     """
 
     file: str
@@ -76,10 +76,10 @@ class Hosts:
             path: The file.
 
         Returns:
-            Its content.
+            The content of the file.
 
         Raises:
-            DicompilerError: The file is missing or invalid; the message names the key, the cause and the allowed
+            DicompilerError: The file is missing or invalid. The message names the key, the cause and the allowed
                 values.
         """
         missing = "no such file: write one with an [[host]] entry for each host"
@@ -91,7 +91,7 @@ class Hosts:
         Args:
             device: Name of the device.
             host: Name of the device's host in the platform.
-            artifact_name: Name of the artifact's directory.
+            artifact_name: Name of the artifact's directory, which the default directory on the host contains.
 
         Returns:
             The location.
@@ -122,17 +122,9 @@ class Hosts:
 
 
 def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
-    """Parse the text of a hosts file.
+    """Parse the TOML text of a hosts file. Relative paths in the text are relative to the directory of `file`.
 
-    Args:
-        text: The TOML text.
-        file: Path of the file, for messages. Relative paths in the text are relative to its directory.
-
-    Returns:
-        The content.
-
-    Raises:
-        DicompilerError: The text is invalid.
+    Raise DicompilerError if the text is invalid; the message names `file`.
     """
     try:
         document = tomllib.loads(text)
@@ -143,13 +135,15 @@ def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
     for index, entry in enumerate(document["host"]):
         key = f"{file}: host[{index}]"
         if entry["name"] in entries:
-            raise DicompilerError(f"{key}.name: {entry['name']!r} is used twice: remove one, or give it another name")
+            raise DicompilerError(
+                f"{key}.name: {entry['name']!r} is used twice: remove one of the two entries, or rename it"
+            )
         entries[entry["name"]] = _resolve_entry(entry, key, file)
     return Hosts(file, _resolve_entry(document.get("defaults", {}), f"{file}: defaults", file), entries)
 
 
 def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
-    """Return the entry with an absolute path of the identity and a complete address."""
+    """Return an entry's settings with an absolute path of `identity` and with a port in `address`."""
     settings = dict(entry)
     if "identity" in settings:
         path = Path(file).absolute().parent / os.path.expanduser(settings["identity"])

@@ -1,6 +1,7 @@
-"""Commands on other hosts, and copies to them, by the system's ssh client with the user's configuration and agents.
+"""Scripts on other hosts, and copies to them, by the system's ssh client with the user's configuration and keys.
 
-The other host needs sshd, sh and tar. A failure is one line that names the device, the host, the cause and the remedy.
+The other host needs sshd, sh and tar. After a failure, a one-line error names the device, the host, the cause and the
+remedy.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ CONNECT_TIMEOUT_S = 10
 KEEPALIVE_INTERVAL_S = 5
 """Seconds between ssh's own keepalive messages. ssh gives up after three without an answer."""
 SSH_ERROR_EXIT_CODE = 255
-"""The exit code of ssh if ssh itself fails. Other exit codes are those of the script."""
+"""The exit code of ssh if ssh itself fails. All other exit codes come from the script on the other host."""
 STAMP_FILE = ".dicompiler"
-"""The file that identifies the content of a copied directory. Directories without it are never replaced."""
+"""The file that identifies the content of a copied directory. A directory without this file is never replaced."""
 LINE_PREFIX = "dicompiler: "
-"""The prefix of lines that our scripts print. Other lines come from the login on the other host."""
+"""The prefix of lines that our scripts print. Lines without it come from the login shell of the other host."""
 _MAX_FILE_NAME_CHARS = 50_000
-"""Total length of file names that fits on a command line on all systems."""
+"""Total length of file names that a command line can contain on all systems."""
 SSH_OPTIONS = {
-    "BatchMode": "yes",  # never prompt for a password
+    "BatchMode": "yes",  # Never ask for a password.
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
-    "ClearAllForwardings": "yes",  # two connections to one host cannot both forward its ports
-    "ControlMaster": "no",  # the master of a shared connection outlives its own command
+    "ClearAllForwardings": "yes",  # Two connections to one host cannot both forward the same port.
+    "ControlMaster": "no",  # The process of a shared connection would run on after its own command has ended.
     "RemoteCommand": "none",
 }
 SSH_REMEDIES = (
@@ -57,9 +58,9 @@ SSH_REMEDIES = (
 )  # fmt: skip
 """Patterns of ssh's messages, and the remedy for each; {0}: the ssh destination, {1}: the hosts file."""
 
-# The archive is unpacked next to the target directory. The unpacked directory replaces the target only if it is
-# complete, that is, if it contains the stamp, which is the archive's last file. Arguments: the target directory, the
-# name of the stamp file, the files of the target that are kept.
+# The archive is unpacked into a new directory next to the target directory. The new directory replaces the target only
+# if the archive is complete, that is, if the new directory contains the stamp file, which is the archive's last file.
+# Arguments: the target directory, the name of the stamp file, and the names of files of the target that are kept.
 UNPACK_SCRIPT = """
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;
@@ -80,13 +81,7 @@ mv "$new" "$target"; rm -rf "$old"
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a script on another host.
-
-    Attributes:
-        exit_code: Exit code of the script.
-        output: Text that it wrote to stdout.
-        errors: Text that it wrote to stderr.
-    """
+    """The exit code of a script on another host, and the text on its stdout (`output`) and stderr (`errors`)."""
 
     exit_code: int
     output: str
@@ -94,38 +89,22 @@ class CommandResult:
 
     @property
     def prefixed_lines(self) -> list[str]:
-        """The lines that the script printed with LINE_PREFIX, without the prefix."""
+        """The lines of `output` that start with LINE_PREFIX, without the prefix."""
         lines = self.output.splitlines()
         return [line.removeprefix(LINE_PREFIX) for line in lines if line.startswith(LINE_PREFIX)]
 
 
 def quote_path(path: str) -> str:
-    """Quote a path on another host for its shell.
-
-    Args:
-        path: The path; relative paths are relative to the user's home on that host.
-
-    Returns:
-        A word for the shell.
-    """
+    """Quote a path on another host for that host's shell. Relative paths are relative to the user's home there."""
     if path.startswith("/"):
         return shlex.quote(path)
     return f'"$HOME"/{shlex.quote(path.removeprefix("~/"))}'
 
 
 def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -> list[str]:
-    """Build the ssh command line that runs a script on a device's host.
+    """Build the ssh command line that runs an sh script on a device's host.
 
-    Args:
-        location: How to reach the host.
-        script: The sh script.
-        words: Its arguments, quoted for the shell.
-
-    Returns:
-        The command line.
-
-    Raises:
-        DicompilerError: ssh is not installed.
+    `words` are the script's arguments, quoted for the shell. Raise DicompilerError if ssh is not installed.
     """
     program = shutil.which("ssh")
     if program is None:
@@ -135,52 +114,34 @@ def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -
         options += ["-p", str(location.port)]
     if location.identity is not None:
         options += ["-o", "IdentitiesOnly=yes", "-i", str(location.identity)]
-    # The script is put on one line, because some login shells do not accept quoted text of several lines.
+    # The script is sent as one line, because some login shells do not accept quoted text of several lines.
     remote = " ".join(["exec sh -c", shlex.quote(" ".join(script.split())), "sh", *words])
     return [program, "-T", *options, "--", location.ssh_destination, remote]
 
 
 def english_environment() -> dict[str, str]:
-    """Return the environment for ssh, with a locale that makes ssh's messages English.
-
-    Returns:
-        This process's environment with LC_ALL=C.
-    """
+    """Return this process's environment with a locale that makes ssh's messages English."""
     return os.environ | {"LC_ALL": "C"}
 
 
 def get_address(location: DeviceLocation) -> str:
-    """Return the address or name by which ssh reaches a host, according to ssh's configuration.
+    """Return the address or name of a device's host according to ssh's configuration.
 
-    Args:
-        location: How to reach the host.
-
-    Returns:
-        The address or name.
-
-    Raises:
-        DicompilerError: ssh rejects the destination.
+    Raise DicompilerError if ssh rejects the destination.
     """
     command = build_command(location, "", ())
-    done = subprocess.run(
-        [*command[:1], "-G", *command[1:-1]], capture_output=True, text=True, env=english_environment()
-    )
-    match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
-    if done.returncode or match is None:
-        raise DicompilerError(f"{location.title}: {explain_failure(location, done.stderr)}")
+    command = [command[0], "-G", *command[1:-1]]  # With -G, ssh prints its configuration and does not connect.
+    result = subprocess.run(command, capture_output=True, text=True, env=english_environment())
+    match = re.search(r"^hostname (\S+)$", result.stdout, re.MULTILINE)
+    if result.returncode or match is None:
+        raise DicompilerError(f"{location.title}: {explain_failure(location, result.stderr)}")
     return match[1]
 
 
 def explain_failure(location: DeviceLocation, errors: str, file: str = "hosts.toml") -> str:
-    """Explain a failure of ssh in one line.
+    """Return the cause of a failure of ssh, and the remedy if it is known, in one line.
 
-    Args:
-        location: How to reach the host.
-        errors: ssh's messages.
-        file: Path of the hosts file, for the remedy.
-
-    Returns:
-        The cause, and the remedy if it is known.
+    `errors` are ssh's messages, and `file` is the path of the hosts file, which the remedy names.
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     for pattern, remedy in SSH_REMEDIES:
@@ -191,11 +152,7 @@ def explain_failure(location: DeviceLocation, errors: str, file: str = "hosts.to
 
 
 class UnreachableHost(RunError):
-    """The error for a failure of ssh itself.
-
-    Attributes:
-        reason: The cause, without the host.
-    """
+    """The error for a failure of ssh itself. The attribute `reason` is the cause without the name of the host."""
 
     def __init__(self, location: DeviceLocation, reason: str) -> None:
         super().__init__(f"{location.title}: {reason}")
@@ -203,11 +160,10 @@ class UnreachableHost(RunError):
 
 
 class RemoteCommands:
-    """Scripts on other hosts. An error in one of them, or an interrupt, ends the others.
+    """Runs scripts on other hosts. An error of one script, or an interrupt, ends all other scripts.
 
-    Attributes:
-        deadline_s: End of the time allowed for all of them, by time.monotonic.
-        file: Path of the hosts file, for messages.
+    All scripts together must end before `deadline_s`, a time of time.monotonic. `file` is the path of the hosts file,
+    which error messages name.
     """
 
     def __init__(self, deadline_s: float, file: str) -> None:
@@ -216,14 +172,9 @@ class RemoteCommands:
         self._lock, self._is_ended = threading.Lock(), False
 
     def run_parallel(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Call a function for all items at once. If some calls fail, end the others and raise the first error.
+        """Call the function `work` for all items at the same time, and return its results in the order of the items.
 
-        Args:
-            work: The function.
-            items: Its arguments.
-
-        Returns:
-            The results, in the order of the items.
+        If a call raises an error, all running scripts are ended, and the error of the first failed item is raised.
         """
         with ThreadPoolExecutor(max(1, len(items))) as pool:
             futures = [pool.submit(work, item) for item in items]
@@ -236,7 +187,7 @@ class RemoteCommands:
                 raise
 
     def kill_all(self) -> None:
-        """End all running scripts. No further ones can be started."""
+        """Kill all running scripts, and refuse to start further ones."""
         with self._lock:
             self._is_ended = True
             for process in self._running_processes:
@@ -250,17 +201,17 @@ class RemoteCommands:
         write_input: Callable[[IO[bytes]], object] = lambda _: None,
         max_output_bytes: int = KEPT_BYTES,
     ) -> CommandResult:
-        """Run a script to its end.
+        """Run an sh script on a device's host until it ends.
 
         Args:
             location: How to reach the host.
             script: The sh script.
-            words: Its arguments, quoted for the shell.
-            write_input: Writes the script's standard input.
-            max_output_bytes: Bytes of the output that are kept, from its beginning and from its end.
+            words: The script's arguments, quoted for the shell.
+            write_input: Function that writes the script's standard input to the given stream.
+            max_output_bytes: If the output is longer than this, only its beginning and its end are kept.
 
         Returns:
-            Its exit code and output.
+            The exit code and the output.
 
         Raises:
             UnreachableHost: ssh itself has failed.
@@ -272,7 +223,7 @@ class RemoteCommands:
         timer = threading.Timer(max(0.0, self._deadline_s - time.monotonic()), process.kill)
         timer.start()
         try:
-            with contextlib.suppress(BrokenPipeError):  # a script that ends early has printed the reason
+            with contextlib.suppress(BrokenPipeError):  # A script that ends early has printed the reason.
                 try:
                     write_input(process.stdin)
                 finally:
@@ -284,20 +235,19 @@ class RemoteCommands:
             process.wait()
             with self._lock:
                 self._running_processes.discard(process)
-        result = CommandResult(
-            exit_code, output.read().decode(errors="replace"), errors.read().decode(errors="replace")
-        )
+        texts = [captured.read().decode(errors="replace") for captured in (output, errors)]
+        result = CommandResult(exit_code, *texts)
         if exit_code == SSH_ERROR_EXIT_CODE:
             raise UnreachableHost(location, explain_failure(location, result.errors, self._file))
         if exit_code < 0:
-            raise RunError(f"{location.title}: it did not answer in time: allow more (--timeout)")
+            raise RunError(f"{location.title}: its host did not answer in time: allow more time (--timeout)")
         return result
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._is_ended:
-                raise RunError("ended by another failure")
-            # With its own session, ssh does not receive an interrupt from the terminal. This process handles it.
+                raise RunError("ssh: stopped because a command on another host has failed")
+            # ssh gets its own session, so that Ctrl-C interrupts only this process. This process then ends ssh.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -317,31 +267,26 @@ class RemoteCommands:
         stamp: str,
         kept_names: Collection[str] = (),
     ) -> int:
-        """Copy files into a directory on a device's host, and remove all others from it.
+        """Replace the content of a directory on a device's host by local files. Return the number of bytes sent.
 
-        The directory is replaced as a whole or not at all. Only its owner can read the files.
+        The directory is replaced as a whole or not at all. Only its owner can read the files. RunError is raised if the
+        directory exists without a STAMP_FILE, or if the disk is full.
 
         Args:
             location: How to reach the host.
-            target: The directory.
-            files: Files by their path in the directory.
-            stamp: Text that is written into the directory's STAMP_FILE.
-            kept_names: Files, which are not sent again, and directories that are kept.
-
-        Returns:
-            The number of bytes sent.
-
-        Raises:
-            RunError: The directory exists without a STAMP_FILE, or there is not enough room.
+            target: The directory on the host.
+            files: Local files by their path in the directory.
+            stamp: Text that identifies the content. It is written into the directory's STAMP_FILE.
+            kept_names: Paths of files and directories in the directory that are kept, and are not sent again.
         """
         kept = sorted(kept_names)
         if sum(map(len, kept)) > _MAX_FILE_NAME_CHARS:
             kept = []
         sent = {name: path for name, path in files.items() if name not in kept}
         words = [quote_path(target), STAMP_FILE, *map(shlex.quote, kept)]
-        done = self.run(location, UNPACK_SCRIPT, words, lambda stream: _write_archive(stream, sent, stamp))
-        if done.exit_code:
-            raise RunError(f"{location.title}: cannot be copied to {target}: {_find_copy_cause(done)}")
+        result = self.run(location, UNPACK_SCRIPT, words, lambda stream: _write_archive(stream, sent, stamp))
+        if result.exit_code:
+            raise RunError(f"{location.title}: files cannot be copied to {target}: {_find_copy_cause(result)}")
         return sum(path.stat().st_size for path in sent.values())
 
 
@@ -353,10 +298,9 @@ def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> 
             entry.type, entry.mode = tarfile.DIRTYPE, 0o700
             archive.addfile(entry)
         for name, path in sorted(files.items()):
-            entry = tarfile.TarInfo(name)
+            entry, status = tarfile.TarInfo(name), path.stat()
+            entry.size, entry.mode = status.st_size, 0o600 | status.st_mode & 0o100
             with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                entry.size, entry.mode = status.st_size, 0o600 | status.st_mode & 0o100
                 archive.addfile(entry, file)
         entry = tarfile.TarInfo(STAMP_FILE)
         entry.size, entry.mode = len(stamp.encode()), 0o600
@@ -364,9 +308,9 @@ def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> 
 
 
 def _find_copy_cause(result: CommandResult) -> str:
-    """Return the most informative line of the messages of tar and sh."""
+    """Return the most informative line among the error messages of tar and sh."""
     lines = [line.strip() for line in result.errors.splitlines() if line.strip()]
     for line in lines:
         if re.search("no space left|quota exceeded", line, re.IGNORECASE):
-            return f"{one_line(line.rpartition(': ')[2])} there: make room, or give another directory"
+            return f"{one_line(line.rpartition(': ')[2])}: free disk space on that host, or give another directory"
     return one_line(lines[-1]) if lines else f"exit code {result.exit_code}"

@@ -1,6 +1,7 @@
-"""An artifact of this target as the coordinator reads it, and the conversion between arrays and payloads.
+"""An artifact of the target `sockets` in memory, and the conversion between arrays and the payloads of messages.
 
-An artifact's directory ⇒ manifests, roles, inputs and outputs. Needs numpy, but no ONNX package.
+Directory of an artifact, written by `emit` ⇒ manifests, inputs and outputs. Sessions load the artifact first. The
+module imports numpy, but neither onnx nor onnxruntime.
 """
 
 from __future__ import annotations
@@ -46,17 +47,19 @@ _NUMPY_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-"""numpy's names of types that are not ONNX's names in lower case."""
+"""numpy's names of the ONNX types for which numpy's name is not ONNX's name in lower case."""
 
 
 @dataclass(frozen=True)
 class RoleIO:
-    """Inputs and outputs of the devices in the frames of one role.
+    """The inputs and outputs that the session exchanges with each device, in the frames of one role.
+
+    A role is the normal plan, a replica of it, or a failure plan.
 
     Attributes:
-        inputs: By device, the inputs that it gets.
-        outputs: By device, the outputs that it delivers, by index of the output.
-        states: By device, the states that it keeps, and gets when states are set.
+        inputs: For each device, descriptions of the inputs that are sent to it.
+        outputs: For each device, descriptions of the outputs that it sends, by index of the output.
+        states: For each device, descriptions of the pieces of states that it keeps.
         active_devices: The devices that take part in these frames.
     """
 
@@ -68,17 +71,17 @@ class RoleIO:
 
 @dataclass(frozen=True)
 class SocketsArtifact:
-    """An artifact of this target.
+    """A loaded artifact: the content of artifact.json and of the devices' manifests.
 
     Attributes:
-        directory: Its directory.
-        digest: Its digest.
-        manifests: The manifests, in the order of devices.
-        inputs: Descriptions of the inputs, as in artifact.json, like all the following.
-        outputs: Descriptions of the outputs.
-        files: Size and digest of each file.
-        states: Descriptions of the states.
-        table_indices: By input, the tables of which it selects rows.
+        directory: The artifact's directory.
+        digest: The artifact's digest.
+        manifests: The manifests, in device order.
+        inputs: Descriptions of the network's inputs, as in artifact.json.
+        outputs: Descriptions of the network's outputs, as in artifact.json.
+        files: Size and digest of each file, as in artifact.json.
+        states: Descriptions of the states, as in artifact.json.
+        table_indices: For each input that selects rows of tables, descriptions of these tables.
     """
 
     directory: Path
@@ -92,10 +95,9 @@ class SocketsArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> SocketsArtifact:
-        """Load an artifact and check that its documents are intact and consistent.
+        """Load an artifact and check its documents; raise DicompilerError if they are damaged or inconsistent.
 
-        The copied runtime must be the installed one. Devices check the content of their other files themselves. Raise
-        DicompilerError if the artifact is damaged, inconsistent, or of another version.
+        The copied runtime must be identical to the installed one. The devices themselves check their other files.
         """
         document = load_artifact(directory)
         try:
@@ -104,47 +106,39 @@ class SocketsArtifact:
             manifests = [read_checksummed_json(directory / name, "manifest") for name in names]
             for device, manifest in zip(document["devices"], manifests, strict=True):
                 _check_manifest(directory, document, device, manifest)
-            inputs, outputs = tuple(document["inputs"]), tuple(document["outputs"])
-            for manifest in manifests:
-                transfers = [transfer for role in role_manifests(manifest) for transfer in role["transfers"]]
-                for peer in {t[end] for t in transfers for end in ("sender", "receiver")}:
-                    if peer not in document["devices"]:
-                        raise KeyError(f"{manifest['device']} needs {peer}, which is missing")
             failed_sets = {tuple(tuple(role.get("failed", ())) for role in role_manifests(m)) for m in manifests}
             if len(failed_sets) > 1:
-                raise KeyError("the devices have roles for different failures")
-            states, table_indices = tuple(document.get("states", ())), document.get("lookup_tables", {})
+                raise KeyError("the manifests of two devices have failure plans for different failures")
             return cls(
                 directory,
                 document["digest"],
                 tuple(manifests),
-                inputs,
-                outputs,
+                tuple(document["inputs"]),
+                tuple(document["outputs"]),
                 document["files"],
-                states,
-                table_indices,
+                tuple(document.get("states", ())),
+                document.get("lookup_tables", {}),
             )
         except (KeyError, TypeError) as error:
-            raise DicompilerError(
-                f"{directory}: not an artifact of this version ({error}): compile the model again"
-            ) from None
+            cause = f"not an artifact of this version ({error})"
+            raise DicompilerError(f"{directory}: {cause}: compile the model again") from None
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(manifest["device"] for manifest in self.manifests)
 
     def device_files(self, device: str) -> list[str]:
-        """Return the paths of the files in the device's directory, relative to it."""
+        """Return the paths of the device's files, relative to the device's directory."""
         prefix = f"{device}/"
         return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
     def make_schedule(self) -> RoleSchedule:
-        """Return a new schedule of `roles` for a run."""
+        """Return a new schedule for a run. It tells which of `roles` each frame uses."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property
     def roles(self) -> tuple[RoleIO, ...]:
-        """All roles, in the order of the manifests."""
+        """The inputs and outputs of all roles, in the order of the manifests."""
         return tuple(
             RoleIO(
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},
@@ -160,53 +154,57 @@ class SocketsArtifact:
         )
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs as contiguous arrays, and non-tensors as they are.
+        """Return the user's inputs as contiguous arrays, and inputs that are not tensors without a change.
 
-        If one state is given, all missing states are zeros. Raise DicompilerError if an input is missing, unknown or of
-        another type or shape, or if an index exceeds its table.
+        If the user sets at least one state, all other states are set to zeros. Raise DicompilerError if an input is
+        missing, unknown, or of another type or shape, or if an index exceeds the rows of its table.
         """
         check_type(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
         missing = [value for value in states if value["name"] not in inputs]
         zeros = {v["name"]: np.zeros(v["shape"], numpy_type(v["dtype"])) for v in missing}
-        known = [value["name"] for value in (*self.inputs, *self.states)]
+        names = [value["name"] for value in (*self.inputs, *self.states)]
         for name in inputs:
-            if name not in known:
-                raise DicompilerError(f"the network has no input {name!r}{did_you_mean(name, known)}")
+            if name not in names:
+                raise DicompilerError(f"the network has no input {name!r}{did_you_mean(name, names)}")
         checked = {value["name"]: _check_input(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
         for name, tables in self.table_indices.items():
             check_index_range(checked.get(name), tables, f"input {name!r}")
         return checked
 
     def copy_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of the inputs; errors: see check_inputs."""
+        """Return copies of the user's inputs. Raise DicompilerError for the same inputs as `check_inputs`."""
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
     def first_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return each output of the first device that delivers it."""
+        """Return each output by name, from the first device that delivers it."""
         names = [value["name"] for value in self.outputs]
-        return {
-            name: next(outputs[name] for outputs in outputs_by_device.values() if name in outputs) for name in names
-        }
+        devices = outputs_by_device.values()
+        return {name: next(outputs[name] for outputs in devices if name in outputs) for name in names}
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
-    """Check that a manifest belongs to the artifact, and lists the files that the device needs and no others.
+    """Check that a manifest belongs to the artifact, and lists exactly the files that the device needs.
 
     Raise KeyError if the manifest is inconsistent, and DicompilerError if the copied runtime is not the installed one.
     """
     if (manifest["device"], manifest["digest"]) != (device, document["digest"]):
-        raise KeyError(f"the manifest of {device} belongs to another artifact")
+        raise KeyError(f"the manifest of device {device} belongs to another artifact")
     files = manifest["files"]
     listed = {name: record for name, record in document["files"].items() if name.startswith(f"{device}/")}
     del listed[f"{device}/{MANIFEST}"]
     if {f"{device}/{name}": record for name, record in files.items()} != listed:
-        raise KeyError(f"{device} and artifact.json list different files")
+        raise KeyError(f"the manifest of device {device} and artifact.json list different files")
+    transfers = [transfer for role in role_manifests(manifest) for transfer in role["transfers"]]
+    for peer in {transfer[end] for transfer in transfers for end in ("sender", "receiver")}:
+        if peer not in document["devices"]:
+            raise KeyError(f"device {device} exchanges tensors with {peer}, which is missing")
     digests = {name: record["digest"] for name, record in files.items()}
     segments = [segment for role in role_manifests(manifest) for segment in role["segments"]]
     segment_files = {s["file"]: digests[s["file"]] for s in segments if "file" in s}
-    if not all(re.fullmatch(r"segment\d{3,}\.onnx", name) for name in segment_files):
-        raise KeyError(f"{device}: names of segments")
+    for name in segment_files:
+        if not re.fullmatch(r"segment\d{3,}\.onnx", name):
+            raise KeyError(f"device {device} has a segment in the file {name!r} instead of segmentNNN.onnx")
     code = {name: digest for name, digest in digests.items() if name != WEIGHTS_FILE and name not in segment_files}
     sources = {f"runtime/{name}": content for name, content in read_runtime_sources("sockets", (".py",)).items()}
     check_bundled_sources(directory / device, document, code, hash_sources(sources))
@@ -215,7 +213,7 @@ def _check_manifest(directory: Path, document: Manifest, device: str, manifest: 
 def _check_input(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
     name = value["name"]
     if name not in inputs:
-        raise DicompilerError(f"input {name!r} is missing: give all inputs of the network")
+        raise DicompilerError(f"input {name!r} is missing: pass all inputs of the network")
     if value["dtype"] == NON_TENSOR_TYPE:
         return inputs[name]
     shape = None if value["shape"] is None else tuple(value["shape"])
@@ -223,7 +221,10 @@ def _check_input(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """Return numpy's type for ONNX's type name; raise DicompilerError if that needs a package that is missing."""
+    """Return numpy's type for the name of an ONNX type.
+
+    Raise DicompilerError if the package ml_dtypes is needed but missing.
+    """
     if name == STRING_TYPE:
         return np.dtype(object)
     name = _NUMPY_TYPE_NAMES.get(name, name.lower())
@@ -238,14 +239,18 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the piece of a state that a device keeps."""
+    """Return the piece of a state's array that a device keeps.
+
+    `state` is the description of the piece in the manifest.
+    """
     return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 
 
 def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
-    """Return the bytes of an input, after rank and dimensions if the manifest does not know the shape.
+    """Return the bytes of an input for a message to a device. `value` is the description of the input in the manifest.
 
-    Raise DicompilerError for a non-tensor that cannot be encoded.
+    If the description has no shape, the rank and the dimensions precede the elements. Raise DicompilerError if a value
+    that is not a tensor cannot be encoded.
     """
     if value["dtype"] in UNSIZED_TYPES:
         try:
@@ -259,7 +264,10 @@ def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
 
 
 def from_payload(payload: Any, value: Mapping[str, Any]) -> Any:
-    """Return the output in the bytes that a device sent, the reverse of `to_payload`; raise ValueError if invalid."""
+    """Return the array in the bytes of an output from a device: the reverse of `to_payload`.
+
+    `value` is the description of the output in the manifest. Raise ValueError if the bytes do not match it.
+    """
     if value["dtype"] in UNSIZED_TYPES:
         try:
             return decode_value(payload)

@@ -1,6 +1,6 @@
-"""Runs artifacts on this host and prints how long their frames took: see Target.benchmark_player.
+"""A program that runs artifacts on this host and prints the times of their frames. See `Target.benchmark_player`.
 
-The file is copied next to a copy of the runtime. It needs only Python, numpy and onnxruntime.
+The file is copied to boards together with a copy of the runtime. It needs only Python, numpy and onnxruntime.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MIN_FRAMES = 5
 
 
 class BenchmarkRun:
-    """A run of an artifact, with a process for each device.
+    """A run of an artifact on this host, with one process for each device.
 
     Attributes:
-        received: Number of received messages by type.
-        reports: The devices' reports.
+        received: Number of received messages of each type.
+        reports: The reports of the devices.
         error: The first error; '' without errors.
     """
 
@@ -52,7 +52,10 @@ class BenchmarkRun:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Run frames for that long; return the seconds of each frame, and the median seconds of a send call."""
+        """Run frames for at least this many seconds.
+
+        Return the seconds of each frame, and the median seconds of a send call.
+        """
         try:
             self._join()
             outputs = sum(len(manifest["outputs"]) for manifest in self.manifests)
@@ -127,7 +130,10 @@ class BenchmarkRun:
             raise SystemExit(f"{self.artifact.name}: {self._first_error_line() or self.error or 'it takes too long'}")
 
     def _first_error_line(self) -> str:
-        """Return the output of the device that failed first; the others fail later and name it, perhaps before it."""
+        """Return the output of the device that failed first.
+
+        The other devices fail later, and their messages, which may be printed earlier, name the first one.
+        """
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_WAIT_S)

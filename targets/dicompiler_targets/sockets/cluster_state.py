@@ -1,7 +1,7 @@
-"""The state of a run's cluster: which devices are up, which roles are in use, and how failed devices return.
+"""The devices of a run: which of them are up, which role frames use, and how failed devices return.
 
-An artifact and a function that starts devices ⇒ events of frames for the session, or a RunError if a device fails whose
-failure no plan covers.
+A function that starts devices ⇒ events for the session, or a RunError if a device fails and no failure plan covers
+that. A role is the normal plan, a replica of it, or a failure plan.
 """
 
 from __future__ import annotations
@@ -35,39 +35,35 @@ from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
 log = logging.getLogger("dicompiler")
 
 POLL_INTERVAL_S, FAILURE_POLL_INTERVAL_S = 0.05, 0.002
-"""Seconds between two checks of the processes, and while failed processes are ending."""
+"""Seconds between two checks of the processes; the second value applies while processes of failed devices end."""
 CAUSE_WAIT_S = 0.3
-"""Seconds to wait for the cause of a failure: a lost connection is noticed before the end of its process."""
+"""Seconds to wait for the cause of a failure. A process that crashes loses its connections before its end is seen."""
 SUSPICION_WAIT_S = 0.15
-"""Seconds to wait for more evidence about a device that other devices suspect."""
+"""Seconds to wait for reports of further devices about a device that one of them suspects."""
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
-"""Seconds until a failed device is started again; doubled after each failed attempt."""
-
+"""Seconds until a failed device is restarted: at first, and at most. They are doubled after each failed attempt."""
 
 Acceptor = RunAcceptor | DaemonConnector
-"""Where devices join a run."""
+"""Accepts the connections of started devices, or makes connections to resident devices."""
 
 
 def half_time(deadline: float) -> float:
-    """Return the time (time.monotonic) when half of the time until `deadline` has passed."""
+    """Return the moment (time.monotonic) when half of the time from now to `deadline` has passed."""
     return (time.monotonic() + deadline) / 2
 
 
 class ReconnectQueue:
-    """Schedules restarts of failed devices and their return to the run, one device at a time.
+    """The failed devices of a run. They are restarted after a delay, and connect to their peers one after another.
+
+    `start_device` starts a device by name. The devices in `manually_started` are not restarted: somebody else starts
+    them, and they connect by themselves.
 
     Attributes:
-        connecting: The device that connects to its peers now; '' if there is none. One at a time, so that each device
-            finds all that returned before.
+        connecting: The device that connects to its peers now; '' if there is none. Only one device connects at a time,
+            so that it connects to all devices that have returned before.
     """
 
     def __init__(self, start_device: Callable[[str], DeviceProcess], manually_started: set[str]) -> None:
-        """Create an empty queue.
-
-        Args:
-            start_device: Starts a device.
-            manually_started: Devices that are started by somebody else and connect by themselves.
-        """
         self.start_device, self._manually_started = start_device, manually_started
         self.connecting = ""
         self._greeted: deque[str] = deque()
@@ -80,12 +76,12 @@ class ReconnectQueue:
         self._schedule_restart(name)
 
     def retry_later(self, name: str) -> None:
-        """Schedule another attempt after a failed one."""
+        """Schedule another restart of a device that could not return, after twice the previous delay."""
         self._delays_s[name] = min(2 * self._delays_s.get(name, MIN_RESTART_DELAY_S), MAX_RESTART_DELAY_S)
         self._schedule_restart(name)
 
     def pop_due(self) -> list[str]:
-        """Return the devices to be started now, each once."""
+        """Return the devices that must be restarted now. Each scheduled restart is returned once."""
         due = [name for name, at in self._restart_at.items() if time.monotonic() >= at]
         for name in due:
             del self._restart_at[name]
@@ -93,23 +89,23 @@ class ReconnectQueue:
         return due
 
     def is_returning(self, name: str) -> bool:
-        """Return True if a process of the device was started or has connected."""
+        """Return True if the device was restarted or has connected, and has not yet returned to the run."""
         return name in self._returning
 
     def add_greeted(self, name: str) -> None:
-        """Add a device that completed the handshake."""
+        """Add a device that has connected and completed the handshake."""
         self._returning.add(name)
         self._greeted.append(name)
 
     def pop_next(self) -> str:
-        """Return the device that may connect to its peers now, which becomes `connecting`; '' if there is none."""
+        """Return the device that may connect to its peers next, and set `connecting` to it; '' if there is none."""
         if self.connecting or not self._greeted:
             return ""
         self.connecting = self._greeted.popleft()
         return self.connecting
 
     def remove(self, name: str) -> None:
-        """Remove a device, for example because it has returned."""
+        """Remove a device that has returned, or whose attempt to return has failed."""
         self._returning.discard(name)
         self.connecting = "" if self.connecting == name else self.connecting
         if name in self._greeted:
@@ -122,18 +118,21 @@ class ReconnectQueue:
 
 
 class ClusterState:
-    """The devices of a run.
+    """The devices of a run, from their start to their end.
 
-    If a device fails and the artifact's roles cover that, all frames before `window.end` are invalid. `needs_replay` is
-    true until the session sends them again. The session may send further frames once `awaiting_ack` is empty.
+    A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn. The
+    state owns a `DeviceProcess` for each device, the `DeviceMessages` (the next step of a received message) and the
+    failed devices. If a device fails and a failure plan covers that, all frames before `window.end` become invalid.
+    Then `needs_replay` is True until the session sends these frames again. The session may send further frames when
+    `awaiting_ack` is empty.
 
     Attributes:
         processes: The processes of all devices.
         down: The devices that are down.
-        window: The frames in flight, by the numbers that the devices know them by.
-        schedule: The role of each frame.
+        window: The numbers of the frames in flight.
+        schedule: Tells the role of each frame.
         awaiting_ack: Devices that have not acknowledged the last change of roles.
-        needs_replay: The session must send the frames in flight again.
+        needs_replay: Whether the session must send the frames in flight again.
         loop: The event loop.
     """
 
@@ -152,11 +151,11 @@ class ClusterState:
         Args:
             artifact: The artifact.
             options: Options of the run.
-            in_flight: Frames that may be in flight.
-            start: Starts a device.
-            local_processes: Device processes on this host.
-            on_change: Called after each failure and return: (kind of event, device, reason).
-            on_reason: Called when the reason of a failure is final: (device, reason).
+            in_flight: Maximum number of frames in flight.
+            start: Function that starts a device.
+            local_processes: Number of device processes on this host.
+            on_change: Function that is called after each failure and return: (kind of event, device, reason).
+            on_reason: Function that is called when the reason of a failure is final: (device, reason).
         """
         self._artifact, self._options, self._on_change = artifact, options, on_change
         self._in_flight, self._start_device = in_flight, start
@@ -179,18 +178,18 @@ class ClusterState:
 
     @property
     def up(self) -> list[str]:
-        """The devices that are up, in order."""
+        """The names of the devices that are up, in device order."""
         return [name for name in self._artifact.devices if name not in self.down]
 
     # -- start and end
 
     def join(self, acceptor: Acceptor, deadline: float, check_time: Callable[..., None]) -> None:
-        """Start the devices, and wait until all are connected to their peers and have created their sessions.
+        """Start the devices, and wait until all of them are connected to their peers and ready for frames.
 
         Args:
-            acceptor: Where devices join.
+            acceptor: The object that accepts or makes connections to devices.
             deadline: When the run must have started (time.monotonic).
-            check_time: Raises RunError after the deadline: (deadline, awaited devices, end of the message).
+            check_time: Function that raises RunError after a deadline: (deadline, awaited devices, end of the message).
         """
         self._acceptor = acceptor
         acceptor.start_accepting(self.processes, self._artifact.digest)
@@ -216,7 +215,7 @@ class ClusterState:
         self._has_joined = True
 
     def _runtime_arguments(self) -> list[str]:
-        """Return the runtime's arguments that are the same for all devices."""
+        """Return the command-line arguments of the runtime that are equal for all devices."""
         options, acceptor = self._options, self._get_acceptor()
         arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run]
         arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
@@ -234,7 +233,7 @@ class ClusterState:
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
             process = acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
-                end_process(process)  # Nobody awaits it yet. It may come back once all others have joined.
+                end_process(process)  # A device that is down may join only after all other devices have joined.
                 self.processes[process.device] = DeviceProcess(process.manifest)
                 acceptor.allow_again(process.device)
             elif process is not None:
@@ -244,7 +243,7 @@ class ClusterState:
             check_time(deadline, waiting, acceptor.refusal_text)
 
     def _await_ready(self, deadline: float, check_time: Callable[..., None]) -> None:
-        """Wait until all devices that are up are ready, and all failures so far are explained."""
+        """Wait until all devices that are up are ready, and the causes of all failures so far are known."""
         late_at = half_time(deadline)
         ready = self._messages.ready_devices
         while (
@@ -255,15 +254,18 @@ class ClusterState:
             check_time(deadline, waiting or self.up)
 
     def _handle_joining(self, is_ready: Callable[[], object]) -> None:
-        """Handle the events that arrive while the devices join."""
+        """React to the events that arrive while the devices join.
+
+        Do not wait for events if `is_ready` returns a true value.
+        """
         for event in self.events(is_ready):
             self.handle(event)
         self.poll()
 
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
-        """Treat devices that have not joined by `late_at` as failed, if the artifact covers that.
+        """After `late_at`, treat the devices that have not joined as failed, if a failure plan covers that.
 
-        The remaining time is for frames.
+        The time from `late_at` to the deadline is left for computing frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
@@ -280,7 +282,7 @@ class ClusterState:
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
-        """Send a device the addresses of its peers."""
+        """Send a device the message PEERS: the addresses of its peers, and the keys in `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
         proof = self._get_acceptor().credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
@@ -295,13 +297,12 @@ class ClusterState:
         return self._reconnects
 
     def finish(self) -> None:
-        """Tell the devices that there are no more frames."""
+        """Tell the devices that no further frames follow."""
         self._is_finishing = True
         for name in self.up:
             self.processes[name].get_channel().send(MessageType.FINISH, frame=self.window.end)
 
     def close(self) -> None:
-        """End all processes and connections."""
         self.loop.close()
         if self._acceptor is not None:
             self._acceptor.close()
@@ -310,7 +311,7 @@ class ClusterState:
     # -- events
 
     def events(self, is_ready: Callable[[], object]) -> Iterator[DeviceEvent]:
-        """Yield the events that have arrived or arrive soon; do not wait if `is_ready`."""
+        """Yield the events that have arrived or arrive soon. Do not wait if `is_ready` returns a true value."""
         wait_s = FAILURE_POLL_INTERVAL_S if self._failed_processes and not self._failed_at else POLL_INTERVAL_S
         events = self._messages.events
         self.loop.run_until(lambda: events or is_ready(), time.monotonic() + wait_s)
@@ -318,19 +319,19 @@ class ClusterState:
             yield events.popleft()
 
     def handle(self, event: DeviceEvent) -> bool:
-        """Handle an event of the cluster; return True if it concerns a frame and the session must handle it.
+        """Update the state of the devices by an event.
 
-        Raise RunError if no plan covers the failure of a device.
+        Return True if the event is about a frame, which the session updates. Raise RunError if a device has failed and
+        no failure plan covers that.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
             process.queued_messages -= 1
         if header is not None and header.type is MessageType.TENSOR_OVERDUE and header.frame < self.window.first:
-            return False  # The frame was sent again in the meantime.
+            return False  # The frame was sent again since, so the report is out of date.
         failure = find_failure(event, self.processes)
         if failure is not None:
-            # A device may close its connection after its report.
-            if process.report is None:
+            if process.report is None:  # After its report, a device closes its connection, which is not a failure.
                 self._handle_failure(failure)
         elif header is None:
             return False
@@ -341,7 +342,7 @@ class ClusterState:
         elif header.type is MessageType.REPORT:
             process.report = event.payload
         else:
-            if header.frame >= self._last_change:  # ROLES_CHANGED, or a frame that uses the current roles.
+            if header.frame >= self._last_change:  # The device already uses the current roles.
                 self.awaiting_ack.discard(event.device)
             return header.type is not MessageType.ROLES_CHANGED and header.frame >= self.window.first
         return False
@@ -352,9 +353,9 @@ class ClusterState:
     # -- failures
 
     def poll(self) -> None:
-        """Check processes, suspicions and returning devices, if the last check was POLL_INTERVAL_S ago.
+        """Check processes, suspected devices and returning devices, if the last check was POLL_INTERVAL_S ago.
 
-        Raise RunError if no plan covers the failure of a device.
+        Raise RunError if a device has failed and no failure plan covers that.
         """
         now = time.monotonic()
         if now < self._polled_at + POLL_INTERVAL_S:
@@ -371,25 +372,25 @@ class ClusterState:
             self._poll_reconnects(self._reconnects)
 
     def pop_interruption(self) -> tuple[str, float] | None:
-        """Return the device that failed last and the seconds since the first failure, once after each interruption.
+        """End the interruption by failures.
 
-        The session calls it when a frame is finished, or there is none to be finished.
+        Return the device that failed last, and the seconds since the first failure. Return None without an
+        interruption. The session calls this method when a frame is finished, or when no frame is in flight.
         """
         if not self._failed_at:
             return None
         seconds, self._failed_at = time.perf_counter() - self._failed_at, 0.0
         return self._last_failed, seconds
 
-    def start_replay(self) -> None:
-        """Tell the cluster that the session sends the frames in flight again."""
-        self.needs_replay = False
-
     def _handle_failure(self, failure: DeviceFailure) -> None:
-        """Continue without the device if possible; otherwise raise RunError for the root cause."""
+        """Continue without the failed device if a failure plan covers that.
+
+        Otherwise raise RunError for the root cause.
+        """
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])
         for name in (failure.reporter, failure.device):
-            if name in self.down:  # The end of a failed device was expected, or a device that returns has failed.
+            if name in self.down:  # Either the failure is known, or the device has failed again while it returned.
                 if self._reconnects is not None and self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
                 return
@@ -405,12 +406,12 @@ class ClusterState:
     def _add_suspicion(self, failure: DeviceFailure) -> None:
         pair = failure.device, failure.reporter
         if all(pair != (suspicion.device, suspicion.reporter) for suspicion, _ in self._suspicions):
-            # If the device's own process ended, its error message may still be in transit.
+            # If the suspected device's own process has ended, its error message may still be in transit.
             wait_s = CAUSE_WAIT_S if failure.reporter == failure.device else SUSPICION_WAIT_S
             self._suspicions.append((failure, time.monotonic() + wait_s))
 
     def _resolve_suspicions(self) -> None:
-        """Treat the device that most others suspect as failed, if that is covered."""
+        """Treat the device that most other devices suspect as failed, if a failure plan covers that."""
         suspicions = [suspicion for suspicion, _ in self._suspicions]
         counts = Counter(suspicion.device for suspicion in suspicions)
         covered = [s for s in suspicions if self.schedule.find_failed_set(self.down | {s.device}) is not None]
@@ -419,13 +420,13 @@ class ClusterState:
         self._mark_failed(max(covered, key=lambda suspicion: counts[suspicion.device]))
 
     def _mark_failed(self, failure: DeviceFailure) -> None:
-        """Continue without the device: all others drop the frames in flight and use other roles."""
+        """Continue without the failed device: all other devices drop the frames in flight and change to other roles."""
         self._last_failed = name = failure.device
         self._failed_at = self._failed_at or time.perf_counter()
-        self._polled_at = time.monotonic()  # The next poll is not urgent.
+        self._polled_at = time.monotonic()  # This delays the next poll, because the frames are more urgent now.
         reconnects = self._get_reconnects()
-        if reconnects.connecting:  # It may be connecting to the failed device.
-            self._give_up_reconnect(reconnects.connecting, f"{name!r} failed in the meantime")
+        if reconnects.connecting:  # A returning device may be connecting to the failed device.
+            self._give_up_reconnect(reconnects.connecting, f"device {name!r} failed in the meantime")
         self.down.add(name)
         self._suspicions = [(s, at) for s, at in self._suspicions if name not in (s.device, s.reporter)]
         process = self._disconnect(name)
@@ -435,7 +436,10 @@ class ClusterState:
         self._on_change("failure", name, failure.message)
 
     def _disconnect(self, name: str) -> DeviceProcess:
-        """Close a device's connection, discard its messages, and return its process, which is not used any more."""
+        """Close a device's connection and discard its messages.
+
+        Return its process, and put an empty one in its place.
+        """
         process = self.processes[name]
         with self.loop.lock:
             if process.channel is not None:
@@ -447,24 +451,22 @@ class ClusterState:
         return process
 
     def _is_needed_in_flight(self, name: str) -> bool:
-        """Return True if the device takes part in a frame in flight, or no frame is in flight."""
+        """Return True if the device takes part in a frame in flight, or if no frame is in flight."""
         in_flight = [n for n in range(self.window.oldest, self.window.end) if self.window.is_in_flight(n)]
         return not in_flight or any(
             name in self._roles[self.schedule.role_index(number)].active_devices for number in in_flight
         )
 
     def _change_roles(self, drop: bool, returned: str = "") -> None:
-        """Post a CHANGE_ROLES to all devices that are up, those with inputs first, for the next push.
+        """Post the message CHANGE_ROLES to all devices that are up, first to those with inputs. The next push sends it.
 
-        Devices that have not got PEERS yet hear of the change with that message.
-
-        Args:
-            drop: Drop the frames in flight, which the session sends again.
-            returned: The device whose return changes the roles; it has no frames in flight.
+        A device that has not received PEERS yet is told about the change in that message. If `drop`, the devices drop
+        the frames in flight, which the session sends again. `returned` is the device whose return causes the change.
         """
         if not self._peers_sent:
             return
-        if self.window.end <= self._last_change:  # Acknowledgements name the frame, so each change needs its own.
+        if self.window.end <= self._last_change:
+            # Acknowledgements name the first frame after the change. Skipping a frame number makes that name unique.
             self.window.finish(self.window.open())
         first = self._last_change = self.window.end
         failed = self.schedule.find_failed_set(self.down)
@@ -481,7 +483,10 @@ class ClusterState:
             self.processes[name].get_channel().post_json(MessageType.CHANGE_ROLES, message)
 
     def _raise_root_cause(self, failures: list[DeviceFailure]) -> None:
-        """Raise RunError for the failure that caused the given ones, after waiting for further observations."""
+        """Wait for further observations if the cause is not certain.
+
+        Then raise RunError for the failure that caused the others.
+        """
         until = time.monotonic() + CAUSE_WAIT_S
         while all(failure.rank > RANK_CAUSE for failure in failures) and time.monotonic() < until:
             observed = (find_failure(event, self.processes) for event in self.events(lambda: False))
@@ -492,7 +497,7 @@ class ClusterState:
     # -- returning devices
 
     def _poll_reconnects(self, reconnects: ReconnectQueue) -> None:
-        """Restart failed devices, accept those that connect, and let one after another connect to its peers."""
+        """Restart failed devices, accept those that connect, and let them connect to their peers one after another."""
         for name in reconnects.pop_due():
             try:
                 self.processes[name] = reconnects.start_device(name)
@@ -500,7 +505,7 @@ class ClusterState:
                 self._give_up_reconnect(name, str(error))
         try:
             process = self._get_acceptor().next_process(0)
-        except RunError as error:  # The device has another artifact.
+        except RunError as error:  # A device with another artifact has connected, and was refused.
             self._warn_once(str(error))
             process = None
         if process is not None:
@@ -510,18 +515,18 @@ class ClusterState:
             self._send_peers(name, {"down": sorted(self.down - {name}), "rejoins": True})
 
     def _give_up_reconnect(self, name: str, reason: str) -> None:
-        """End a device that tried to return; it will be started again later."""
+        """End the process of a device that could not return, and schedule another restart."""
         self._warn_once(f"device {name!r} does not return yet: {reason}")
         end_process(self._disconnect(name))
         self._get_reconnects().retry_later(name)
 
     def _warn_once(self, message: str) -> None:
-        """Warn once, because repeated attempts fail for the same reason."""
+        """Log a warning only once, because repeated attempts to return fail for the same reason."""
         log.log(logging.INFO if message in self._warned else logging.WARNING, "%s", message)
         self._warned.add(message)
 
     def _mark_returned(self, name: str) -> None:
-        """Let a device take part again from the next frame on."""
+        """Let a device that has returned take part again from the next frame on."""
         self._get_reconnects().remove(name)
         self._warned.clear()
         self.down.discard(name)

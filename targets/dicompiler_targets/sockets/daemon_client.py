@@ -1,4 +1,7 @@
-"""Clients of resident devices: the state file next to an artifact, runs and status requests."""
+"""Clients of resident devices: the list of these devices in a file next to the artifact, runs, and status requests.
+
+`daemon_control` starts resident devices and writes the file. `open_session` connects to the devices in the file.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +51,15 @@ RESTART_HINT = "start it again ('dicompiler deploy --resident')"
 
 @dataclass(frozen=True)
 class ResidentCluster:
-    """The resident devices of an artifact, as its state file lists them.
+    """The resident devices of an artifact, as listed in the file ARTIFACT.resident.json.
 
     Attributes:
         directory: The artifact's directory.
-        digest: The artifact's digest.
+        digest: Digest of the artifact that the devices run.
         addresses: Host and port of each device.
-        token: Proves membership of the cluster; '' with keys.
-        keys: The directory that 'dicompiler keys' created, if any.
-        insecure: Plain connections to other hosts are allowed.
+        token: Secret that clients and devices prove to know; '' if they use keys.
+        keys: The directory that 'dicompiler keys' created; None without keys.
+        insecure: Whether connections to other hosts are allowed without keys.
     """
 
     directory: Path
@@ -68,13 +71,16 @@ class ResidentCluster:
 
     @staticmethod
     def state_file(directory: Path) -> Path:
-        """Return the path of an artifact's state file, which is next to its directory."""
+        """Return the path of the file that lists the resident devices of an artifact."""
         absolute = directory.absolute()
         return absolute.with_name(f"{absolute.name}.resident.json")
 
     @classmethod
     def load(cls, directory: Path) -> ResidentCluster | None:
-        """Return the resident devices of an artifact, or None; raise DicompilerError for an invalid state file."""
+        """Return the resident devices of an artifact; None if there are none.
+
+        Raise DicompilerError if the file is invalid.
+        """
         path = cls.state_file(directory)
         try:
             document = json.loads(path.read_bytes())
@@ -92,7 +98,10 @@ class ResidentCluster:
 
     @classmethod
     def load_for(cls, artifact: SocketsArtifact) -> ResidentCluster | None:
-        """Return as `load` does; raise RunError if the devices run another artifact."""
+        """Return the resident devices of an artifact; None if there are none.
+
+        Raise RunError if they run another artifact.
+        """
         cluster = cls.load(artifact.directory)
         if cluster is not None and cluster.digest != artifact.digest:
             raise RunError(
@@ -102,7 +111,7 @@ class ResidentCluster:
         return cluster
 
     def save(self) -> None:
-        """Write the state file, readable only for the user."""
+        """Write the file. Only its owner can read it, because it contains the token."""
         document = {"format": RESIDENT_FORMAT, **asdict(self)}
         del document["directory"]
         path = self.state_file(self.directory)
@@ -117,16 +126,19 @@ class ResidentCluster:
             temporary.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the state file."""
+        """Remove the file."""
         self.state_file(self.directory).unlink(missing_ok=True)
 
     @property
     def is_remote(self) -> bool:
-        """True if a device runs on another host."""
+        """Whether a device runs on another host."""
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:
-        """Return the options of a run on these devices; raise UsageError for options that need new processes."""
+        """Return the options of a run, with the keys of the resident devices.
+
+        Raise UsageError if an option needs new processes.
+        """
         for name in ("start_manually", "pin"):
             if getattr(options, name):
                 raise UsageError(
@@ -137,14 +149,14 @@ class ResidentCluster:
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        """Return the coordinator's keys; raise UsageError for keys that cannot be used."""
+        """Return the coordinator's keys; None without keys. Raise UsageError if the keys cannot be used."""
         try:
             return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
 
     def status(self, options: RunOptions) -> tuple[DeviceStatus, ...]:
-        """Return the status of each device in the order of names; those that do not answer have only an `error`."""
+        """Ask all devices for their status. Devices that do not answer have a status with an `error`."""
         options = self.run_options(options)
         keys = self.load_keys(options)
 
@@ -174,10 +186,10 @@ def call_daemon(
     request: Mapping[str, Any],
     deadline: float,
 ) -> tuple[MessageChannel, dict[str, Any]]:
-    """Connect to a resident device and send a request; return the channel and the answer.
+    """Connect to a resident device and send a request. Return the connection and the device's answer.
 
-    Raise OSError if the device cannot be reached, ProtocolError if the other end is not that device, and PeerRefused
-    with the device's message if it refused.
+    Raise OSError if the device cannot be reached, ProtocolError if another program answers, and PeerRefused if the
+    device refuses the request.
     """
     connection = socket.create_connection(address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
     try:
@@ -209,11 +221,7 @@ def _error_text(error: Exception) -> str:
 
 @dataclass
 class DaemonProcess(DeviceProcess):
-    """A resident device.
-
-    Attributes:
-        failure: Why it cannot be reached; '' as long as it may be reachable.
-    """
+    """A resident device in a run. `failure` is the reason why the device cannot be reached, or '' if there is none."""
 
     failure: str = field(default="", kw_only=True)
 
@@ -225,7 +233,10 @@ class DaemonProcess(DeviceProcess):
 
 
 class DaemonConnector:
-    """Connects a run to resident devices: a `StartDevice` and a `rendezvous.Acceptor`.
+    """Connects a run to resident devices. `daemon_control.make_connector` creates it.
+
+    `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections.
+    `restart` starts a device that does not answer, and returns its address.
 
     Attributes:
         options: The options of the run.
@@ -240,7 +251,6 @@ class DaemonConnector:
         options: RunOptions,
         restart: Callable[[str], tuple[str, int]] | None = None,
     ) -> None:
-        """Create the connector; `restart` starts a device that does not answer and returns its address."""
         self._cluster, self.options, self._restart = cluster, options, restart
         self._keys = cluster.load_keys(options)
         run = secrets.token_hex(8)
@@ -251,25 +261,28 @@ class DaemonConnector:
 
     @property
     def is_remote(self) -> bool:
-        """True if a device runs on another host."""
+        """Whether a device runs on another host."""
         return self._cluster.is_remote
 
     @property
     def refusal_text(self) -> str:
-        """Always '', because no device connects by itself."""
+        """Always '', because resident devices do not connect by themselves."""
         return ""
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
         self._processes, self._digest = processes, digest
 
     def allow_again(self, device: str) -> None:
-        """Do nothing: a device can always be called again."""
+        """Do nothing, because a resident device can always be called again."""
 
     def close(self) -> None:
         self._closed = True
 
     def __call__(self, manifest: Manifest, _: Sequence[str]) -> DeviceProcess:
-        """Connect to a device in a thread, one after another, so that the first of two clients gets all devices."""
+        """Start a thread that connects to a device, and return the device's process.
+
+        The threads connect one after another, so that of two clients, the first one gets all devices.
+        """
         address = self._cluster.addresses.get(manifest["device"])
         location = "" if address is None else f" at {join_address(*address)}"
         process, previous, done = DaemonProcess(manifest, location=location), self._previous_call, threading.Event()
@@ -278,7 +291,10 @@ class DaemonConnector:
         return process
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Return the next device that answered, or None; raise RunError if a device refused."""
+        """Wait for the next device that answers and return its process; None if no device answered in time.
+
+        Raise RunError if a device refused the run.
+        """
         while (answered := self._connections.take(seconds)) is not None:
             process: DaemonProcess = answered[0]
             channel: MessageChannel = answered[1]
@@ -311,7 +327,7 @@ class DaemonConnector:
             done.set()
 
     def _update_address(self, name: str, address: tuple[str, int]) -> None:
-        """Record the new address of a restarted device, for other clients too."""
+        """Record the new address of a restarted device, also in the file that other clients read."""
         with self._lock:
             self._cluster = replace(self._cluster, addresses={**self._cluster.addresses, name: address})
             try:

@@ -1,6 +1,6 @@
-"""Control of resident devices over ssh: start, stop and status.
+"""Start, stop and status of resident devices over ssh, for `dicompiler deploy`.
 
-An artifact that is installed on its hosts ⇒ running daemons, and the state file that lists their addresses.
+Artifact that is installed on its hosts ⇒ running daemons, and a file that lists their addresses for `daemon_client`.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ print(PREFIX + json.dumps({"ran": ran}))
 
 
 class ResidentDevices:
-    """The resident devices of the artifact in `directory`: see Service."""
+    """The resident devices of the artifact in a directory: the implementation of `Service`."""
 
     def __init__(self, directory: Path, options: RunOptions) -> None:
         self.directory, self.options = directory, options
 
     def start(self) -> tuple[str, ...]:
-        """Start the devices that do not answer: see Service.
+        """Start the devices that do not answer, and return their names.
 
-        A device that cannot be started is left out with a warning if the artifact has a failure plan for that.
-        Otherwise the devices that were started by this call are stopped again.
+        A device that cannot be started is omitted with a warning if the artifact has a failure plan for that. Otherwise
+        the devices that were started by this call are stopped again.
         """
         artifact = SocketsArtifact.load(self.directory)
         cluster = ResidentCluster.load_for(artifact)
@@ -99,7 +99,7 @@ class ResidentDevices:
         return tuple(sorted(started))
 
     def stop(self) -> Mapping[str, bool]:
-        """Stop all devices that can be reached: see Service."""
+        """Stop all devices. Return, for each device, True if it was running."""
         artifact, cluster = SocketsArtifact.load(self.directory), ResidentCluster.load(self.directory)
         hosts = DaemonHosts(artifact, cluster, self.options)
         ran, failed = dict[str, bool](), dict[str, RunError]()
@@ -120,7 +120,7 @@ class ResidentDevices:
         return {name: ran[name] for name in hosts.locations}
 
     def status(self) -> tuple[DeviceStatus, ...]:
-        """Return the status of each device: see Service; raise UsageError if there are no resident devices."""
+        """Return the status of each device. Raise UsageError if the artifact has no resident devices."""
         cluster = ResidentCluster.load(self.directory)
         if cluster is None:
             raise UsageError(
@@ -133,7 +133,7 @@ class DaemonHosts:
     """Starts and stops single daemons on the hosts of a cluster.
 
     Attributes:
-        locations: The location of each device.
+        locations: The host and the settings of each device.
         commands: Runs commands over ssh.
     """
 
@@ -144,7 +144,7 @@ class DaemonHosts:
         self._options = options if cluster is None else cluster.run_options(options)
 
     def start(self, name: str) -> tuple[str, int]:
-        """Start a daemon and return its address; raise RunError with the daemon's message if it fails."""
+        """Start a daemon and return its address. Raise RunError with the daemon's message if the daemon fails."""
         location = self.locations[name]
         arguments = ["--resident", *["--insecure"] * self._options.insecure]
         arguments += ["--log", f"../{STATE_DIRECTORY}/{location.device}.log", "--detach"]
@@ -158,7 +158,7 @@ class DaemonHosts:
         raise RunError(f"{location.title}: {last_error_line(result)}")
 
     def stop(self, name: str) -> bool:
-        """Stop a daemon; return True if it was running."""
+        """Stop a daemon. Return True if it was running."""
         location = self.locations[name]
         file = posixpath.join(posixpath.dirname(location.directory), STATE_DIRECTORY, f"{name}.json")
         code = f"PREFIX = {ssh.LINE_PREFIX!r}\n{STOP_SCRIPT}".encode()
@@ -170,9 +170,9 @@ class DaemonHosts:
 
 
 def make_connector(artifact: SocketsArtifact, options: RunOptions) -> DaemonConnector | None:
-    """Return the connector to the artifact's resident devices, or None if there are none.
+    """Return the connections to the artifact's resident devices; None if there are none.
 
-    If `options.hosts` is given, a device that does not answer is started again.
+    If `options.hosts` is given, a device that does not answer is restarted.
     """
     cluster = None if options.emulation is not None else ResidentCluster.load_for(artifact)
     if cluster is None:

@@ -1,6 +1,7 @@
-"""Devices on other hosts over ssh: copy their files and keys, check their Python, and start them.
+"""Copying an artifact to other hosts over ssh, and starting its devices there.
 
-An artifact and RunOptions with hosts ⇒ the copied files, and a function that starts the devices of a session.
+Artifact and RunOptions with hosts ⇒ copied files and keys (`install`), and a function that starts a device
+(`RemoteStarter`). `open_session` uses the function for sessions with devices on other hosts.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from dicompiler_targets.sockets.session import check_device_options, check_frame
 log = logging.getLogger("dicompiler")
 
 MIN_VERSIONS = {"Python": (3, 11), "numpy": (1, 26), "onnxruntime": (1, 21)}
-"""The oldest versions that the runtime works with: the same that dicompiler itself needs."""
+"""The oldest versions that the runtime works with. dicompiler itself needs the same versions."""
 KEYS_DIRECTORY = ".keys"
 """Directory of the devices' keys, next to the devices' directories."""
-OTHER_PYTHON_HINT = "install it, or name another one (python in the hosts file)"
+OTHER_PYTHON_HINT = "install it, or name another Python (key python in the hosts file)"
 
-# Run by the Python of the host, which may be of any version.
+# The Python of the host runs this script. It may be of any version, also of one that is too old for the runtime.
 PROBE_SCRIPT = """
 import hashlib, json, os, sys, sysconfig
 def read(*path):
@@ -77,13 +78,13 @@ directories = []
 for directory, expected in zip(sys.argv[1:], EXPECTED):
     intact = [name for name in sorted(expected) if is_intact(directory, name, expected[name])]
     directories.append({"stamp": read(directory, STAMP), "intact": intact})
-# Debian's own Python, for example, does not allow pip to install packages (PEP 668).
+# If Python comes with the operating system, pip may not be allowed to install packages (PEP 668).
 managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exists(
     os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
 print(PREFIX + json.dumps({"versions": versions, "errors": errors, "directories": directories, "managed": managed}))
 """
 RUN_PYTHON_SCRIPT = 'cd / && "$1" - "$2" "$3"'
-# The subshell and `exit` keep a shell running; its exit code tells the signal that ended the device.
+# The device runs in a subshell, so that a shell outlives the device. The shell's exit code tells which signal ended it.
 START_SCRIPT = '(cd "$1" && shift && exec "$@"); exit $?'
 
 
@@ -92,10 +93,10 @@ class DirectoryCopy:
     """The content that a directory on a host must have.
 
     Attributes:
-        target: The directory on the host.
-        files: The local file of each name.
-        digests: SHA-256 of each file.
-        stamp: Identifies the whole content.
+        target: Path of the directory on the host.
+        files: For each file name, the local file.
+        digests: SHA-256 of each file, by name.
+        stamp: Text that identifies the whole content. The host keeps the text in the directory.
     """
 
     target: str
@@ -106,11 +107,11 @@ class DirectoryCopy:
 
 @dataclass(frozen=True)
 class DeployedState:
-    """What a host has.
+    """The versions of programs and the copied files that a host has.
 
     Attributes:
-        versions: Version by program.
-        copies: For each DirectoryCopy the stamp on the host ('': none) and the names of intact files.
+        versions: Version of Python and of each needed package.
+        copies: For each DirectoryCopy, the stamp on the host ('' without one), and the names of the intact files.
     """
 
     versions: Mapping[str, str]
@@ -121,7 +122,7 @@ class DeployedState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy the files and keys that the hosts lack: see Target.install."""
+    """Copy the files and keys that the hosts lack: the implementation of `Target.install`."""
     artifact = SocketsArtifact.load(directory)
     check_device_options(options, artifact)
     ResidentCluster.load_for(artifact)
@@ -130,7 +131,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     for name in locations:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.device_files(name)])
     copies = {name: _plan_copies(artifact, location, options.keys) for name, location in locations.items()}
-    # Check the coordinator's address and keys before anything is copied.
+    # Opening a listening socket checks the coordinator's address and keys before anything is copied.
     RunAcceptor(find_listen_address(options, list(locations.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     commands = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
@@ -156,22 +157,25 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
                 kept = intact if stamp else ()
                 copied_bytes += commands.copy_files(location, target, files, directory_copy.stamp, kept)
         if copied_bytes:
-            _check_copied(location, copies[name], _probe_host(commands, location, copies[name]))
+            _check_copied(location, copies[name], _probe_host(commands, location, copies[name]).copies)
         return InstalledDevice(name, location.ssh_destination, location.directory, copied_bytes, state.versions)
 
     return tuple(commands.run_parallel(copy, [name for name in locations if name in states]))
 
 
 def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunError]) -> None:
-    """Warn about devices that failed before a run; raise the first error if no failure plan covers them."""
+    """Warn about devices that have failed before a run.
+
+    Raise the first error if no failure plan covers these devices.
+    """
     if failed and artifact.make_schedule().find_failed_set(failed) is None:
         raise next(iter(failed.values()))
     for error in failed.values():
-        log.warning("%s; the other devices can run without it", error)
+        log.warning("%s; the other devices can run without this device", error)
 
 
 def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
-    """Return the directories that a device needs on its host: its own and its keys."""
+    """Return the two directories that a device needs on its host: the device's own one and that of its keys."""
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
@@ -187,30 +191,37 @@ def _file_digests(files: Mapping[str, Path]) -> dict[str, str]:
     return {name: file_digest(path) for name, path in files.items()}
 
 
-def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], state: DeployedState) -> None:
-    """Raise RunError if a host has other content than what was just copied to it."""
-    for index, directory_copy in enumerate(copies):
-        damaged = sorted(directory_copy.files.keys() - state.copies[index][1])
-        if damaged:
+def _check_copied(
+    location: DeviceLocation, copies: Sequence[DirectoryCopy], found: Sequence[tuple[str, frozenset[str]]]
+) -> None:
+    """Raise RunError if files on a host differ from those that were just copied to it."""
+    for directory_copy, (_, intact) in zip(copies, found, strict=True):
+        if damaged := sorted(directory_copy.files.keys() - intact):
             raise RunError(
-                f"{location.title}: {directory_copy.target}/{damaged[0]} differs from the copied file: is the disk or "
-                "memory failing? copy it again"
+                f"{location.title}: {directory_copy.target}/{damaged[0]} differs from the copied file: copy it again; "
+                "if that does not help, check the disk and the memory of the host"
             )
 
 
 def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str, DeviceLocation]:
-    """Return the location of each device that is not started manually; raise UsageError without hosts."""
+    """Return the host and the settings of each device that is not started manually.
+
+    Raise UsageError without a hosts file.
+    """
     if options.hosts is None:
-        raise UsageError("deploy: no hosts: give the file that describes them (--hosts)")
+        raise UsageError("deploy: no hosts: pass the file that describes the hosts (--hosts)")
     if options.pin:
-        raise UsageError("deploy: --pin applies to this host only: give the cores of each device in the hosts file")
+        raise UsageError("deploy: --pin applies to this host only: set the cores of each device in the hosts file")
     name = artifact.directory.resolve().name or "root"
     manifests = [m for m in artifact.manifests if m["device"] not in options.start_manually]
     return {m["device"]: options.hosts.locate_device(m["device"], m["host"], name) for m in manifests}
 
 
 def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Path]:
-    """Return the files of the device's keys by name; none without keys."""
+    """Return the files of the device's keys by name; none if `keys` is None.
+
+    `directory` is the artifact's directory.
+    """
     if keys is None:
         return {}
     files = {name: keys / DEVICES_DIRECTORY / device / name for name in KEY_FILES}
@@ -225,31 +236,36 @@ def _remote_keys_path(location: DeviceLocation) -> str:
 
 
 def find_listen_address(options: RunOptions, locations: Sequence[DeviceLocation]) -> str:
-    """Return the address at which devices reach this process: `options.listen`, or that of the route to the first."""
+    """Return the address at which devices connect to this process.
+
+    It is `options.listen`, or this host's address on the route to the first location.
+    """
     if options.listen or not locations:
         return options.listen or ANY_LOOPBACK_PORT
     host = ssh.get_address(locations[0])
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(address)  # Sends nothing, but selects the route.
+            probe.connect(address)  # For a datagram socket, this selects the route and sends nothing.
             return join_address(str(probe.getsockname()[0]), 0)
     except OSError as error:
         raise DicompilerError(
-            f"{locations[0].title}: there is no route to {host!r} ({error.strerror or error}): check its ssh in the "
-            "hosts file, or give the address at which devices reach this process (--listen)"
+            f"{locations[0].title}: there is no route to {host!r} ({error.strerror or error}): check the key ssh in "
+            "the hosts file, or set the address at which devices connect to this process (--listen)"
         ) from None
 
 
 def quoted_python(location: DeviceLocation) -> str:
-    """Return the host's Python, quoted for the shell."""
     return ssh.quote_path(location.python) if "/" in location.python else shlex.quote(location.python)
 
 
 def _probe_host(
     commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy]
 ) -> DeployedState:
-    """Return what a host has; raise RunError if it is unreachable or its Python lacks what the runtime needs."""
+    """Return which versions and files a host has.
+
+    Raise RunError if the host is unreachable, or if its Python lacks a package that the runtime needs.
+    """
     expected = [dict(directory_copy.digests) for directory_copy in copies]
     code = f"PREFIX, STAMP, EXPECTED = {ssh.LINE_PREFIX!r}, {ssh.STAMP_FILE!r}, {expected!r}\n{PROBE_SCRIPT}".encode()
     arguments = [quoted_python(location), *(ssh.quote_path(directory_copy.target) for directory_copy in copies)]
@@ -260,17 +276,18 @@ def _probe_host(
     try:
         return _parse_probe(location, json.loads(result.prefixed_lines[-1]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{location.title}: invalid answer ({error!r}): {OTHER_PYTHON_HINT}") from None
+        cause = f"invalid answer of Python {location.python!r} ({error!r})"
+        raise RunError(f"{location.title}: {cause}: {OTHER_PYTHON_HINT}") from None
 
 
 def last_error_line(result: ssh.CommandResult) -> str:
-    """Return the last line that a command wrote to stderr, or its exit code."""
+    """Return the last line that a command wrote to stderr, or else its exit code, as text for a message."""
     lines = result.errors.strip().splitlines() or [f"exit code {result.exit_code}"]
     return one_line(lines[-1])
 
 
 def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any]) -> DeployedState:
-    """Return the state in the answer of PROBE_SCRIPT; raise RunError if a program is missing or too old."""
+    """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old."""
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
     for name, minimum in MIN_VERSIONS.items():
         version, oldest = versions.get(name), ".".join(map(str, minimum))
@@ -279,11 +296,8 @@ def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any]) -> Deploye
             pip = f"{location.python} -m venv ~/venv && ~/venv/bin/pip install"
             hosts_file_hint = ', and write python = "venv/bin/python" in the hosts file'
         if version is None:
-            cause = one_line(answer["errors"][name])
-            raise RunError(
-                f"{location.title}: its Python has no {name} ({cause}): run '{pip} numpy onnxruntime' there"
-                f"{hosts_file_hint}"
-            )
+            cause = f"its Python has no {name} ({one_line(answer['errors'][name])})"
+            raise RunError(f"{location.title}: {cause}: run '{pip} numpy onnxruntime' there{hosts_file_hint}")
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
             remedy = OTHER_PYTHON_HINT
             if name != "Python":
@@ -293,16 +307,7 @@ def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any]) -> Deploye
 
 
 def start_command(location: DeviceLocation, arguments: Sequence[str], options: RunOptions) -> list[str]:
-    """Return the arguments of START_SCRIPT that start a device in its directory."""
-    return [
-        ssh.quote_path(location.directory),
-        quoted_python(location),
-        *map(shlex.quote, _runtime_command(location, arguments, options)),
-    ]
-
-
-def _runtime_command(location: DeviceLocation, arguments: Sequence[str], options: RunOptions) -> list[str]:
-    """Return the arguments of Python that run a device in its directory."""
+    """Return the arguments of START_SCRIPT that start a device in its directory on its host."""
     command = ["-B", "-m", "runtime", *arguments]
     if options.keys is not None:
         command += ["--keys", f"../{KEYS_DIRECTORY}/{location.device}"]
@@ -312,14 +317,17 @@ def _runtime_command(location: DeviceLocation, arguments: Sequence[str], options
         command += ["--threads", str(location.threads)]
     if location.cores:
         command += ["--cores", ",".join(map(str, location.cores))]
-    return command
+    return [ssh.quote_path(location.directory), quoted_python(location), *map(shlex.quote, command)]
 
 
 class RemoteStarter:
-    """Starts the devices of an artifact on the hosts to which `install` has copied them; a `StartDevice`.
+    """Starts the devices of a session on other hosts, to which `install` has copied the artifact.
+
+    `open_session.find_cluster` creates the starter, and `ClusterState` calls it once for each device. The starter also
+    saves the output of the devices.
 
     Attributes:
-        options: The options of the session, with the address at which devices reach this process.
+        options: The options of the session, with the address at which devices connect to this process.
     """
 
     def __init__(self, artifact: SocketsArtifact, options: RunOptions) -> None:
@@ -335,7 +343,7 @@ class RemoteStarter:
         popen = subprocess.Popen(
             ssh.build_command(location, START_SCRIPT, command),
             env=ssh.english_environment(),
-            stdin=subprocess.PIPE,  # Kept open by this process: ssh, and the device at its other end, end with it.
+            stdin=subprocess.PIPE,  # The pipe closes when this process ends. Then ssh and the remote device end too.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -347,7 +355,7 @@ class RemoteStarter:
             popen,
             CapturedOutput(popen.stdout),
             location=f" on {location.ssh_destination}",
-            allowed_addresses=() if address is None else (split_address(address)[0],),
+            allowed_hosts=() if address is None else (split_address(address)[0],),
             device_location=location,
             starter=self,
         )
@@ -369,7 +377,7 @@ class RemoteStarter:
 
     @contextlib.contextmanager
     def with_log_hint(self) -> Iterator[None]:
-        """Add the place of the saved output to a RunError."""
+        """Append the directory of the devices' saved output to the message of a RunError that the context raises."""
         try:
             yield
         except RunError as error:
@@ -381,18 +389,21 @@ class RemoteStarter:
 
 @dataclass
 class RemoteProcess(DeviceProcess):
-    """A device's process on another host; `popen` is the local ssh.
+    """A device's process on another host. `popen` is the ssh process on this host that runs it.
 
     Attributes:
-        device_location: Where the device runs.
-        starter: Saves its output.
+        device_location: The host and the settings of the device.
+        starter: The starter, which saves the device's output.
     """
 
     device_location: DeviceLocation = field(kw_only=True)
     starter: RemoteStarter = field(kw_only=True)
 
     def exit_code(self) -> int | None:
-        """Return the exit code as for a local process; a shell reports signal n as 128 + n."""
+        """Return the exit code as for a process on this host: -n if signal n ended the device.
+
+        The remote shell reports signal n as exit code 128 + n.
+        """
         code = super().exit_code()
         return 128 - code if code is not None and 128 < code < ssh.SSH_ERROR_EXIT_CODE else code
 

@@ -1,6 +1,6 @@
-"""Messages from devices to the coordinator: checks that each may arrive now, before memory for it is allocated.
+"""Messages from devices to the coordinator. Each is checked before memory for its payload is allocated.
 
-Message channels ⇒ events in the order of their arrival.
+Message channels ⇒ events in the order of their arrival, which `ClusterState` and `ClusterSession` react to.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MAX_QUEUED_MESSAGES = 64
 
 
 class OncePerFrame:
-    """Checks that a device sends a message only once, or once per frame in flight."""
+    """Checks that a device does not send the same kind of message twice for a frame."""
 
     def __init__(self, window: FrameWindow) -> None:
         self._window = window
         self._seen: set[tuple[MessageType, int]] = set()
 
     def admit(self, message_type: MessageType, frame: int = 0) -> None:
-        """Record a message; raise ProtocolError if it was sent before."""
+        """Record a message. Raise ProtocolError if the device has sent this message before."""
         if (message_type, frame) in self._seen:
             suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
             raise ProtocolError(f"received {message_type.name} twice{suffix}")
@@ -57,11 +57,14 @@ class OncePerFrame:
 
 
 class DeviceMessages:
-    """Receives the messages of all devices.
+    """Receives the messages of all devices, checks them, and queues them as events.
+
+    `ClusterState` creates this object and calls `listen` for each device that connects. `failures.find_failure` tells
+    which events report a failure.
 
     Attributes:
-        events: Events that were not handled yet.
-        ready_devices: Devices that sent READY.
+        events: The events in the order of arrival, until they are removed.
+        ready_devices: The devices that have sent READY.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class DeviceMessages:
         schedule: RoleSchedule,
         expects_ready: Callable[[str], bool],
     ) -> None:
-        """Create an empty queue; `expects_ready` returns True if a device may send READY."""
+        """Create an empty queue. `expects_ready` returns True if the device with the given name may send READY now."""
         self.events: deque[DeviceEvent] = deque()
         self.ready_devices: set[str] = set()
         self._roles, self._window, self._schedule = roles, window, schedule
         self._expects_ready = expects_ready
 
     def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
-        """Turn messages of a device, and the end of its connection, into events from now on."""
+        """From now on, queue the messages of a device, and the end of its connection, as events."""
         name = process.device
         expected, *others = (role.outputs[name] for role in self._roles)
         output_filter = ReceiveFilter(expected, self._window, others, self._schedule)
@@ -91,7 +94,7 @@ class DeviceMessages:
         )
 
     def forget(self, name: str) -> None:
-        """Discard the events of a device."""
+        """Discard all queued events of a device."""
         for _ in range(len(self.events)):
             if (event := self.events.popleft()).device != name:
                 self.events.append(event)
@@ -133,7 +136,7 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True for messages of a frame that was sent again, and acknowledgements of an earlier change."""
+        """Return True if a message is about a frame that was sent again since, or about an earlier change of roles."""
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

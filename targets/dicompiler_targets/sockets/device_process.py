@@ -1,6 +1,6 @@
 """A device's process on this host: how it is started, its connection, its output, and how it ended.
 
-An artifact's directory and the coordinator's address ⇒ a running process that ends with this one.
+Directory of an artifact and address of the coordinator ⇒ a running process that ends when this process ends.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
 
 @dataclass
 class DeviceProcess:
-    """A device's process, and what is known about it.
+    """The process of a device. `ClusterState` owns one for each device, and a `StartDevice` function creates it.
 
     Attributes:
         manifest: The device's manifest.
-        popen: The process on this host (perhaps an ssh to another host), which ends with the device's exit code; None
-            for a device that is started by somebody else.
-        output: What the process writes.
-        channel: The connection, after the handshake.
+        popen: The process on this host; for a device on another host, the ssh process that runs the device and ends
+            with its exit code. None if somebody else starts the device.
+        output: The captured output of the process.
+        channel: The connection to the device, after the handshake.
         address: The address at which peers reach the device.
-        report: The report that the device sent at the end.
-        queued_messages: Number of its JSON messages that wait to be handled.
-        location: Appended to the device's name in messages, for example " on pi@10.0.0.2".
-        allowed_addresses: Hosts that the device may name to its peers in addition to the one that it connects from.
+        report: The report that the device sent at the end of the run.
+        queued_messages: Number of JSON messages of the device that are queued as events.
+        location: Text that follows the device's name in messages, for example " on pi@10.0.0.2".
+        allowed_hosts: Hosts that the device may name as its own, in addition to the one from which it connects.
     """
 
     manifest: Manifest
@@ -53,7 +53,7 @@ class DeviceProcess:
     report: DeviceReport | None = None
     queued_messages: int = 0
     location: str = ""
-    allowed_addresses: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -69,18 +69,18 @@ class DeviceProcess:
         return self.channel
 
     def send_token(self, token: str) -> None:
-        """Write the run's token to the process's standard input, which nobody else can read."""
+        """Write the run's secret token to the process's standard input, which no other user of the host can read."""
         if self.popen is not None and self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # The process has ended, which is reported elsewhere.
                 self.popen.stdin.write(f"{token}\n".encode())
                 self.popen.stdin.flush()
 
     def exit_code(self) -> int | None:
-        """Return the exit code; None while the process runs or if it is not ours."""
+        """Return the exit code; None while the process runs, or if somebody else has started it."""
         return None if self.popen is None else self.popen.poll()
 
     def describe_exit(self) -> str | None:
-        """Return how the process ended and its last line of output; None while it runs."""
+        """Return a text about the exit code and the last line of output; None while the process runs."""
         code = self.exit_code()
         if code is None:
             return None
@@ -91,7 +91,7 @@ class DeviceProcess:
         return f"its process was ended by signal {-code}{self._last_line_suffix()}"
 
     def close(self) -> None:
-        """Release the resources of a process that has ended."""
+        """Close the connection to a process that has ended, and the pipe to its standard input."""
         if self.popen is not None and self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.popen.stdin.close()
@@ -113,7 +113,10 @@ StartDevice = Callable[[Manifest, Sequence[str]], DeviceProcess]
 
 
 def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevice:
-    """Return a function that starts devices on this host; `count` devices share its processors evenly."""
+    """Return a function that starts devices on this host.
+
+    `count` is the number of devices that share its cores equally.
+    """
     keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // count) if emulation is None else 1  # Emulated segment times are for one core.
@@ -135,7 +138,7 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
 
 
 def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
-    """Start the installed runtime for a device on this host; no code in the device's directory is run."""
+    """Start the installed runtime for a device on this host. No code in the device's directory is run."""
     try:
         popen = subprocess.Popen(
             [sys.executable, *RUNTIME_COMMAND, "--end-with-stdin", *arguments],
@@ -153,7 +156,7 @@ def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]
 
 
 def _child_environment() -> dict[str, str]:
-    """Return this process's environment without variables that change Python, other than its module path."""
+    """Return this process's environment without those PYTHON… variables that change how Python behaves."""
     kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
     # The child has another working directory, and must not write bytecode into the artifact.
@@ -162,9 +165,9 @@ def _child_environment() -> dict[str, str]:
 
 
 def end_all(processes: Sequence[DeviceProcess]) -> None:
-    """Kill the processes that still run, wait for all, and release their resources.
+    """Kill the processes that still run, and wait until all have ended.
 
-    Devices that were started by somebody else end when their connection ends.
+    A device that somebody else has started ends by itself when its connection is closed.
     """
     for process in processes:
         if process.popen is not None:
@@ -176,7 +179,7 @@ def end_all(processes: Sequence[DeviceProcess]) -> None:
 
 
 def end_process(process: DeviceProcess) -> None:
-    """Kill one process while the others continue."""
+    """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # It is stuck in the kernel; the end of the run waits.
@@ -185,13 +188,13 @@ def end_process(process: DeviceProcess) -> None:
 
 
 def empty_report(manifest: Manifest) -> DeviceReport:
-    """Return the report of a device that is down at the end of the run: all zeros."""
+    """Return a report with zeros, for a device that is down at the end of the run."""
     count = sum(len(role["segments"]) for role in role_manifests(manifest))
     return DeviceReport(manifest["device"], 0.0, 0.0, 0.0, {}, (0.0,) * count, 0)
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
-    """Return the report that a device sent; raise ProtocolError if it is invalid."""
+    """Return the report in the JSON message of a device. Raise ProtocolError if the message is invalid."""
     try:
         return DeviceReport(
             device,

@@ -1,14 +1,14 @@
-"""Writes a Program as an artifact of this target.
+"""Writing an artifact of the target `sockets`.
 
-Program ⇒ artifact.json, and per device its manifest, segments, weights and a copy of the runtime. The same program
-gives the same bytes. Weights are written directly from their views.
+Program ⇒ artifact.json, and for each device a directory with its manifest, segments, weights and a copy of the runtime.
+The same program gives the same bytes. `artifact` loads the result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,40 +23,39 @@ from dicompiler.plugin_api.artifacts import (
     format_json,
 )
 from dicompiler.plugin_api.onnx import is_fixed_size
-from dicompiler_targets.artifact_files import DeviceContents, find_device_inputs, write_chunks
+from dicompiler_targets.artifact_files import find_device_inputs, write_chunks
 from dicompiler_targets.bundled_runtime import read_runtime_sources
 from dicompiler_targets.copy_hoisting import HoistedSegment
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, make_device_contents
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
-"""Names in an artifact's directory that devices cannot have."""
+"""Files and directories of an artifact that do not belong to a device. No device can have one of these names."""
 
 
 def write_artifact(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
-    """Write the artifact into a directory.
+    """Write the artifact of a program into an existing directory.
 
-    Args:
-        program: The program.
-        threads: Threads of a segment, by device.
-        optimization: onnxruntime's optimization level.
-        directory: An existing directory.
-
-    Raises:
-        DicompilerError: A device's name cannot be the name of its directory, or the type of a tensor cannot be sent.
+    `threads` has the number of threads for computing a segment, by device. `optimization` is onnxruntime's optimization
+    level. Raise DicompilerError if a device's name cannot be the name of a directory, or if a tensor's type cannot be
+    sent.
     """
     manifests = []
     for index, device in enumerate(program.devices):
-        _check_device_name(device.device)
-        device_directory = directory / device.device
-        device_directory.mkdir()
-        settings = {"index": index, "threads": threads[device.device], "optimization": optimization}
+        name = device.device
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name in RESERVED_NAMES:
+            raise DicompilerError(f"device {name!r}: not a valid name for its directory: rename the device")
+        runtime = directory / name / "runtime"
+        runtime.mkdir(parents=True)
+        settings = {"index": index, "threads": threads[name], "optimization": optimization}
         hoisted = [hoist_device_copies(role.devices[index]) for role in program.roles]
         contents, names = make_device_contents(program, index, hoisted)
         manifest = _device_manifest(program, index, names, hoisted)
-        files = dict(sorted(_write_files(contents, device_directory)))
-        manifests.append(manifest | settings | {"files": files})
-    # The manifests list every file with its digest, so their own digest identifies the whole artifact.
+        files = dict(contents.write(directory / name))
+        for file, source in read_runtime_sources("sockets", (".py",)).items():
+            files[f"runtime/{file}"] = write_chunks(runtime / file, [source])
+        manifests.append(manifest | settings | {"files": dict(sorted(files.items()))})
+    # The manifests list every file with its digest, so a digest of all manifests identifies the whole artifact.
     digest = hashlib.sha256("".join(map(format_json, manifests)).encode()).hexdigest()
     for manifest in manifests:
         text = format_checksummed_json(manifest | {"digest": digest})
@@ -68,21 +67,13 @@ def write_artifact(program: Program, threads: Mapping[str, int], optimization: s
     (directory / "artifact.json").write_bytes(format_json(document).encode())
 
 
-def _check_device_name(device: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", device) or device in RESERVED_NAMES:
-        raise DicompilerError(f"device {device!r}: not a valid name for its directory: rename the device")
-
-
 def _device_manifest(
     program: Program, index: int, files: Sequence[Sequence[str]], hoisted: Sequence[Sequence[HoistedSegment]]
 ) -> Json:
-    """Return a device's manifest without the list of its files.
+    """Return the manifest of the device with the given index, without the list of its files.
 
-    Args:
-        program: The program.
-        index: The device's index.
-        files: Files of the segments, by role.
-        hoisted: The segments and the copies at their boundaries, by role.
+    For each role, `files` has the names of the segments' files, and `hoisted` has the segments and the copies at their
+    boundaries, which the runtime makes.
     """
     device = program.devices[index]
     pairs = [(t.sender, t.receiver) for t in program.all_transfers]
@@ -111,13 +102,16 @@ def _role_document(
     hoisted: Sequence[HoistedSegment],
     first_transfer: int,
 ) -> Json:
-    """Return the part of a manifest about one role, with transfers numbered from `first_transfer`."""
+    """Return the description of a device's work in one role: in the normal plan, a replica or a failure plan.
+
+    The transfers of all roles are numbered together. `first_transfer` is the number of this role's first transfer.
+    """
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)
     ]
     tensor_of = {output: tensor for tensor, output in device.sinks.items()}
     return {
-        # A source gets only the inputs that it reads.
+        # A source device is sent only the inputs that its segments and transfers use.
         "inputs": [describe_value(v) | {"index": i} for i, v in find_device_inputs(program, device).items()],
         "outputs": [
             describe_value(v) | {"index": i, "tensor": tensor_of[v.name]}
@@ -139,29 +133,15 @@ def _role_document(
 
 
 def _non_tensor_names(segment: Segment) -> Json:
-    """Return the names of inputs and outputs that are strings or not tensors, if there are any."""
+    """Return the names of the segment's inputs and outputs that are strings or not tensors, under the key `unsized`."""
     graph = segment.model.graph
-    names = [
-        value.name for value in (*graph.input, *graph.output) if not is_fixed_size(value.type.tensor_type.elem_type)
-    ]
+    values = (*graph.input, *graph.output)
+    names = [value.name for value in values if not is_fixed_size(value.type.tensor_type.elem_type)]
     return {"unsized": names} if names else {}
 
 
 def _state_document(program: Program, state: DeviceState) -> Json:
-    """Return the description of a device's piece of a state; states are numbered after all inputs."""
+    """Return the description of the piece of a state that a device keeps. States are numbered after all inputs."""
     index = len(program.inputs) + [whole.name for whole in program.states].index(state.past)
-    region = [list(interval) for interval in state.region]
-    return describe_value(state.value) | {
-        "index": index,
-        "tensor": state.written_name,
-        "state": state.past,
-        "region": region,
-    }
-
-
-def _write_files(contents: DeviceContents, directory: Path) -> Iterator[tuple[str, Json]]:
-    """Write the device's files and its runtime; yield name and record of each."""
-    yield from contents.write(directory)
-    (directory / "runtime").mkdir()
-    for name, source in read_runtime_sources("sockets", (".py",)).items():
-        yield f"runtime/{name}", write_chunks(directory / "runtime" / name, [source])
+    piece = {"state": state.past, "region": [list(interval) for interval in state.region]}
+    return describe_value(state.value) | {"index": index, "tensor": state.written_name} | piece

@@ -1,6 +1,7 @@
-"""Failures of a run: what was noticed, the root cause, the processes of failed devices, and the event log.
+"""Failures of devices: how they are noticed, their root cause, the processes of failed devices, and the event log.
 
-Ended processes, lost connections and error messages ⇒ one line that names the device at fault and the cause.
+Ended processes, lost connections and error messages ⇒ a line that names the device at fault and the cause.
+`ClusterState` decides whether the run continues.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ EXIT_WAIT_S = 0.05
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """A message that a device sent, or the end of its connection.
+    """A message that a device sent, or the end of the device's connection.
 
     Attributes:
-        device: The device.
-        header: The message's header; None for the end of the connection.
-        payload: The payload (decoded for JSON messages), or the exception that ended the connection.
-        received_at: When it arrived (time.perf_counter).
+        device: Name of the device.
+        header: Header of the message; None for the end of the connection.
+        payload: Payload of the message, decoded if it is JSON; or the exception that ended the connection.
+        received_at: When the message arrived (time.perf_counter).
     """
 
     device: str
@@ -44,15 +45,15 @@ class DeviceEvent:
 
 @dataclass(frozen=True)
 class DeviceFailure:
-    """One observation of a failure.
+    """An observation that a device fails. One failure can cause several observations.
 
     Attributes:
         device: The device that fails.
-        message: What was observed.
-        reporter: The device that reported it; the failing device itself for other observations.
-        rank: How certain the cause is. RANK_CAUSE: nothing else can have caused it. RANK_EXIT: the device's process
-            ended. RANK_DISCONNECTED: its connection ended. RANK_SUSPECTED: another device suspects it.
-        is_gone: The device may have no other fault than that it is unreachable.
+        message: The observation, as text for a message.
+        reporter: The device that reported the failure, or else the failing device itself.
+        rank: How certain the cause is. RANK_CAUSE: no other failure can have caused this one. RANK_EXIT: the device's
+            process ended. RANK_DISCONNECTED: its connection ended. RANK_SUSPECTED: another device suspects it.
+        is_gone: Whether the device is unreachable. A failure plan covers only unreachable devices, and no other errors.
     """
 
     device: str
@@ -63,7 +64,7 @@ class DeviceFailure:
 
 
 def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> DeviceFailure | None:
-    """Return the failure that an event reports; None for all other messages."""
+    """Return the failure that an event reports, or None if the event does not report a failure."""
     name, content = event.device, event.payload
     if event.header is None and isinstance(content, ProtocolError):
         return DeviceFailure(name, f"it sent invalid data: {content}", name, RANK_CAUSE)
@@ -82,9 +83,9 @@ def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> De
 
 
 def exit_failure(process: DeviceProcess) -> DeviceFailure | None:
-    """Return the failure of a process that ended with an error; None otherwise.
+    """Return the failure of a process that ended with an error, or None for all other processes.
 
-    A signal is a cause. A process that ended by itself has reported the cause, if it could.
+    If a signal ended the process, the signal is the cause. Otherwise the process may have reported the cause before.
     """
     code, message = process.exit_code(), process.describe_exit()
     if not code or message is None:
@@ -94,13 +95,13 @@ def exit_failure(process: DeviceProcess) -> DeviceFailure | None:
 
 
 def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
-    """Return the failures of processes that ended with an error before they sent their report."""
+    """Return the failures of those processes that ended with an error before they sent their report."""
     failures = (exit_failure(process) for process in processes if process.report is None)
     return [failure for failure in failures if failure is not None]
 
 
 def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, DeviceProcess]) -> str:
-    """Return a line about the failure that caused all others."""
+    """Return a line about the failure that has caused all others."""
     # If devices suspect each other in a chain, the last one, which suspects nobody, blocks the others.
     suspecting = {failure.reporter for failure in failures if failure.rank == RANK_SUSPECTED}
     cause = min(failures, key=lambda failure: (failure.rank > RANK_CAUSE, failure.device in suspecting, failure.rank))
@@ -108,9 +109,10 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
 
 
 class EventLog:
-    """The failures, takeovers and returns of a run, reported in order to the log and to `on_event`.
+    """The failures, takeovers and returns of a run. Each event is written to the log, and `on_event` is called with it.
 
-    An event without a known reason delays all later ones.
+    `ClusterSession` creates the log. The events are reported in order, so an event with an unknown reason delays all
+    later events.
 
     Attributes:
         events: The reported events.
@@ -122,16 +124,16 @@ class EventLog:
         self._pending: deque[tuple[RunEvent, bool]] = deque()
 
     def __bool__(self) -> bool:
-        """Return True if events are not reported yet."""
+        """Return True if some events have not been reported yet."""
         return bool(self._pending)
 
     def add(self, event: RunEvent, is_final: bool = True) -> None:
-        """Add an event; unless it is final, `set_reason` completes it."""
+        """Add an event. If it is not final, it is reported after `set_reason` was called for its device."""
         self._pending.append((event, is_final))
         self._emit()
 
     def set_reason(self, device: str, reason: str) -> None:
-        """Complete the first failure of that device that is not final."""
+        """Set the final reason of the device's first failure that is not final."""
         for place, (event, is_final) in enumerate(self._pending):
             if not is_final and event.device == device:
                 self._pending[place] = replace(event, reason=reason), True
@@ -139,7 +141,7 @@ class EventLog:
         self._emit()
 
     def flush(self) -> None:
-        """Report all events with the reasons known so far."""
+        """Report all events with the reasons that are known now."""
         self._pending = deque((event, True) for event, _ in self._pending)
         self._emit()
 
@@ -154,13 +156,13 @@ class EventLog:
 
 @dataclass
 class _FailedProcess:
-    """The process of a failed device.
+    """The process of a failed device, with a closed connection.
 
     Attributes:
-        process: The process; its connection is closed.
-        failure: What was observed.
-        kill_at: When it is killed if it has not ended (time.monotonic).
-        is_explained: The reason of the failure was reported.
+        process: The process.
+        failure: The observed failure.
+        kill_at: When the process is killed unless it has ended (time.monotonic).
+        is_explained: Whether the reason of the failure was reported.
     """
 
     process: DeviceProcess
@@ -170,10 +172,13 @@ class _FailedProcess:
 
 
 class FailedProcesses:
-    """The processes of failed devices, until they have ended. Frames never wait for them."""
+    """The processes of failed devices, until they have ended. Frames do not wait for them.
+
+    `ClusterState` creates the collection. `on_reason` is called once for each failure, when its reason is final:
+    (device, reason).
+    """
 
     def __init__(self, on_reason: Callable[[str, str], None]) -> None:
-        """Create an empty collection; `on_reason` is called once per failure: (device, reason)."""
         self._on_reason = on_reason
         self._processes: list[_FailedProcess] = []
 
@@ -184,13 +189,17 @@ class FailedProcesses:
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
         """Add the process of a failed device.
 
-        If only its connection ended, its exit may tell more, so it gets time to end. All others are killed at once.
+        If only the connection of the process ended, the process gets EXIT_WAIT_S to end, because its exit code may show
+        the cause. All other processes are killed at once.
         """
         wait_s = EXIT_WAIT_S if failure.rank == RANK_DISCONNECTED else 0.0
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 
     def poll(self) -> None:
-        """Kill processes after their time limit, and remove those that have ended; never waits."""
+        """Kill the processes that have not ended in time, and remove those that have ended.
+
+        Do not wait for any of them.
+        """
         now = time.monotonic()
         for failed in tuple(self._processes):
             process = failed.process
@@ -208,6 +217,6 @@ class FailedProcesses:
                 process.popen.kill()
 
     def end_all(self, others: Sequence[DeviceProcess]) -> None:
-        """Kill these and all other processes, and wait for them."""
+        """Kill the processes of failed devices and those in `others`, and wait until all have ended."""
         end_all([*others, *(failed.process for failed in self._processes)])
         self._processes = []

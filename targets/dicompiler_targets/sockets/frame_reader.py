@@ -1,4 +1,4 @@
-"""A thread that reads the user's frames, so that outputs are returned while the next frame is not available."""
+"""A thread that reads the user's frames. The session can return outputs while the user's iterator waits for a frame."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from typing import Any
 
 
 class FrameReader:
-    """Reads ahead at most `limit` frames that were not released. A list or tuple needs no thread.
+    """Reads the frames of `Session.stream` in a thread, or without a thread if they are a list or tuple.
+
+    The call of `stream` creates the reader. Each frame is checked and copied by `copy`, because an iterator may reuse
+    its arrays. The thread stops while `limit` frames were read and not released, and calls `notify` after each frame
+    and at the end.
 
     Attributes:
-        queue: Frames that were read and not taken.
-        is_exhausted: No more frames will be read.
-        error: The exception that ended reading, if any.
+        queue: The frames that were read and not taken.
+        is_exhausted: Whether no further frames will be read.
+        error: The exception that ended the reading; None without one.
     """
 
     def __init__(
         self, frames: Iterable[Any], limit: int, notify: Callable[[], None], copy: Callable[[Any], Any]
     ) -> None:
-        """Start to read.
-
-        Args:
-            frames: The user's frames.
-            limit: Frames that may be read and not released.
-            notify: Called by the reading thread after each change.
-            copy: Checks and copies a frame, because its source may reuse the arrays.
-        """
         self._is_list = isinstance(frames, list | tuple)
         self.queue: deque[Any] = deque(frames if self._is_list else ())
         self.is_exhausted = self._is_list
@@ -42,7 +38,7 @@ class FrameReader:
         return bool(self.queue) or self.is_exhausted
 
     def take(self) -> Any:
-        """Return the next frame, or None if it is invalid (see `error`)."""
+        """Remove the next frame from the queue and return it. If it is invalid, set `error` and return None."""
         frame = self.queue.popleft()
         if not self._is_list:
             return frame
@@ -53,11 +49,11 @@ class FrameReader:
             return None
 
     def release(self) -> None:
-        """Allow one more frame to be read."""
+        """Allow the thread to read one more frame."""
         self._free_places.release()
 
     def close(self) -> None:
-        """Stop reading after the frame that is being read."""
+        """Stop the thread, if necessary after the frame that it is reading."""
         self._stopped = True
         self._free_places.release()
 

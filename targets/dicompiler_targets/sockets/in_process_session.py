@@ -1,7 +1,7 @@
-"""A session of an artifact with one device, which runs in the caller's process.
+"""A session of an artifact with one device, which runs in the process of the caller.
 
-There is no other device to exchange tensors with, and passing a frame to another process and its outputs back costs as
-much as computing a small network.
+For a small network, sending a frame to another process and its outputs back takes as long as computing the frame. With
+a single device, no second process is needed.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from dicompiler_targets.sockets.session import FailOnce, check_frames_in_flight,
 
 
 class InProcessSession(Session):
-    """A session that computes frames one after another in the calling thread.
+    """A session that computes frames one after another in the calling thread. `open_session` creates it.
 
-    An interrupt takes effect between two frames, and a frame's timeout between two operators. The time of the start is
-    not limited. A crash of onnxruntime ends the caller's process.
+    An interrupt takes effect between two frames, and the timeout of a frame between two operators. The time for opening
+    the session is not limited. A crash of onnxruntime ends the process of the caller.
 
     Attributes:
         artifact: The artifact.
-        options: The options of the run.
-        in_flight: Frames that may be read ahead.
-        reports: The device's report, after the session was closed normally.
-        events: Always empty: a single device cannot be replaced.
+        options: The options of the session.
+        in_flight: Maximum number of frames that are read ahead.
+        reports: The device's report; empty until the session was closed without an error.
+        events: Always empty, because no failure plan can replace a single device.
     """
 
     def __init__(self, artifact: SocketsArtifact, options: RunOptions) -> None:
-        """Create the device's sessions and check its files."""
+        """Create the device's onnxruntime sessions and check its files."""
         self.artifact, self.options = artifact, options
         self.in_flight = check_frames_in_flight(options, 1)
         self.reports: tuple[DeviceReport, ...] = ()
@@ -109,13 +109,13 @@ class InProcessSession(Session):
             reader.close()
 
     def close(self) -> None:
-        """End the session; then `reports` is set."""
+        """End the session and set `reports`."""
         if self._fail_once.reason is None:
             self.reports = (read_report(self._device, make_report(self._executor)),)
             self._fail_once.end("it was closed")
 
     def _watch_deadline(self) -> None:
-        """Stop a frame that takes too long. Each sleep is shorter than the time limit of a frame."""
+        """Stop the executor if a frame misses its deadline. This runs in a thread until the session ends."""
         while self._fail_once.reason is None:
             if (seconds := self._deadline - time.monotonic()) <= 0:
                 self._executor.stop_before(sys.maxsize)
@@ -124,7 +124,7 @@ class InProcessSession(Session):
 
     @contextlib.contextmanager
     def _device_errors_as_run_errors(self) -> Iterator[None]:
-        """Turn errors of the runtime into the RunError that a device process would have caused."""
+        """Turn errors of the runtime into the RunError that an error of a device process would have caused."""
         try:
             yield
         except Exception as error:
@@ -153,5 +153,5 @@ class InProcessSession(Session):
         return self.artifact.first_outputs({self._device: self._outputs})
 
     def _store_output(self, value: Mapping[str, Any], _frame: int, payload: Any, _keep: Any) -> None:
-        """Copy an output, because onnxruntime reuses its memory: see executor.PostValue."""
+        """Copy an output of the executor, because onnxruntime reuses the memory of `payload`."""
         self._outputs[value["name"]] = from_payload(np.array(payload, np.uint8), value)

@@ -1,7 +1,7 @@
 """Opening a session of an artifact, for `Target.run`, `dicompiler deploy` and `dicompiler.connect`.
 
-An artifact and the options of a run ⇒ devices that are started here or over ssh, or resident devices that join the run.
-Needs numpy, but no ONNX package.
+Artifact and options of a run ⇒ a session. Its devices are new processes on this host or on other hosts, or resident
+devices. The module imports numpy, but neither onnx nor onnxruntime. The next step is `session`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, ch
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """How a session reaches its devices.
+    """Where a session's devices run, and how they are started. `find_cluster` creates it.
 
     Attributes:
         options: The options of the session.
-        start: Starts a device; None: on this host.
-        connector: Connects to resident devices, if there are any.
-        explain_errors: A context that adds the place of the devices' logs to a RunError.
+        start: Function that starts a device; None to start devices on this host.
+        connector: The connections to resident devices; None if the session starts new processes.
+        explain_errors: A context that appends the directory of the devices' logs to the message of a RunError.
     """
 
     options: RunOptions
@@ -40,24 +40,21 @@ class ClusterAccess:
     explain_errors: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def open(self, artifact: SocketsArtifact, deadline: float | None = None) -> ClusterSession:
-        """Start the devices, or join the resident ones, and wait until they are ready."""
+        """Open the session, and wait until all devices are ready.
+
+        `deadline` (time.monotonic) limits the whole session.
+        """
         return ClusterSession(artifact, self.options, self.start, self.connector, deadline)
 
 
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
-    """Return how a session reaches the artifact's devices: resident ones, those on `options.hosts`, or local ones.
+    """Return where the artifact's devices run: as resident devices, on `options.hosts`, or on this host.
 
-    Args:
-        artifact: The artifact.
-        options: The options of the run.
-        start: Starts a local device in a special way.
-
-    Raises:
-        UsageError: The options are invalid.
-        RunError: The resident devices run another artifact.
+    `start`, if given, starts a device on this host in a special way. Raise UsageError for invalid options, and RunError
+    if the resident devices run another artifact.
     """
     check_device_options(options, artifact)
-    # The modules for ssh are imported only when they are needed.
+    # The modules that use ssh are imported in the branches that need them, so that local sessions start faster.
     if start is None and ResidentCluster.load(artifact.directory) is not None:
         from dicompiler_targets.sockets.daemon_control import make_connector
 
@@ -74,17 +71,9 @@ def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDev
 def open_session(directory: Path, options: RunOptions) -> Session:
     """Open a session for `dicompiler.connect`.
 
-    On other hosts, missing files are copied first. The only device of an artifact runs in this process if no option
-    needs a separate one.
-
-    Args:
-        directory: The artifact's directory.
-        options: The options of the session.
-
-    Raises:
-        DicompilerError: The directory is not a valid artifact.
-        RunError: A device cannot be started.
-        UsageError: The options are invalid.
+    Missing files are first copied to other hosts. If the artifact has a single device and no option needs a separate
+    process, the device runs in this process. Raise DicompilerError if the artifact is invalid, RunError if a device
+    cannot be started, and UsageError if the options are invalid.
     """
     artifact = SocketsArtifact.load(directory)
     access = find_cluster(artifact, options)
@@ -100,14 +89,8 @@ def open_session(directory: Path, options: RunOptions) -> Session:
 
 
 def _needs_process(options: RunOptions) -> bool:
-    return bool(
-        options.keys
-        or options.listen
-        or options.start_manually
-        or options.start_without
-        or options.pin
-        or options.emulation
-    )
+    o = options
+    return bool(o.keys or o.listen or o.start_manually or o.start_without or o.pin or o.emulation)
 
 
 def run_artifact(
@@ -116,16 +99,9 @@ def run_artifact(
     options: RunOptions,
     start: StartDevice | None = None,
 ) -> RunResult:
-    """Run an artifact on a sequence of frames: see Target.run.
+    """Run an artifact on a sequence of frames, the implementation of `Target.run`.
 
-    Args:
-        directory: The artifact's directory.
-        frames: The inputs of each frame.
-        options: The options of the run.
-        start: Starts a local device in a special way.
-
-    Returns:
-        Outputs, times, and the reports of the devices.
+    `start`, if given, starts a device on this host in a special way.
     """
     artifact = SocketsArtifact.load(directory)
     access = find_cluster(artifact, options, start)

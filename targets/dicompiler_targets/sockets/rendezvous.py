@@ -1,6 +1,6 @@
-"""The rendezvous of a run: the coordinator's listening socket, and the admission of devices.
+"""The rendezvous of a run: the socket on which the coordinator accepts the devices of the run.
 
-A listening address, keys and the run's credentials ⇒ channels of devices that completed the handshake.
+Listening address, keys and credentials of the run ⇒ message channels of the devices that completed the handshake.
 """
 
 from __future__ import annotations
@@ -37,24 +37,22 @@ JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
 
 
 class RunAcceptor:
-    """Listens for the devices of a run.
+    """Accepts connections of the devices of a run.
+
+    `ClusterSession` creates the acceptor, and `ClusterState` asks it for the devices that have connected. For resident
+    devices, `daemon_client.DaemonConnector` is used instead.
 
     Attributes:
-        address: HOST:PORT at which it listens.
-        credentials: Credentials of the run.
+        address: HOST:PORT at which devices connect.
+        credentials: Credentials of the run, which devices must prove to know.
     """
 
     def __init__(self, listen: str, keys: Path | None, is_insecure: bool) -> None:
-        """Listen at an address.
+        """Listen at HOST:PORT; port 0 means any free port.
 
-        Args:
-            listen: HOST:PORT (port 0: any).
-            keys: The directory that 'dicompiler keys' created; None for plain connections.
-            is_insecure: Allow plain connections to other hosts.
-
-        Raises:
-            UsageError: Plain connections are not allowed at this address, or devices cannot use it.
-            RunError: The address is in use.
+        With `keys`, the directory that 'dicompiler keys' created, connections use TLS. Without keys, connections to
+        other hosts are allowed only if `is_insecure`. Raise UsageError if the address or the keys cannot be used, and
+        RunError if the address is in use.
         """
         # With keys, certificates prove the identities, and no token is needed.
         self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
@@ -78,29 +76,31 @@ class RunAcceptor:
         self.address = join_address(*bound[:2])
 
     def close(self) -> None:
-        """Admit no more devices."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._listener.close()
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
-        """Admit the devices of `processes` that have the artifact with this digest."""
+        """Accept the devices of `processes` that have the artifact with this digest."""
         self._processes, self._digest = processes, digest
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device)
 
     @property
     def refusal_text(self) -> str:
-        """Why the last connection was refused, as the end of a message; '' if none was."""
+        """The reason why the last connection was refused, as the end of a message; '' if none was refused."""
         reason = one_line(self._acceptor.last_refusal) if self._acceptor else ""
         return f"; last refused connection: {reason}" if reason else ""
 
     def allow_again(self, device: str) -> None:
-        """Allow a device that joined before to join again."""
+        """Allow a device that has connected before to connect again."""
         with self._lock:
             self._joined_devices.discard(device)
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Return the next device that joined, or None; raise RunError if a device must be refused."""
+        """Wait for the next device and return its process; None if no device connected in time.
+
+        Raise RunError if a device of this run was refused.
+        """
         assert self._acceptor is not None
         joined: JoinedDevice | None = self._acceptor.take(seconds)
         if joined is None:
@@ -113,7 +113,10 @@ class RunAcceptor:
         return process
 
     def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
-        """Identify a device: see handshake.GreetConnection. Only an identified device of this run can end the run."""
+        """Identify a connecting device, as the callback of `handshake.ConnectionAcceptor`.
+
+        ProtocolError refuses the connection. RunError ends the run, and is raised only for a proven device of this run.
+        """
         hello = channel.receive_greeting(deadline)
         name = str(hello.get("device"))
         process = self._processes.get(name)
@@ -124,7 +127,7 @@ class RunAcceptor:
         try:
             if hello.get("digest") != self._digest:
                 raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
-            address = _check_address(hello.get("address"), {host, *process.allowed_addresses})
+            address = _check_address(hello.get("address"), {host, *process.allowed_hosts})
         except ProtocolError as error:
             channel.refuse(str(error), deadline)
             raise RunError(f"{process.title}: {error}") from None
@@ -144,9 +147,9 @@ def _make_listener(host: str, port: int) -> socket.socket:
 
 
 def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
-    """Return the address that a device names for its peers.
+    """Return the address at which peers can reach a device, after a check of the address that the device sent.
 
-    Its host must be one that the device is known to have. Otherwise the device could redirect its peers anywhere.
+    Its host must be one that the device is known to have. Otherwise a device could direct its peers to any other host.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("its greeting has no address")
@@ -160,5 +163,5 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
 
 
 def _without_scope(host: str) -> str:
-    """Return the address without the name of an interface, which each host chooses."""
+    """Return an IP address without the name of a network interface, because each host has its own names."""
     return str(ipaddress.ip_address(host.partition("%")[0]))

@@ -1,7 +1,8 @@
-"""A session of an artifact whose devices are processes: sends frames, several at a time, until it is closed.
+"""A session of an artifact with devices in other processes. It sends several frames at a time, until it is closed.
 
-Frames ⇒ outputs, and at the end the reports of the devices. At the first error (a process ends or is silent, a device
-reports an error, a timeout, an interrupt) all processes are ended, and one RunError names the device and the cause.
+Frames ⇒ outputs, and at the end the reports of the devices. `ClusterSession` owns the frames; its `ClusterState` (the
+next step, in `cluster_state`) owns the devices. At the first error that no failure plan covers, all processes are
+ended, and a RunError names the device and the cause.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from dicompiler_targets.sockets.runtime.protocol import MAX_FRAMES_IN_FLIGHT, Me
 from dicompiler_targets.sockets.runtime.transport import seconds_left
 
 GRACE_S = 1.0
-"""Seconds after a deadline in which devices can still report what they waited for."""
+"""Seconds after a deadline in which the session still accepts reports from devices about a missing tensor."""
 
 
 @dataclass
 class InFlightFrame:
-    """A frame in flight.
+    """A frame that was sent to the devices and that they have not finished.
 
     Attributes:
-        inputs: The inputs, as long as the frame may have to be sent again.
-        sent_at: When it was sent first (time.perf_counter).
-        finished_at: When its last output arrived (time.perf_counter).
-        computing_since: When the first device started to compute it (time.perf_counter), as far as known.
-        number: Its number, which changes when it is sent again.
-        role: Its role.
-        active_devices: The devices that take part in it.
-        deadline: When it must be finished, without the time spent in the caller (see ClusterSession._current_deadline).
-        outputs: Payloads by sink device and index of the output.
+        inputs: The inputs; None if the frame cannot be sent again, or need not be.
+        sent_at: When the frame was first sent (time.perf_counter).
+        finished_at: When the last output arrived (time.perf_counter).
+        computing_since: When the first device started to compute the frame (time.perf_counter), if known.
+        number: The frame's number, which changes when the frame is sent again.
+        role: Inputs and outputs of the plan that computes the frame.
+        active_devices: The devices that take part in the frame.
+        deadline: When the frame must be finished (time.monotonic), minus the session's `_caller_s`.
+        outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
-        finished_devices: Devices that have finished it.
+        finished_devices: The devices that have reported the end of their work on the frame.
     """
 
     inputs: Mapping[str, Any] | None
@@ -64,19 +65,19 @@ class InFlightFrame:
 
     @property
     def queue_wait_s(self) -> float:
-        """Seconds between sending it and the start of its computation."""
+        """Seconds between sending the frame and the start of its computation."""
         return max(0.0, min(self.computing_since, self.finished_at) - self.sent_at)
 
 
 class FailOnce:
-    """Ends a session at its first error; later calls raise a RunError with that reason.
+    """Ends a session at its first error.
 
-    Attributes:
-        reason: Why the session has ended; None while it is usable.
+    Later calls of the session raise a RunError with the reason of that first error. `stop` ends everything that the
+    session has started, and may be called several times. The attribute `reason` says why the session has ended; it is
+    None while the session is usable.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
-        """Create the guard; `stop` ends everything that the session has started and may be called again."""
         self._stop = stop
         self.reason: str | None = None
 
@@ -86,7 +87,7 @@ class FailOnce:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """End the session if the context raises; raise RunError if it has ended already."""
+        """End the session if the context raises. Raise RunError if the session has ended already."""
         if self.reason is not None:
             raise RunError(f"the session has ended: {self.reason}")
         try:
@@ -97,14 +98,17 @@ class FailOnce:
 
 
 class ClusterSession(Session):
-    """A session with devices as processes, on this host or others. Use it from one thread at a time.
+    """A session with a process for each device, on this host or others, for use by one thread at a time.
+
+    `open_session.ClusterAccess` creates the session. The session owns the frames in flight and a `ClusterState`, which
+    starts the devices, returns their messages as events, and decides whether frames must be sent again.
 
     Attributes:
         artifact: The artifact.
         options: The options of the run.
-        in_flight: Frames that may be in flight.
-        reports: The reports of the devices, after the session was closed normally.
-        events: Failures, takeovers and returns so far.
+        in_flight: Maximum number of frames in flight.
+        reports: The reports of the devices; empty until the session was closed without an error.
+        events: Failures, takeovers and returns of devices so far.
         opened_at: When the session was opened (time.perf_counter).
     """
 
@@ -121,8 +125,8 @@ class ClusterSession(Session):
         Args:
             artifact: The artifact.
             options: The options of the run.
-            start: Starts a device. Default: on this host, except for `options.start_manually`.
-            acceptor: Where devices join. Default: a listening socket.
+            start: Function that starts a device. Default: on this host, except for `options.start_manually`.
+            acceptor: The object that accepts or makes connections to devices. Default: a listening socket.
             deadline: When the session must have ended (time.monotonic), if it is limited.
 
         Raises:
@@ -144,14 +148,9 @@ class ClusterSession(Session):
         acceptor = acceptor or RunAcceptor(options.listen or ANY_LOOPBACK_PORT, options.keys, options.insecure)
         local_processes = 0 if start else count
         start = start or local_starter(artifact.directory, options, max(1, count))
+        on_reason = self._event_log.set_reason
         self._cluster = ClusterState(
-            artifact,
-            options,
-            self.in_flight,
-            start,
-            local_processes,
-            self._log_event,
-            self._event_log.set_reason,
+            artifact, options, self.in_flight, start, local_processes, self._log_event, on_reason
         )
         self._window, self._loop = self._cluster.window, self._cluster.loop
         self._fail_once = FailOnce(self._stop)
@@ -159,11 +158,10 @@ class ClusterSession(Session):
             stack.callback(acceptor.close)
             self._cluster.join(acceptor, self._new_deadline(), self._check_time)
             if self._cluster.schedule.tolerates_failures:
-                stack.pop_all()  # Failed devices may return.
+                stack.pop_all()  # The acceptor stays open, because failed devices may return.
 
     @property
     def processes(self) -> Mapping[str, DeviceProcess]:
-        """The processes of all devices."""
         return self._cluster.processes
 
     def __enter__(self) -> Self:
@@ -194,10 +192,10 @@ class ClusterSession(Session):
     def stream_frames(
         self, frames: Iterable[Mapping[str, Any]]
     ) -> Iterator[tuple[InFlightFrame, dict[str, dict[str, Any]]]]:
-        """Yield each frame with its outputs by sink device and name, in the order of `frames`.
+        """Yield each frame, and its outputs by sink device and output name, in the order of `frames`.
 
-        A thread reads the frames, at most as many ahead of the yielded ones as may be in flight. An exception of the
-        iterable is raised after the outputs of all frames before; the session stays usable.
+        A thread reads at most `in_flight` frames ahead of the yielded ones. If `frames` raises an exception, all
+        earlier outputs are yielded before it is raised again, and the session stays usable.
         """
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
         reader = FrameReader(frames, self.in_flight, self._loop.wake, self.artifact.copy_inputs)
@@ -211,9 +209,9 @@ class ClusterSession(Session):
                         self._loop.let_helper_run(caller_s if self._is_busy() else 0.0)
                     else:
                         self._wait_for_event_log()
+                if frame is None and reader.error is not None:
+                    raise reader.error
                 if frame is None:
-                    if reader.error is not None:
-                        raise reader.error
                     return
                 yielded_at = time.perf_counter()
                 yield frame, outputs
@@ -223,7 +221,7 @@ class ClusterSession(Session):
             reader.close()
 
     def close(self) -> None:
-        """End the run after the frames in flight; then `reports` is set."""
+        """Wait for the frames in flight, end the run, and set `reports`."""
         if self._fail_once.reason is not None:
             return
         with self._guarded():
@@ -235,7 +233,7 @@ class ClusterSession(Session):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Enter the session: end it at errors, and measure the time spent in the caller."""
+        """End the session if the context raises. Measure the time that the caller spends outside of the session."""
         with self._fail_once.guard():
             self._caller_s += max(0.0, time.monotonic() - self._left_at)
             yield
@@ -251,15 +249,13 @@ class ClusterSession(Session):
         self._wait_for_event_log()
         cluster.finish()
         self._wait_until_none(lambda: [name for name in cluster.up if cluster.processes[name].report is None], deadline)
-        processes = [cluster.processes[name] for name in cluster.up]
-        for process in processes:
+        for process in (cluster.processes[name] for name in cluster.up):
             try:
                 if process.popen is not None:
                     process.popen.wait(seconds_left(deadline))
             except subprocess.TimeoutExpired:
-                raise RunError(
-                    f"{process.title}: its process did not end in time: allow more time (--timeout)"
-                ) from None
+                cause = "its process did not end in time"
+                raise RunError(f"{process.title}: {cause}: allow more time (--timeout)") from None
         self.reports = tuple(
             cluster.processes[manifest["device"]].report or empty_report(manifest)
             for manifest in self.artifact.manifests
@@ -268,34 +264,39 @@ class ClusterSession(Session):
     # -- frames
 
     def _new_deadline(self) -> float:
-        """Return the deadline of an operation that starts now."""
         deadline = time.monotonic() + self.options.timeout_s
         return deadline if self._deadline is None else min(deadline, self._deadline)
 
     def _is_full(self) -> bool:
-        """Return True if no more frames may be sent now."""
+        """Return True if no further frame may be sent now."""
         cluster = self._cluster
         return cluster.needs_replay or bool(cluster.awaiting_ack) or len(self._window) >= self.in_flight
 
     def _is_busy(self) -> bool:
-        """Return True if frames or acknowledgements are outstanding."""
+        """Return True if the session waits for outputs of frames, or for acknowledgements of a change of roles."""
         return self._cluster.needs_replay or bool(self._cluster.awaiting_ack) or len(self._window) > 0
 
     def _awaited_devices(self) -> list[str]:
-        """Return the devices that have not finished the oldest frame, or have not acknowledged a change of roles."""
+        """Return the devices that have not finished the oldest frame.
+
+        If no frame is in flight, return the devices that have not acknowledged a change of roles.
+        """
         if not len(self._window):
             return sorted(self._cluster.awaiting_ack)
         oldest = self._in_flight_frames[self._window.oldest]
         return [name for name in oldest.active_devices if name not in oldest.finished_devices]
 
     def _current_deadline(self) -> float:
-        """Return the deadline of the oldest frame or change, plus the time spent in the caller, without progress."""
+        """Return the deadline of the oldest frame, or else of the change of roles.
+
+        Time that the caller spends outside of the session does not count.
+        """
         if len(self._window):
             return self._in_flight_frames[self._window.oldest].deadline + self._caller_s
         return self._change_deadline + self._caller_s
 
     def _submit_frame(self, inputs: Mapping[str, Any]) -> InFlightFrame:
-        """Send a frame to the devices as soon as it may be in flight."""
+        """Wait until another frame may be in flight, and send the frame with these inputs to the devices."""
         while self._is_full():
             self._handle_events(self._awaited_devices())
         kept_inputs = inputs if self._cluster.schedule.tolerates_failures else None
@@ -304,7 +305,7 @@ class ClusterSession(Session):
         return frame
 
     def _send_frame(self, frame: InFlightFrame, inputs: Mapping[str, Any], after_each: Callable[[], object]) -> None:
-        """Post a frame to its devices; `after_each` is called after each device."""
+        """Post the messages of a frame to its devices. `after_each` is called after the messages of each device."""
         cluster = self._cluster
         frame.number = number = self._window.open()
         frame.role = role = self._roles[cluster.schedule.role_index(number)]
@@ -316,7 +317,7 @@ class ClusterSession(Session):
         self._in_flight_frames[number] = frame
         allowed_ms = min(int(1000 * seconds_left(deadline)), 2**32 - 1)
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
-        # Devices with inputs come first, because they can start at once.
+        # Devices with inputs are served first, because they can start at once. All others wait for tensors anyway.
         for name in sorted(frame.active_devices, key=lambda name: not role.inputs[name]):
             channel = cluster.processes[name].get_channel()
             if role.states[name] and (sets_states or self._resets_states):
@@ -332,11 +333,12 @@ class ClusterSession(Session):
         self._resets_states = False
 
     def _replay_frames(self) -> None:
-        """Send the frames in flight again after a failure, together with the posted CHANGE_ROLES.
+        """Send the frames in flight again after a failure, together with the message CHANGE_ROLES.
 
-        A device that gets both tells its peers about the change before it sends tensors that they would not expect.
+        That message is already posted. A device that receives it together with frames tells its peers about the change
+        before it sends them tensors of these frames.
         """
-        self._cluster.start_replay()
+        self._cluster.needs_replay = False
         self._change_deadline = self._new_deadline() - self._caller_s
         frames = [self._in_flight_frames[number] for number in sorted(self._in_flight_frames)]
         self._in_flight_frames = {}
@@ -350,7 +352,10 @@ class ClusterSession(Session):
             self._log_takeover()
 
     def _next_finished_frame(self, reader: FrameReader, waiting: deque[InFlightFrame]) -> InFlightFrame | None:
-        """Return the next frame with complete outputs, None after the last; send further frames meanwhile."""
+        """Return the next frame with complete outputs, or None after the last frame. Send further frames while waiting.
+
+        `waiting` contains the frames that were sent and not yet returned.
+        """
         while True:
             while reader.queue and not self._is_full():
                 if (inputs := reader.take()) is not None:
@@ -359,14 +364,12 @@ class ClusterSession(Session):
                 return waiting.popleft()
             if reader.is_exhausted and not waiting and not reader.queue:
                 return None
-            if self._is_busy():
-                can_send = not reader.is_exhausted and not self._is_full()
-                self._handle_events(self._awaited_devices(), reader if can_send else None)
-            else:
-                self._handle_events([], reader)
+            is_busy = self._is_busy()
+            can_send = not is_busy or not (reader.is_exhausted or self._is_full())
+            self._handle_events(self._awaited_devices() if is_busy else [], reader if can_send else None)
 
     def _wait_for_outputs(self, frame: InFlightFrame) -> dict[str, dict[str, Any]]:
-        """Wait for a frame's outputs and return them by sink device and name."""
+        """Wait for a frame's outputs, and return them by sink device and output name."""
         self._wait_until_none(lambda: self._awaited_devices() if frame.missing_outputs else [])
         outputs: dict[str, dict[str, Any]] = {}
         for device, payloads in frame.outputs.items():
@@ -380,14 +383,17 @@ class ClusterSession(Session):
     # -- events
 
     def _wait_until_none(self, awaited: Callable[[], list[str]], deadline: float | None = None) -> None:
-        """Handle events until `awaited` returns no device; the default deadline is that of the oldest frame."""
+        """React to events until `awaited` returns no device. The default deadline is that of the oldest frame."""
         while waiting := awaited():
             self._handle_events(waiting, deadline=deadline)
 
     def _handle_events(
         self, waiting: Sequence[str], reader: FrameReader | None = None, deadline: float | None = None
     ) -> None:
-        """Handle the events that have arrived or arrive soon; do not wait if the reader has a frame."""
+        """React to the events that have arrived or arrive soon. Do not wait for events if the reader has a frame.
+
+        After the deadline, raise RunError for the first of the awaited devices.
+        """
         cluster = self._cluster
         if deadline is None:
             deadline = self._current_deadline() if waiting else math.inf
@@ -402,12 +408,15 @@ class ClusterSession(Session):
         self._check_time(deadline, waiting)
 
     def _wait_for_event_log(self) -> None:
-        """Wait until all events are reported; the reason of a failure is known soon."""
+        """Wait until all events are reported.
+
+        An event is reported when its reason is known, which takes milliseconds.
+        """
         while self._event_log:
             self._handle_events([])
 
     def _record_progress(self, frame: InFlightFrame, event: DeviceEvent) -> None:
-        """Record an output of a frame, or that a device has finished it."""
+        """Record that a device has sent an output of a frame, or has finished its work on the frame."""
         assert event.header is not None
         if event.header.type is MessageType.OUTPUT:
             frame.outputs[event.device][event.header.index] = event.payload
@@ -428,7 +437,7 @@ class ClusterSession(Session):
     def _log_event(
         self, kind: Any, device: str, reason: str, replayed_frames: int = 0, interruption_s: float = 0.0
     ) -> None:
-        """Log a failure, takeover or return; a failure is reported when its reason is final."""
+        """Add a failure, takeover or return to the event log. The reason of a failure may still change."""
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
         at_s = time.perf_counter() - self.opened_at
@@ -436,26 +445,25 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log the end of an interruption: after a failure, a frame is finished or there is none to finish."""
+        """Log the end of an interruption by failures: a frame is finished, or no frame is in flight."""
         if (interruption := self._cluster.pop_interruption()) is not None:
             device, seconds = interruption
             replayed_frames, self._replayed_frames = self._replayed_frames, 0
             self._log_event("takeover", device, "", replayed_frames, seconds)
 
     def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError for the first awaited device after the deadline."""
+        """Raise RunError for the first of the awaited devices if the deadline has passed."""
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")
 
 
 def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError:
-    """Return the error for a device that did not finish in time."""
     return RunError(f"{title}: did not finish within {options.timeout_s:g} s{suffix}: allow more time (--timeout)")
 
 
 def check_frames_in_flight(options: RunOptions, devices: int) -> int:
-    """Return the number of frames that may be in flight; raise UsageError for invalid options."""
+    """Return the number of frames that may be in flight. Raise UsageError for invalid options."""
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
     if not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")
@@ -463,11 +471,11 @@ def check_frames_in_flight(options: RunOptions, devices: int) -> int:
 
 
 def check_device_options(options: RunOptions, artifact: SocketsArtifact) -> None:
-    """Raise UsageError for options that name a device which the artifact lacks or cannot run without."""
+    """Raise UsageError if an option names an unknown device, or a device that the artifact cannot run without."""
     for name in (*options.start_manually, *options.start_without):
         if name not in artifact.devices:
             raise UsageError(f"run: there is no device {name!r}{did_you_mean(name, artifact.devices)}")
     if artifact.make_schedule().find_failed_set(options.start_without) is None:
         names = ", ".join(map(repr, options.start_without))
-        remedy = f"compile with failure plans (--tolerate-failures {len(set(options.start_without))})"
-        raise UsageError(f"run: the artifact has no plan without {names}: {remedy}")
+        remedy = f"compile with --tolerate-failures {len(set(options.start_without))}"
+        raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")

@@ -1,4 +1,4 @@
-"""The target `sockets`: its options, and how it writes and runs artifacts."""
+"""The target `sockets` with its options."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ RUNTIME_COSTS = RuntimeCosts(
     header_share=0.05,
     coalesced_share=0.1,
 )
-"""Measured on the reference host: fitted to exchanges between emulated boards (docs/understand/cost-models.md)."""
+"""Overheads on the reference host, fitted to exchanges between emulated boards (docs/understand/cost-models.md)."""
 PROCESS_BYTES = 63 << 20
-"""Memory of Python, numpy, onnxruntime and the runtime's threads.
+"""Memory of a device process with Python, numpy, onnxruntime and the runtime's threads, but without any segment.
 
-Measured on x86-64 Linux with glibc, Python 3.11, numpy 2.4 and onnxruntime 1.31. Other versions differ mainly in it.
+Measured on x86-64 Linux with glibc, Python 3.11, numpy 2.4 and onnxruntime 1.31.
 """
 
 
@@ -43,10 +43,13 @@ Measured on x86-64 Linux with glibc, Python 3.11, numpy 2.4 and onnxruntime 1.31
 class SocketsTarget(Target):
     """A directory per device with its segments, its weights and a small Python runtime; devices communicate over TCP.
 
+    The functions of this class are in other modules, which are imported when they are needed. See the package's
+    docstring for their order.
+
     Attributes:
-        threads: Threads of a segment; 0: as many as the device has cores.
-        optimization: onnxruntime's optimization level for segments. "all", its default, is the fastest. "extended" is
-            the highest one at which convolutions compute the same bits however the network is split.
+        threads: Threads for computing a segment; 0 means as many as the device has cores.
+        optimization: onnxruntime's optimization level for segments. "all", the default, is the fastest. "extended" is
+            the highest level at which convolutions compute the same bits for every split of the network.
     """
 
     name: ClassVar[str] = "sockets"
@@ -69,12 +72,14 @@ class SocketsTarget(Target):
 
         assert compilation.program is not None
         cores = {d.name: d.cores for d in compilation.platform.devices} if compilation.platform else {}
-        devices = compilation.program.devices
-        threads = {d.device: self.threads or cores.get(d.device, 1) for d in devices}
+        threads = {d.device: self.threads or cores.get(d.device, 1) for d in compilation.program.devices}
         write_artifact(compilation.program, threads, self.optimization, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Run a process per device: on this host, which they share evenly, or on `options.hosts`."""
+        """Run the artifact with one process per device, on this host or on `options.hosts`.
+
+        The processes on this host get equal shares of its cores.
+        """
         from dicompiler_targets.sockets.open_session import run_artifact
 
         return run_artifact(directory, frames, options)
@@ -84,19 +89,19 @@ class SocketsTarget(Target):
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the calls of a device; slices and concatenations at segment boundaries are copies of the runtime."""
+        """Return the device's segments. Slices and concatenations at their boundaries are copies by the runtime."""
         from dicompiler_targets.segment_io import make_segment_calls
 
         return make_segment_calls(device)
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """Overheads of the Python runtime on an idle host, without TLS."""
+        """The costs of the Python runtime on an idle host, without TLS."""
         return RUNTIME_COSTS
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """The benchmark player and a copy of the runtime, which it uses to communicate with the devices."""
+        """The benchmark player, and a copy of the runtime that it imports to communicate with the devices."""
         from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("sockets", (".py",))
@@ -108,13 +113,13 @@ class SocketsTarget(Target):
         return install(directory, options)
 
     def service(self, directory: Path, options: RunOptions) -> Service:
-        """Return the control of resident devices, which keep their sessions between runs."""
+        """Return the resident devices of the artifact, which keep their onnxruntime sessions between runs."""
         from dicompiler_targets.sockets.daemon_control import ResidentDevices
 
         return ResidentDevices(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Return the memory of a Python process with onnxruntime and its sessions, while they are made or run."""
+        """Return each device's memory for Python, onnxruntime and its sessions, at the moment with the highest use."""
         from dicompiler_targets.ort_memory import predict_memory_overhead
 
         return predict_memory_overhead(program, PROCESS_BYTES, self.optimization)
