@@ -1,5 +1,5 @@
-"""The problem that strategies solve, and everything that judges their plans.
+"""The problem that strategies solve, and checks and metrics of their plans.
 
-This package holds `Problem` and `Strategy`, the constraints that a plan must keep, the work budget of a search, lower
-bounds, Pareto fronts, and the choice of plans for failed devices.
+The package contains `Problem` and `Strategy`, constraints on plans, the work budget of a search, lower bounds, Pareto
+fronts, and failure plans.
 """

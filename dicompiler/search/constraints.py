@@ -1,9 +1,4 @@
-"""Constraints on plans beyond fitting the layers: compute, memory and states.
-
-Parts must be on devices that compute, hosts must have enough memory, and states must stay on their device.
-
-Every error names the host, the layer and the bytes.
-"""
+"""Checks that a plan can be carried out: its devices compute, hosts have enough memory, and states are not sent."""
 
 from __future__ import annotations
 
@@ -28,11 +23,11 @@ from dicompiler.target.target_base import Target
 
 @dataclass(frozen=True)
 class HostMemoryNeed:
-    """Memory that a plan needs on one host.
+    """The memory that a plan needs on one host, and the memory that the host has.
 
     Attributes:
         host: Name of the host.
-        kind: Kind of memory: "memory" for all of it together, or "RAM" and "flash" of a microcontroller.
+        kind: "memory" for all memory of the host; "RAM" or "flash" for one of the two memories of a microcontroller.
         needed_bytes: Bytes that the plan needs.
         limit_bytes: Bytes that the host has.
     """
@@ -44,15 +39,16 @@ class HostMemoryNeed:
 
 
 def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
-    """Raise DicompilerError if the plan cannot be carried out.
+    """Raise DicompilerError if a plan cannot be carried out on the problem's platform.
 
     Args:
         problem: The problem that the plan solves.
         plan: The plan to check.
-        metrics: Metrics of the plan, if they are known already; otherwise they are estimated.
+        metrics: Metrics of the plan, which contain its memory use. By default they are computed by `Problem.estimate`.
 
     Raises:
-        DicompilerError: A part is on a device without compute, a host has too little memory, or a state would be sent.
+        DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device would
+            have to read a state that another device computes.
     """
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
@@ -65,7 +61,7 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
     Args:
         problem: The problem that the plan solves.
         plan: The plan to check.
-        metrics: Metrics of the plan.
+        metrics: Metrics of the plan, which contain its memory use.
 
     Returns:
         True if the plan can be carried out.
@@ -78,32 +74,35 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
 
 
 def check_states(problem: Problem, plan: Plan) -> None:
-    """Raise DicompilerError if a state is read on another device than the one that computes it."""
-    routing = route(problem.layers, plan, problem.platform.host_of) if problem.layers.states else None
-    for state in routing.state_retentions if routing is not None else ():
+    """Raise DicompilerError if a device reads a state that another device computes.
+
+    States are graph outputs that become graph inputs of the next frame. Devices do not send them to each other.
+    """
+    layers = problem.layers
+    if not layers.states:
+        return
+    for state in route(layers, plan, problem.platform.host_of).state_retentions:
         for leaf in assembly_leaves(state.assembly):
             if leaf.box.origin is not None:
-                writer, readers = problem.layers.producer[state.present].name, _describe_readers(problem, state.past)
+                readers = [
+                    layer.name for layer in layers.layers if any(state.past in node.inputs for node in layer.nodes)
+                ]
                 raise DicompilerError(
-                    f"plan: state {state.past!r}: device {leaf.box.origin.device!r} computes it in layer {writer!r} "
-                    f"and device {state.device!r} reads it in {readers}, but states are not sent: use one device for "
-                    "both, or compile without states (--state none)"
+                    f"plan: state {state.past!r}: device {leaf.box.origin.device!r} computes it in layer "
+                    f"{layers.producer[state.present].name!r} and device {state.device!r} reads it in "
+                    f"layer{'s' if len(readers) > 1 else ''} {', '.join(map(repr, readers))}, but states are not sent: "
+                    "use one device for both, or compile without states (--state none)"
                 )
 
 
-def _describe_readers(problem: Problem, state: str) -> str:
-    names = [layer.name for layer in problem.layers.layers if any(state in node.inputs for node in layer.nodes)]
-    return f"layer{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-
-
 def check_compute(platform: Platform, plan: Plan) -> None:
-    """Raise DicompilerError if a part is on a device without compute.
+    """Raise DicompilerError if a plan places a layer on a device without compute.
 
-    Such a device may only hold inputs or receive outputs.
+    Failure plans and replicas of the plan are checked too. A device without compute may only be a source or a sink.
     """
-    for loss in plan.failures:
-        with failure_plan_in_errors(plan, loss.failed):
-            check_compute(platform, loss.plan)
+    for failure in plan.failures:
+        with failure_plan_in_errors(plan, failure.failed):
+            check_compute(platform, failure.plan)
     if plan.replicas:
         _check_renamed_compute(platform, plan)
         return
@@ -116,7 +115,7 @@ def check_compute(platform: Platform, plan: Plan) -> None:
 
 
 def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
-    """Check the devices that parts are renamed to in each replica."""
+    """Raise DicompilerError if a replica renames a device to one that is unknown or cannot compute."""
     workers = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     for i, renaming in enumerate(plan.replicas):
         for name in (*renaming.values(), *(name for name in workers if name not in renaming)):
@@ -125,16 +124,16 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
                     f"plan: replicas[{i}]: {platform.name} has no device {name!r}{did_you_mean(name, platform.host_of)}"
                 )
         for name in workers:
-            place = renaming.get(name, name)
-            if not platform.device(place).can_compute:
+            new_name = renaming.get(name, name)
+            if not platform.device(new_name).can_compute:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: device {place!r}, which replaces {name!r}, has no compute: rename {name!r} "
-                    "to another device"
+                    f"plan: replicas[{i}]: device {new_name!r}, which replaces {name!r}, has no compute: rename "
+                    f"{name!r} to another device"
                 )
 
 
 def check_target_support(plan: Plan, target: Target) -> None:
-    """Raise DicompilerError if the target does not support the plan's replicas or failure plans."""
+    """Raise DicompilerError if the target cannot run the plan's replicas or failure plans."""
     if plan.replicas and not target.can_run_replicas:
         raise DicompilerError(
             f"plan: replicas: target {target.name!r} does not support replicas: remove them, or use target 'sockets'"
@@ -147,16 +146,14 @@ def check_target_support(plan: Plan, target: Target) -> None:
 
 
 def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
-    """Return the bytes that the plan uses on each host.
-
-    They are the weights, the live activations and the target's overhead.
+    """Return the bytes that a plan uses on each host for weights, activations and the target's overhead.
 
     Args:
-        platform: The platform.
+        platform: The platform on which the plan runs.
         metrics: Metrics of the plan.
 
     Returns:
-        Host name → bytes.
+        Used bytes by host name.
     """
     used = dict.fromkeys((host.name for host in platform.hosts), 0)
     for entry in metrics.devices:
@@ -165,13 +162,15 @@ def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
 
 
 def free_memory(problem: Problem) -> dict[str, int]:
-    """Return the bytes that each host has for weights and activations if all its devices take part.
+    """Return the bytes that each host has for weights and activations.
+
+    The bytes that the target adds are subtracted for every device, because a plan may use all devices.
 
     Args:
-        problem: The problem.
+        problem: The problem with its platform and target.
 
     Returns:
-        Host name → bytes, at least 0.
+        Free bytes by host name, at least 0.
     """
     free = {host.name: host.memory for host in problem.platform.hosts}
     for device in problem.platform.devices:
@@ -180,16 +179,17 @@ def free_memory(problem: Problem) -> dict[str, int]:
 
 
 def needed_memory(problem: Problem, plan: Plan) -> Mapping[str, int]:
-    """Return the bytes that a plan needs on each host, as exactly as the problem can say.
+    """Return the bytes that a plan needs on each host.
 
-    With a model and a target, the plan is lowered to a program and the target is asked for the memory that it adds.
+    If the problem has a model and a target, the plan is compiled to a program, and the target reports the bytes that it
+    adds. Otherwise the bytes are estimated.
 
     Args:
-        problem: The problem.
+        problem: The problem that the plan solves.
         plan: The plan.
 
     Returns:
-        Host name → bytes.
+        Needed bytes by host name.
 
     Raises:
         DicompilerError: The plan does not fit the layers.
@@ -199,74 +199,68 @@ def needed_memory(problem: Problem, plan: Plan) -> Mapping[str, int]:
 
 
 def missing_memory(problem: Problem, plan: Plan) -> dict[str, int]:
-    """Return the bytes that a plan needs beyond each host's memory.
+    """Return the bytes by which a plan exceeds the memory of each host.
 
     Args:
-        problem: The problem.
+        problem: The problem that the plan solves.
         plan: The plan.
 
     Returns:
-        Host name → missing bytes, only for hosts with too little memory.
+        Missing bytes by host name, only for hosts with too little memory.
     """
     limits = {host.name: host.memory for host in problem.platform.hosts}
     return {name: n - limits[name] for name, n in needed_memory(problem, plan).items() if n > limits[name]}
 
 
 def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
-    """Raise DicompilerError if weights, live activations and the target's overhead exceed a host's memory.
+    """Raise DicompilerError if weights, activations and the target's overhead exceed a host's memory.
 
-    On a host with flash, weights are counted against flash and activations against RAM. The error names the layer that
-    needs most of it.
+    On a host with flash, the weights must fit into flash and the activations into RAM. The error names the layer that
+    needs the most memory.
     """
     platform, target = problem.platform, problem.target
-    # On hosts with flash the estimate leaves the target's overhead out: such targets measure it themselves.
-    flash = {host.name for host in platform.hosts if host.flash}
-    memory = {
-        e.device: MemoryUse(e.weights, e.activations, 0, 0 if platform.host_of[e.device] in flash else e.overhead_bytes)
-        for e in metrics.devices
-    }
+    memory = {}
+    for entry in metrics.devices:
+        # Targets for hosts with flash measure their overhead themselves, so the estimate omits it.
+        has_flash = platform.host(platform.host_of[entry.device]).flash
+        memory[entry.device] = MemoryUse(entry.weights, entry.activations, 0, 0 if has_flash else entry.overhead_bytes)
     if need := _first_exceeded(host_memory_needs(platform, memory)):
-        added = "" if target is None else f" and what target {target.name!r} adds,"
-        purpose_of_all = f"for weights and activations{added}"
-        purpose = {"memory": purpose_of_all, "RAM": "of RAM for activations", "flash": "of flash for weights"}[
-            need.kind
-        ]
-        raise _memory_error(
-            need, purpose, _memory_remedy(need, route(problem.layers, plan, platform.host_of), platform)
-        )
+        overhead = "" if target is None else f" and what target {target.name!r} adds,"
+        purposes = {
+            "memory": f"for weights and activations{overhead}",
+            "RAM": "of RAM for activations",
+            "flash": "of flash for weights",
+        }
+        routing = route(problem.layers, plan, platform.host_of)
+        raise _memory_error(need, purposes[need.kind], _memory_remedy(need, routing, platform))
 
 
-def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
-    """Check the memory of a program.
+def check_program_memory(state: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
+    """Raise DicompilerError if a host has too little memory for the program of a pipeline state.
 
-    Args:
-        compilation: The compilation with its program.
-        memory: Device → memory use of one frame with the target's overhead. The target's own measurement replaces it.
-        target: The target that emits the program.
-
-    Raises:
-        DicompilerError: A host has too little memory.
+    `memory` is the memory use for one frame by device name. It is ignored if the target has measured the memory itself
+    (`state.footprints`).
     """
-    platform, routing = compilation.platform, compilation.routing
+    platform, routing = state.platform, state.routing
     assert platform is not None and routing is not None
-    if compilation.footprints:
-        check_measured_memory(platform, compilation.footprints)
+    if state.footprints:
+        check_measured_memory(platform, state.footprints)
     elif need := _first_exceeded(host_memory_needs(platform, memory, include_sum=True)):
         added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
-        purpose_of_all = f"to run, {format_bytes(added)} of it added by target {target.name!r},"
-        purpose = {"memory": purpose_of_all, "RAM": "of RAM to run", "flash": "of flash for weights"}[need.kind]
-        raise _memory_error(need, purpose, _memory_remedy(need, routing, platform))
+        purpose = f"to run, {format_bytes(added)} of it added by target {target.name!r},"
+        purposes = {"memory": purpose, "RAM": "of RAM to run", "flash": "of flash for weights"}
+        raise _memory_error(need, purposes[need.kind], _memory_remedy(need, routing, platform))
 
 
 def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint]) -> None:
-    """Check the RAM and flash that a target measured against the limits of the hosts.
+    """Raise DicompilerError if RAM or flash measured by a target exceeds the memory of a host.
 
     Args:
-        platform: The platform.
-        occupied: Measured footprint of each device.
+        platform: The platform with the memory of each host.
+        occupied: RAM and flash that the target measured, for each device.
 
     Raises:
-        DicompilerError: A host has too little memory.
+        DicompilerError: A host has too little RAM or flash.
     """
     memory = {entry.device: MemoryUse(entry.flash, entry.ram, 0) for entry in occupied}
     if need := _first_exceeded(host_memory_needs(platform, memory)):
@@ -281,15 +275,8 @@ def host_memory_needs(
 ) -> Iterator[HostMemoryNeed]:
     """Yield the memory that the devices of each host need together.
 
-    Hosts with flash need RAM and flash separately.
-
-    Args:
-        platform: The platform.
-        memory: Device → memory use.
-        include_sum: For hosts with flash, also yield the sum of RAM and flash against all memory.
-
-    Yields:
-        One entry for each kind of memory of each host.
+    For a host with flash, RAM and flash are two entries, and `include_sum` adds a third entry for their sum. `memory`
+    is the memory use by device name.
     """
     for host in platform.hosts:
         uses = [use for name, use in memory.items() if platform.host_of[name] == host.name]
@@ -306,35 +293,31 @@ def _first_exceeded(needs: Iterable[HostMemoryNeed]) -> HostMemoryNeed | None:
 
 
 def _memory_error(need: HostMemoryNeed, purpose: str, remedy: str) -> DicompilerError:
-    """Return the error for one host.
+    """Return the error for a host with too little memory.
 
-    Args:
-        need: The need that exceeds its limit.
-        purpose: Text that says which memory is needed and why; "" if the need was measured.
-        remedy: Text that says how to fix it.
+    `purpose` says which memory is needed and why. It is "" if a target measured the memory.
     """
-    needed, excess, limit = map(
-        format_bytes, (need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes)
-    )
+    sizes = need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes
+    needed, excess, limit = map(format_bytes, sizes)
+    text = f"{needed} of {need.kind}, {excess} more than it has ({limit})"
     if purpose:
         text = f"{needed} ({excess} too much) {purpose} and has {limit}"
-    else:
-        text = f"{needed} of {need.kind}, {excess} more than it has ({limit})"
     return DicompilerError(f"plan: host {need.host} needs {text}: {remedy}")
 
 
 def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -> str:
-    """Return a remedy that names the layer that needs most of the memory."""
+    """Return advice that names the layer that needs the most memory of the host."""
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
-        known, weights = sizes.get(task.layer, 0), sum(weight_regions(routing.layers, task).values())
-        sizes[task.layer] = (
-            max(known, activation_nbytes(routing.layers, task)) if need.kind == "RAM" else known + weights
-        )
+        size = sizes.get(task.layer, 0)
+        if need.kind == "RAM":
+            sizes[task.layer] = max(size, activation_nbytes(routing.layers, task))
+        else:
+            sizes[task.layer] = size + sum(weight_regions(routing.layers, task).values())
     if not sizes:
         return "it only holds inputs or outputs: use another device as the source or the sink"
     layer = max(sizes, key=lambda name: sizes[name])
-    size = format_bytes(sizes[layer])
+    largest = format_bytes(sizes[layer])
     if need.kind == "RAM":
-        return f"use smaller tiles, above all for layer {layer!r}, which reads and writes {size} (--fit searches)"
-    return f"move layers to other hosts, above all parts of layer {layer!r} ({size} of weights)"
+        return f"use smaller tiles, above all for layer {layer!r}, which reads and writes {largest} (--fit searches)"
+    return f"move layers to other hosts, above all parts of layer {layer!r} ({largest} of weights)"

@@ -1,4 +1,4 @@
-"""Choice of failure plans: one for each failure, such that all plans fit into memory together.
+"""Choice of failure plans: a plan for each set of failed devices, such that all plans fit into memory together.
 
 Problem + Strategy + Plan + FailureSelection → Plan with failure plans
 """
@@ -12,10 +12,9 @@ from functools import cached_property
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_bytes
-from dicompiler.ir.plan import FailurePlan, LayerShare, Plan
+from dicompiler.ir.plan import FailurePlan, Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import Region, full_region
-from dicompiler.partition.bounds_inference import output_shape
+from dicompiler.ir.regions import Region
 from dicompiler.partition.routing import route_on_platform
 from dicompiler.search.constraints import missing_memory
 from dicompiler.search.failover_reassignment import reassignments
@@ -26,36 +25,26 @@ from dicompiler.search.failure_cases import (
     remove_devices,
     stored_weights,
 )
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, whole_layer_seconds
 from dicompiler.search.strategy import Strategy
 
 log = logging.getLogger("dicompiler")
 
 MAX_MAIN_PLANS = 4
-"""Number of plans that are tried for the case that no device has failed."""
+"""Number of main plans that are tried. The main plan is used while no device has failed."""
 
 
 def add_failover_plans(
     problem: Problem, strategy: Strategy, plan: Plan, selection: FailureSelection, plan_is_fixed: bool = False
 ) -> Plan:
-    """Return the plan with a failure plan for each failure of the selection.
+    """Return `plan` with a failure plan for each set of failed devices that `selection` contains.
 
-    The failure plans come from the strategy, or from survivors that take over parts. If they do not fit into memory
-    together, slower ones are tried, and then other main plans.
-
-    Args:
-        problem: The problem.
-        strategy: The strategy that plans for the remaining devices.
-        plan: The plan for the case that no device has failed.
-        selection: The failures to tolerate.
-        plan_is_fixed: The user gave the plan. It is not replaced, and its source and sink stay.
-
-    Returns:
-        The plan with its failure plans.
+    The strategy makes the failure plans. If it finds none, the remaining devices take over the work of the failed
+    devices. If the plans do not fit into memory together, slower failure plans are tried, and then other plans in place
+    of `plan`. With `plan_is_fixed` (the user gave the plan), the plan, its source and its sink do not change.
 
     Raises:
-        DicompilerError: No failure can be covered, or the plans do not fit into memory together. The error says how
-            many bytes are missing where, and which failures could be tolerated.
+        DicompilerError: No failure can be covered, or the plans do not fit into memory together.
     """
     if problem.layers.states:
         raise DicompilerError(
@@ -65,7 +54,7 @@ def add_failover_plans(
     planner = _FailurePlanner(problem, strategy, plan, plan_is_fixed)
     searches = [_FailoverSearch(planner, _PlanOption(problem, replace(plan, failures=())), selection)]
     if not searches[0].options:
-        if not planner.uncovered_reasons:  # No device of the selection is used.
+        if not planner.uncovered_reasons:  # The plan uses none of the devices that may fail.
             return plan
         raise DicompilerError(
             f"tolerate-failures: {selection}: no failure can be covered: {planner.describe_uncovered()}"
@@ -88,7 +77,7 @@ def add_failover_plans(
 
 @dataclass
 class _PlanOption:
-    """A plan for one set of failed devices (or for none) and the problem on the remaining devices."""
+    """A candidate plan for one set of failed devices, and the problem on the remaining devices."""
 
     problem: Problem
     plan: Plan
@@ -108,17 +97,13 @@ class _PlanOption:
 
 @dataclass
 class _FailurePlanner:
-    """Failure plans that do not depend on the main plan.
-
-    Each set of failed devices is therefore planned only once.
+    """Failure plans that do not depend on the main plan, so that each set of failed devices is planned only once.
 
     Attributes:
-        problem: The problem with all devices.
-        strategy: The strategy that plans for the remaining devices.
-        plan: The main plan that was given.
-        plan_is_fixed: True if the user gave the plan.
-        plans: Failed devices → the strategy's plan; None if it has none.
-        uncovered_reasons: Device → reason why its failure cannot be covered.
+        plan: The main plan, which is used while no device has failed.
+        plan_is_fixed: True if the user gave the main plan.
+        plans: The strategy's plan by failed devices; None if the strategy finds no plan.
+        uncovered_reasons: Reason why the failure of a device cannot be covered, by device name.
     """
 
     problem: Problem
@@ -131,38 +116,41 @@ class _FailurePlanner:
     _main_options: dict[FailedDevices, _PlanOption] = field(default_factory=dict)
 
     def remaining_ends(self, plan: Plan, failed: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
-        """Return source and sink after a failure, or None if the failure cannot be covered.
+        """Return the sources and sinks after a failure, or None if the failure cannot be covered.
 
-        Devices that remain keep their role. If none remains and the ends were not given by the user, both move to the
-        first remaining device that computes.
+        Sources and sinks that remain are kept. If none remains, the first remaining device that computes becomes source
+        and sink, unless the user chose the source or the sink.
         """
         first = self.problem.platform.devices[0]
-        default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
-        moves = default and plan.source == plan.sink == (first.name,)
-        found: list[FailedDevices] = []
+        is_default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
+        can_move = is_default and plan.source == plan.sink == (first.name,)
+        computing = self.problem.platform.computing_devices
+        ends: list[FailedDevices] = []
         for names, role in ((plan.source, "source"), (plan.sink, "sink")):
             remaining = tuple(name for name in names if name not in failed)
-            if not remaining and not moves:
+            if not remaining and not can_move:
                 was_given = self.problem.platform.device(names[0]).can_compute
                 reason = f"was given as the {role}" if was_given else f"is the {role} and has no compute"
                 self.uncovered_reasons.setdefault(names[0], f"{names[0]} {reason}")
                 return None
-            computing = self.problem.platform.computing_devices
-            found.append(remaining or next((d.name,) for d in computing if d.name not in failed))
-        return found[0], found[1]
+            ends.append(remaining or next((d.name,) for d in computing if d.name not in failed))
+        return ends[0], ends[1]
 
     def describe_uncovered(self) -> str:
         return "; ".join(self.uncovered_reasons.values())
 
     def plan_without(self, failed: FailedDevices, remaining: Problem) -> Plan | None:
-        """Return the strategy's plan for the remaining devices; interchangeable sets are planned once."""
+        """Return the strategy's plan for the remaining devices, or None if the strategy finds none.
+
+        The strategy runs once for all sets of failed devices that leave equal devices with different names.
+        """
         if failed not in self.plans:
             key = self._platform_key(remaining)
             if key not in self._plans_by_key:
                 log.info("%s plans without %s", self.strategy.name, ", ".join(failed))
                 self._plans_by_key[key] = remaining, self._run_strategy(remaining)
-            like, found = self._plans_by_key[key]
-            self.plans[failed] = None if found is None else _rename_devices(found, like.platform, remaining)
+            planned_problem, plan = self._plans_by_key[key]
+            self.plans[failed] = plan and _rename_devices(plan, planned_problem.platform, remaining)
         return self.plans[failed]
 
     def _run_strategy(self, remaining: Problem) -> Plan | None:
@@ -175,7 +163,7 @@ class _FailurePlanner:
         return plan
 
     def _platform_key(self, remaining: Problem) -> object:
-        """Return a key that is equal for platforms that differ only in names, so that one plan serves both."""
+        """Return a key that is equal for problems whose platforms differ only in names."""
         platform = remaining.platform
         hosts = {host.name: str(i) for i, host in enumerate(platform.hosts)}
         place = {device.name: i for i, device in enumerate(platform.devices)}
@@ -191,22 +179,18 @@ class _FailurePlanner:
 
     @cached_property
     def _costs(self) -> Mapping[str, object]:
-        """Device → seconds of each whole layer, and runtime costs."""
+        """Seconds of every whole layer, and runtime costs, by device name."""
         problem = self.problem
-        shares = [
-            (layer, LayerShare(None if layer.whole_reason else full_region(output_shape(problem.layers, layer))))
-            for layer in problem.layers.layers
-        ]
         return {
-            device.name: (
-                tuple(problem.cost_model.seconds(problem.layers, *share, device) for share in shares),
-                problem.runtime_costs.get(device.name),
-            )
+            device.name: (whole_layer_seconds(problem, device), problem.runtime_costs.get(device.name))
             for device in problem.platform.devices
         }
 
     def main_options(self) -> list[_PlanOption]:
-        """Return other main plans: failure plans with the same source and sink, and the best single device."""
+        """Return candidates for another main plan.
+
+        They are the failure plans with the source and sink of the main plan, and the plan of the best single device.
+        """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():
             if plan is not None and (plan.source, plan.sink) == ends:
@@ -219,7 +203,7 @@ class _FailurePlanner:
 
 
 def _rename_devices(plan: Plan, platform: Platform, remaining: Problem) -> Plan:
-    """Return the plan on another platform, with devices replaced by their position."""
+    """Return `plan` with the device names of `remaining` in place of those of `platform`, in platform order."""
     names = {old.name: new.name for old, new in zip(platform.devices, remaining.platform.devices, strict=True)}
     return replace(
         plan,
@@ -234,11 +218,10 @@ class _FailoverSearch:
     """The search for failure plans that fit into memory together with one main plan.
 
     Attributes:
-        planner: Plans that do not depend on the main plan.
-        main: The main plan.
-        selection: The failures to tolerate.
-        options: Failed devices → candidate plans, the strategy's first.
-        tried_takeovers: Pairs of failed devices and a plan (by id) whose takeovers are among the options already.
+        main: The main plan, which is used while no device has failed.
+        options: Candidate plans by failed devices.
+        tried_takeovers: Pairs (failed devices, id of a plan). The candidates that change this plan for this failure
+            exist.
     """
 
     def __init__(self, planner: _FailurePlanner, main: _PlanOption, selection: FailureSelection) -> None:
@@ -255,15 +238,15 @@ class _FailoverSearch:
                     used |= set(self.options[failed][0].plan.devices)
 
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
-        """Return the first candidate for a failure.
+        """Return the first candidate plan for a failure.
 
-        It is a known plan that does not use the failed devices, or the strategy's plan, or the best plan in which
-        survivors take over.
+        It is a chosen plan that does not use the failed devices. If there is none, it is the strategy's plan, or the
+        best plan in which remaining devices take over the work of the failed ones.
         """
-        for known in ((), *(other for other in self.options if set(other) < set(failed))):
-            unaffected = (self.options[known][0] if known else self.main).plan
-            if not set(unaffected.devices).intersection(failed):
-                return _PlanOption(remaining, unaffected)
+        smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
+        for option in (self.main, *smaller):
+            if not set(option.plan.devices).intersection(failed):
+                return _PlanOption(remaining, option.plan)
         if (plan := self.planner.plan_without(failed, remaining)) is not None:
             return _PlanOption(remaining, plan)
         return min(self._takeover_options(failed, remaining, self.main), key=lambda option: option.value)
@@ -274,14 +257,12 @@ class _FailoverSearch:
         return [_PlanOption(remaining, variant) for variant in reassignments(remaining.layers, plan, failed, survivors)]
 
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
-        """Add takeovers as candidates.
+        """Add candidate plans in which remaining devices take over the work of failed ones.
 
-        They derive from the main plan and from the plans picked for one failed device less.
+        They are variants of the main plan, and of the picked plans for fewer failed devices.
         """
         for failed, current in picked.items():
-            smaller = (
-                option for other, option in picked.items() if len(other) < len(failed) and set(other) < set(failed)
-            )
+            smaller = (option for other, option in picked.items() if set(other) < set(failed))
             for base in (self.main, *smaller):
                 if (failed, id(base)) not in self.tried_takeovers and set(base.plan.devices).intersection(failed):
                     self.tried_takeovers.add((failed, id(base)))
@@ -289,11 +270,14 @@ class _FailoverSearch:
 
     @cached_property
     def fitting_plan(self) -> Plan | None:
-        """The plan with one failure plan for each failure; None if no combination fits into memory."""
+        """The main plan with a failure plan for each failure; None if no combination fits into memory."""
         return self._fit_failures(list(self.options))[0]
 
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:
-        """Return the plan for some of the failures, or None, and host → missing bytes in the end."""
+        """Return the plan with failure plans for the failures in `covered`, and the missing bytes by host name.
+
+        The plan is None if some bytes are still missing after all candidate plans were tried.
+        """
         picked = {failed: self.options[failed][0] for failed in covered}
         tried = {id(option) for option in picked.values()}
         while True:
@@ -306,9 +290,9 @@ class _FailoverSearch:
             tried.add(id(swap[1]))
 
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
-        """Return one plan with the picked failure plans.
+        """Return the main plan with the picked failure plans.
 
-        Failed devices that no plan uses are left out of the keys.
+        Failed devices that no plan uses are removed from the sets of failed devices.
         """
         used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
         plans: dict[FailedDevices, Plan] = {}
@@ -321,10 +305,10 @@ class _FailoverSearch:
     def _find_swap(
         self, picked: Mapping[FailedDevices, _PlanOption], missing: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
-        """Return the failure of the plan to replace, and the new plan.
+        """Return a failure and the candidate that replaces its picked plan; None if no candidate frees memory.
 
-        Of the replacements that free all missing bytes, the one that costs the least time is taken; otherwise the one
-        that frees most bytes. None if none frees any.
+        Among the candidates that free all missing bytes, the candidate that adds the least time is returned. If there
+        is none, the candidate that frees the most bytes is returned.
         """
         self._add_takeover_options(picked)
         now = self._needed_bytes(picked)
@@ -348,9 +332,10 @@ class _FailoverSearch:
         return None if best is None else best[1]
 
     def _needed_bytes(self, picked: Mapping[FailedDevices, _PlanOption]) -> dict[str, int]:
-        """Return host → estimated bytes that the picked plans need together.
+        """Return the estimated bytes that the main plan and the picked plans need together on each host.
 
-        The weights of all plans are counted once each, and the largest activations of any plan.
+        Weights that several plans use are counted once. Activations are the maximum over the plans, because one plan
+        runs at a time.
         """
         host_of = self.problem.platform.host_of
         weights: dict[tuple[str, str, Region], int] = {}
@@ -365,7 +350,7 @@ class _FailoverSearch:
         return needed
 
     def memory_error(self) -> DicompilerError:
-        """Return the error that says which memory is missing for which failure, and which failures would fit."""
+        """Return the error that names the host with too little memory and the failures that can be tolerated."""
         covered: list[FailedDevices] = []
         misfit: tuple[FailedDevices, dict[str, int]] | None = None
         if missing := missing_memory(self.problem, self.main.plan):
@@ -377,10 +362,8 @@ class _FailoverSearch:
             else:
                 misfit = misfit or (failed, missing)
         assert misfit is not None
-        together = " in addition to the others" if covered else ""
-        return self._format_error(
-            f"the plan without {', '.join(misfit[0])}{together}", misfit[1], self._describe_fitting(covered)
-        )
+        subject = f"the plan without {', '.join(misfit[0])}{' in addition to the others' if covered else ''}"
+        return self._format_error(subject, misfit[1], self._describe_fitting(covered))
 
     def _format_error(self, subject: str, missing: Mapping[str, int], remedy: str) -> DicompilerError:
         host, size = max(missing.items(), key=lambda entry: entry[1])

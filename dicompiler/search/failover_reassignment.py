@@ -1,12 +1,13 @@
-"""Failure plans that change little: surviving devices take over the parts of the failed ones.
+"""Failure plans that change only the parts of failed devices. A part is one device's piece of a layer.
 
-The parts of the survivors stay as they are, so that they can use the weights that they already store.
+The parts of the remaining devices do not change, so these devices can use the weights that they already store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from dicompiler.cost.op_counts import weight_regions
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -16,46 +17,35 @@ from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task
 from dicompiler.partition.tiling import named_axes
 
 MAX_TAKEOVER_CANDIDATES = 8
-"""Number of survivors that are tried as the one that takes over everything."""
+"""Number of remaining devices of which each is tried as the only one that takes over parts."""
 
 _Reassign = Callable[[Layer, Part], Iterable[Part]]
 
 
 def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survivors: Sequence[str]) -> Iterator[Plan]:
-    """Yield variants of a plan that do without the failed devices; source and sink stay.
+    """Yield variants of a plan in which the devices `survivors` compute the parts of the devices `failed`.
 
-    If the plan has replicas that do not need the failed devices, those are kept. Otherwise the parts of the failed
-    devices are reassigned in several ways: each part is cut for all survivors, or goes to the survivor with the least
-    weights so far, or all parts go to the same survivor.
-
-    Args:
-        layers: The layers.
-        plan: The plan to change.
-        failed: Devices that failed.
-        survivors: Devices that remain and compute.
-
-    Yields:
-        Plans for the survivors.
+    Source and sink do not change. If the plan has replicas that do not use failed devices, the first variant consists
+    of these replicas. In the other variants, each part of a failed device is cut into one piece for each survivor, or
+    is moved whole to one survivor.
     """
     roles = plan.replica_roles
-    intact = [i for i, role in enumerate(roles) if not any(part.device in failed for part in _all_parts(role))]
+    intact = [
+        i
+        for i, role in enumerate(roles)
+        if not any(part.device in failed for parts in role.layers.values() for part in parts)
+    ]
     if len(intact) > 1:
         yield replace(plan, replicas=tuple(plan.replicas[i] for i in intact))
     elif intact:
         yield roles[intact[0]]
     base = roles[0]
 
-    def reassign(give: _Reassign) -> Plan:
-        moved = {
-            layer.name: tuple(
-                dict.fromkeys(
-                    new
-                    for part in base.layers[layer.name]
-                    for new in (give(layer, part) if part.device in failed else (part,))
-                )
-            )
-            for layer in layers.layers
-        }
+    def reassign(move_part: _Reassign) -> Plan:
+        moved = {}
+        for layer in layers.layers:
+            parts = [move_part(layer, part) if part.device in failed else [part] for part in base.layers[layer.name]]
+            moved[layer.name] = tuple(dict.fromkeys(chain.from_iterable(parts)))
         return replace(base, layers=moved)
 
     yield reassign(lambda layer, part: _cut_for_survivors(layers, layer, part, survivors))
@@ -64,12 +54,8 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
         yield reassign(_BalancedReassignment(layers, [name]))
 
 
-def _all_parts(plan: Plan) -> Iterator[Part]:
-    return (part for parts in plan.layers.values() for part in parts)
-
-
 class _BalancedReassignment:
-    """Assigns each part whole to the survivor that has received the fewest bytes of weights so far."""
+    """Moves each part whole to the survivor that has received the fewest bytes of weights so far."""
 
     def __init__(self, layers: LayerGraph, survivors: Sequence[str]) -> None:
         self.layers, self.assigned_bytes = layers, dict.fromkeys(survivors, 0)
@@ -82,16 +68,14 @@ class _BalancedReassignment:
 
 
 def _cut_for_survivors(layers: LayerGraph, layer: Layer, part: Part, survivors: Sequence[str]) -> Iterator[Part]:
-    """Yield equal pieces of a part, one for each survivor.
+    """Yield equal pieces of a part, one for each device of `survivors`.
 
-    The part is cut along the axis that cuts weights, or else along its longest axis. A part that cannot be cut goes to
-    the first survivor. The range of the reduction axis stays, because parts of other regions may have the same range.
+    The part is cut along its channels if possible, because this cuts its weights too; otherwise along its longest axis.
+    A part that cannot be cut goes to the first survivor. The range of the reduction axis is never cut, because parts
+    with other regions may have the same range.
     """
-    if layer.whole_reason:
-        yield replace(part, device=survivors[0])
-        return
-    region = part.region or full_region(output_shape(layers, layer))
-    axes = [axis for axis in cuttable_axes(layers, layer) if region[axis][1] - region[axis][0] > 1]
+    region = () if layer.whole_reason else part.region or full_region(output_shape(layers, layer))
+    axes = [axis for axis in cuttable_axes(layers, layer) if region[axis][1] - region[axis][0] > 1] if region else []
     if not axes:
         yield replace(part, device=survivors[0])
         return

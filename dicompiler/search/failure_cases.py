@@ -1,9 +1,4 @@
-"""Device failures that a plan tolerates, the problem that remains, and its metrics.
-
-text → FailureSelection
-Problem + failed devices → Problem
-Problem + Plan with failure plans → FailureMetrics
-"""
+"""Sets of devices that may fail, and the problem and the metrics on the remaining devices."""
 
 from __future__ import annotations
 
@@ -23,11 +18,11 @@ from dicompiler.partition.routing import route_on_platform
 from dicompiler.search.problem import Problem
 
 HOSTS_KEYWORD = "hosts"
-"""The value of `--tolerate-failures` that means all devices of one host at a time."""
+"""Value of `--tolerate-failures` for the failure of all devices of any one host."""
 
 FailedDevices = tuple[str, ...]
 StoredWeights = Mapping[tuple[str, str, Region], int]
-"""(device, tensor, region) → bytes of weights."""
+"""Bytes of weights by (device, tensor, region)."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +30,9 @@ class FailureSelection:
     """The device failures that a plan must tolerate.
 
     Attributes:
-        max_failed: Every set of at most this many of the devices that plans use.
-        whole_hosts: All devices of a host at a time, for each host.
-        devices: Each of these devices by itself.
+        max_failed: Largest number of devices that fail together. Any devices that plans use may fail.
+        whole_hosts: True if all devices of a host fail together. Any host may fail.
+        devices: Names of devices of which each may fail alone.
     """
 
     max_failed: int = 0
@@ -48,11 +43,8 @@ class FailureSelection:
     def parse(cls, value: int | str | FailureSelection | None) -> FailureSelection:
         """Return the selection that a user's value describes.
 
-        Args:
-            value: A number (2 or "2"), "hosts", a comma-separated list of devices, or a selection.
-
-        Returns:
-            The selection; an empty one for None.
+        The value is a number (2 or "2"), "hosts", a comma-separated list of device names, a selection, or None for an
+        empty selection.
 
         Raises:
             UsageError: The number is negative.
@@ -66,11 +58,9 @@ class FailureSelection:
                     f"tolerate-failures: {text} is negative: give the largest number of failed devices, 0 or more"
                 )
             return cls(int(text))
-        return (
-            cls(whole_hosts=True)
-            if text == HOSTS_KEYWORD
-            else cls(devices=tuple(name.strip() for name in text.split(",")))
-        )
+        if text == HOSTS_KEYWORD:
+            return cls(whole_hosts=True)
+        return cls(devices=tuple(name.strip() for name in text.split(",")))
 
     def __bool__(self) -> bool:
         return bool(self.max_failed or self.whole_hosts or self.devices)
@@ -79,18 +69,11 @@ class FailureSelection:
         return HOSTS_KEYWORD if self.whole_hosts else ",".join(self.devices) or str(self.max_failed)
 
     def check_platform(self, platform: Platform) -> None:
-        """Raise UsageError if the platform lacks a device, or if no device that computes would remain.
-
-        Args:
-            platform: The platform.
-
-        Raises:
-            UsageError: The selection is not possible on this platform.
-        """
+        """Raise UsageError if the platform lacks a selected device, or if no device that computes would remain."""
         for name in self.devices:
             if name not in platform.host_of:
-                known = did_you_mean(name, [HOSTS_KEYWORD, *platform.host_of])
-                raise UsageError(f"tolerate-failures: {name!r} is not a number, '{HOSTS_KEYWORD}' or a device{known}")
+                hint = did_you_mean(name, [HOSTS_KEYWORD, *platform.host_of])
+                raise UsageError(f"tolerate-failures: {name!r} is not a number, '{HOSTS_KEYWORD}' or a device{hint}")
         count = len(platform.computing_devices)
         hosts = len({device.host for device in platform.computing_devices})
         if self.whole_hosts and hosts < 2:
@@ -101,21 +84,16 @@ class FailureSelection:
             raise UsageError(f"tolerate-failures: {self}: on {platform.name} {computing}: {remedy}")
 
     def device_sets(self, platform: Platform, used: Collection[str]) -> Iterator[FailedDevices]:
-        """Yield the sets of devices that may fail together and of which at least one is used.
+        """Yield the sets of devices that may fail together and that contain a device of `used`, smallest sets first.
 
-        Args:
-            platform: The platform.
-            used: Devices that the plans use.
-
-        Yields:
-            Device names in platform order, the smallest sets first.
+        `used` are the devices that plans use. The devices of a set are in platform order.
         """
         names = [device.name for device in platform.devices if device.name in used]
         if self.whole_hosts:
             for host in platform.hosts:
-                together = tuple(name for name, of in platform.host_of.items() if of == host.name)
-                if set(together).intersection(names):
-                    yield together
+                of_host = tuple(name for name, host_name in platform.host_of.items() if host_name == host.name)
+                if set(of_host).intersection(names):
+                    yield of_host
         elif self.devices:
             yield from ((name,) for name in names if name in self.devices)
         else:
@@ -126,40 +104,25 @@ class FailureSelection:
 def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
     """Return the metrics of a plan without failures, followed by those of each of its failure plans.
 
-    Args:
-        problem: The problem.
-        plan: The plan with its failure plans.
-
-    Returns:
-        The metrics; empty if the plan has no failure plans.
+    The result is empty if the plan has no failure plans.
     """
     if not plan.failures:
         return ()
     main = replace(plan, failures=())
     main_weights = stored_weights(route_on_platform(problem.platform, problem.layers, main))
-    found = [FailureMetrics((), problem.evaluate(main), 0)]
+    results = [FailureMetrics((), problem.evaluate(main), 0)]
     for failure in plan.failures:
         remaining = remove_devices(problem, failure.failed)
         weights = stored_weights(route_on_platform(remaining.platform, remaining.layers, failure.plan))
         added = sum(size for key, size in weights.items() if key not in main_weights)
-        found.append(FailureMetrics(failure.failed, remaining.evaluate(failure.plan), added))
-    return tuple(found)
+        results.append(FailureMetrics(failure.failed, remaining.evaluate(failure.plan), added))
+    return tuple(results)
 
 
 def remove_devices(
     problem: Problem, failed: Collection[str], source: FailedDevices = (), sink: FailedDevices = ()
 ) -> Problem:
-    """Return the same problem on the devices that remain.
-
-    Args:
-        problem: The problem.
-        failed: Devices that failed.
-        source: Devices that hold the inputs then.
-        sink: Devices that receive the outputs then.
-
-    Returns:
-        The problem without the failed devices.
-    """
+    """Return the problem without the devices `failed`, with new sources and sinks."""
     platform = problem.platform
     devices = tuple(device for device in platform.devices if device.name not in failed)
     host_names = {device.host for device in devices}
@@ -174,14 +137,7 @@ def remove_devices(
 
 
 def stored_weights(routing: Routing) -> StoredWeights:
-    """Return the weights that every device stores for all roles of a routing.
-
-    Args:
-        routing: The routing.
-
-    Returns:
-        (device, tensor, region) → bytes.
-    """
+    """Return the bytes of weights that each device stores, for all replicas and failure plans of a routing."""
     return {
         (task.device, *key): size
         for role in routing.roles
@@ -193,28 +149,20 @@ def stored_weights(routing: Routing) -> StoredWeights:
 def simulate_failures(
     problem: Problem, plan: Plan, outages: Sequence[Outage], frames: int, in_flight: int, spans: bool = False
 ) -> tuple[StreamInterval, ...]:
-    """Simulate a stream of frames during which devices fail, with the failure plans of the plan.
+    """Simulate a stream of frames during which devices fail and the plan's failure plans are used.
 
-    Args:
-        problem: The problem.
-        plan: The plan with its failure plans.
-        outages: When which device is down.
-        frames: Number of frames.
-        in_flight: Number of frames that are computed at the same time.
-        spans: Keep the simulated spans of computing and sending.
-
-    Returns:
-        The intervals of the stream.
+    `outages` say when each device is down, and `in_flight` is the number of frames that are computed at the same time.
+    With `spans`, the result contains the simulated spans of computing and sending.
 
     Raises:
         DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.
     """
     for outage in outages:
-        problem.platform.device(outage.device)  # Raises if the platform lacks it.
+        problem.platform.device(outage.device)  # This call raises an error if the platform lacks the device.
     plans = (FailurePlan((), replace(plan, failures=())), *plan.failures)
-    known: dict[FailedDevices, FailureCase] = {}
+    cases: dict[FailedDevices, FailureCase] = {}
 
-    def case(down: FailedDevices) -> FailureCase:
+    def find_case(down: FailedDevices) -> FailureCase:
         used = {name for name in down if name in plan.devices}
         smallest_first = sorted(plans, key=lambda failure: len(failure.failed))
         found = next((failure for failure in smallest_first if used <= {*failure.failed}), None)
@@ -224,9 +172,9 @@ def simulate_failures(
                 f"(--tolerate-failures {len(used)})"
             )
         first = next(failure for failure in plans if failure.plan == found.plan)
-        if first.failed not in known:
+        if first.failed not in cases:
             remaining = remove_devices(problem, first.failed)
-            known[first.failed] = FailureCase(first.failed, remaining.workload(first.plan)[1], remaining.platform)
-        return known[first.failed]
+            cases[first.failed] = FailureCase(first.failed, remaining.workload(first.plan)[1], remaining.platform)
+        return cases[first.failed]
 
-    return simulate_outages(case, outages, frames, in_flight, spans)
+    return simulate_outages(find_case, outages, frames, in_flight, spans)

@@ -1,6 +1,7 @@
-"""Lower bounds that no plan of a problem can beat, whatever it splits and however it overlaps work.
+"""Lower bounds on the time of a frame, which no plan of a problem can beat.
 
-The bounds hold for the problem's cost model if that never charges a part less than its share of the layer.
+The bounds hold if the problem's cost model never predicts less time for a piece of a layer than the same share of the
+whole layer's time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dicompiler.search.problem import Problem
 
 @dataclass(frozen=True)
 class LatencyBound:
-    """Lower bounds on the time of a frame.
+    """Two lower bounds on the time of a frame.
 
     Attributes:
-        load_s: Seconds if all devices compute all the time.
-        path_s: Seconds of the longest path of layers. Each layer is spread over all devices if it can be cut; otherwise
-            it is on the device that is fastest for it.
+        load_s: Seconds of a frame if all devices compute all the time.
+        path_s: Seconds of the longest path through the network, if all devices share each layer that can be cut, and
+            the fastest device computes each other layer.
     """
 
     load_s: float
@@ -36,14 +37,15 @@ class LatencyBound:
 def latency_bound(problem: Problem) -> LatencyBound:
     """Return the lower bounds on the latency of a frame.
 
-    Let t(l, d) be the seconds of layer l whole on device d.
+    t(l, d) denotes the seconds that device d needs for the whole layer l.
 
-    - Path: all devices together need at least 1 / Σ_d 1/t(l, d) for layer l. The bound is the longest path of such
-      times.
-    - Load: for any weights y_d ≥ 0 with Σ_d y_d = 1, the busiest device computes for at least Σ_l min_d y_d · t(l, d),
-      however the layers are shared out (linear programming duality). y_d is proportional to the speed of device d.
+    - `path_s`: All devices together need at least 1 / Σ_d 1/t(l, d) seconds for a layer l that can be cut. The bound is
+      the longest path of these times.
+    - `load_s`: Let y_d ≥ 0 be a weight of each device, with Σ_d y_d = 1. By linear programming duality, the busiest
+      device computes for at least Σ_l min_d y_d · t(l, d) seconds. The weights are proportional to the speeds of the
+      devices.
 
-    If a strided reader skips rows, a fine cut may leave them out; then only the share that is read is counted.
+    Rows that a strided reader skips are not counted, because plans need not compute them.
     """
     layers, devices = problem.layers, problem.platform.computing_devices
     seconds = [
@@ -56,8 +58,8 @@ def latency_bound(problem: Problem) -> LatencyBound:
     speeds = [1 / total if (total := sum(column)) > 0 else 1.0 for column in zip(*seconds, strict=True)]
     load, end_s = 0.0, dict.fromkeys(layers.inputs, 0.0)
     for layer, device_seconds in zip(layers.layers, seconds, strict=True):
-        load += min(speed * own for speed, own in zip(speeds, device_seconds, strict=True)) / sum(speeds)
-        spread_s = 1 / sum(1 / own for own in device_seconds) if min(device_seconds) > 0 else 0.0
+        load += min(speed * time_s for speed, time_s in zip(speeds, device_seconds, strict=True)) / sum(speeds)
+        spread_s = 1 / sum(1 / time_s for time_s in device_seconds) if min(device_seconds) > 0 else 0.0
         can_cut = bool(cuttable_axes(layers, layer)) or reduction_length(layers, layer) is not None
         start = max((end_s.get(name, 0.0) for name in layer.inputs), default=0.0)
         for name in layer.outputs:
@@ -66,9 +68,9 @@ def latency_bound(problem: Problem) -> LatencyBound:
 
 
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
-    """Return the least share of the layer's output that must be computed.
+    """Return the smallest share of a layer's output that any plan must compute.
 
-    It is below 1 if all readers skip some rows.
+    The share is below 1 if every reader skips some rows, as a strided convolution does.
     """
     layers = problem.layers
     readers = layers.consumers.get(layer.output, ())
@@ -80,15 +82,10 @@ def _least_computed_share(problem: Problem, layer: Layer) -> float:
 
 
 def objective_bound(problem: Problem) -> float | None:
-    """Return a lower bound on the problem's objective.
+    """Return a lower bound on the problem's objective, in the unit of the objective.
 
-    Args:
-        problem: The problem.
-
-    Returns:
-        Seconds of a frame or between frames; for a weighted sum, the weighted sum of the bounds of its terms. None if
-            the
-        objective contains neither latency nor throughput.
+    The bound of a weighted sum is the weighted sum of the bounds on latency and throughput (time between frames). The
+    result is None if the objective contains neither latency nor throughput.
     """
     terms = objective_terms(problem.objective)
     if not terms.keys() & {"latency", "throughput"}:

@@ -1,7 +1,4 @@
-"""Pareto fronts: plans of which none is better than another in every objective.
-
-The module `driver.explore` writes them to files.
-"""
+"""Pareto fronts: sets of plans of which none is better than another plan of the set in every objective."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
     "device-memory": ("bytes", "memory use of the fullest device"),
     "device-energy": ("J", "energy of the device that uses most, per frame of a stream"),
 }
-"""Objective → (unit, meaning). All are minimised; throughput is the time between frames."""
+"""(unit, meaning) by objective name. All objectives are minimised; throughput is the time between frames."""
 
 AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 """The three objectives of AutoDiCE (Guo et al., 2022), section IV-A."""
@@ -35,26 +32,27 @@ AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 
 @dataclass(frozen=True)
 class MeasuredMetrics(Metrics):
-    """Metrics of a real run.
+    """Metrics of a run on devices, in contrast to a simulation.
 
     Attributes:
-        device_energy_j: Device → energy in J for a frame of a stream, for the devices with measured power.
+        device_energy_j: Energy in J that a device uses for one frame of a stream, by name of the device. Devices
+            without measured power are omitted.
     """
 
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
 
 
 ProgressCallback = Callable[[str], None]
-"""Function that receives short progress messages for people to read."""
+"""Function that receives short progress messages for users."""
 
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """One plan of a Pareto front.
+    """A plan of a Pareto front and the values of its objectives.
 
     Attributes:
         plan: The plan.
-        objectives: Objective → value, in the units of FRONT_OBJECTIVES.
+        objectives: Value by objective name, in the units of FRONT_OBJECTIVES.
     """
 
     plan: Plan
@@ -63,13 +61,13 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Plans of which none dominates another.
+    """Plans of which none is better than another in every objective.
 
     Attributes:
         objectives: Names of the objectives.
         points: The plans, at least one, sorted by their values in the order of `objectives`.
-        metrics_source: Origin of the values: "analytic" (the search's own fast model) or "measured" (each plan was
-            evaluated by itself).
+        metrics_source: "analytic" if a fast model inside the search computed the values; "measured" if each plan was
+            evaluated separately.
         evaluations: Number of plans that the search evaluated.
         interrupted: True if the search was stopped before its end.
     """
@@ -81,24 +79,24 @@ class ParetoFront:
     interrupted: bool = False
 
     def best_point(self, objective: str) -> ParetoPoint:
-        """Return the point with the least value of an objective.
-
-        Args:
-            objective: One of `objectives`, or a weighted sum of them.
-
-        Returns:
-            The first of `ranked_points`.
-        """
-        return self.ranked_points(objective)[0]
-
-    def ranked_points(self, objective: str) -> list[ParetoPoint]:
-        """Return the points in ascending order of an objective.
+        """Return the point with the smallest value of an objective.
 
         Args:
             objective: One of `objectives`, or a weighted sum of them such as "latency+0.5*energy".
 
         Returns:
-            All points, the best first.
+            The first point of `ranked_points`.
+        """
+        return self.ranked_points(objective)[0]
+
+    def ranked_points(self, objective: str) -> list[ParetoPoint]:
+        """Return all points, sorted by their values of an objective.
+
+        Args:
+            objective: One of `objectives`, or a weighted sum of them such as "latency+0.5*energy".
+
+        Returns:
+            All points, the point with the smallest value first.
         """
         if objective in self.objectives:
             return sorted(self.points, key=lambda point: point.objectives[objective])
@@ -107,13 +105,13 @@ class ParetoFront:
 
 
 def check_objectives(names: Sequence[str]) -> None:
-    """Raise UsageError if there is no objective, or one is unknown or given twice.
+    """Raise UsageError if a list of objectives is empty, or if a name is unknown or occurs twice.
 
     Args:
         names: Names of objectives.
 
     Raises:
-        UsageError: The names are not a valid set of objectives.
+        UsageError: The list is not valid.
     """
     if not names:
         raise UsageError(f"no objective is given: use at least one of {', '.join(FRONT_OBJECTIVES)}")
@@ -125,15 +123,15 @@ def check_objectives(names: Sequence[str]) -> None:
 
 
 def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str]) -> dict[str, float]:
-    """Return the values of objectives for a plan.
+    """Return the values of the named objectives for a plan.
 
     Args:
-        platform: The platform.
+        platform: The platform on which the plan runs.
         metrics: Metrics of the plan.
         names: Names of objectives.
 
     Returns:
-        Objective → value, in the units of FRONT_OBJECTIVES.
+        Value by objective name, in the units of FRONT_OBJECTIVES.
     """
 
     def value(name: str) -> float:
@@ -146,12 +144,13 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
     return {name: value(name) for name in names}
 
 
-def _stream_energy_j(platform: Platform, metrics: Metrics, index: int) -> float:
-    """Return the energy of one device per frame of a stream in J.
+def _stream_energy_j(platform: Platform, metrics: Metrics, device_index: int) -> float:
+    """Return the energy in J that one device uses for one frame of a stream.
 
-    It is E_i of AutoDiCE plus the idle power while the device waits.
+    It is E_i of AutoDiCE plus the energy that the device uses while it waits. `device_index` is an index into
+    `metrics.devices`.
     """
-    entry = metrics.devices[index]
+    entry = metrics.devices[device_index]
     if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:
         return metrics.device_energy_j[entry.device]
     device = platform.device(entry.device)
@@ -161,6 +160,6 @@ def _stream_energy_j(platform: Platform, metrics: Metrics, index: int) -> float:
 
 
 def build_single_point_front(problem: Problem, plan: Plan) -> ParetoFront:
-    """Return the front that consists of one plan, with the values of all objectives."""
+    """Return the Pareto front that contains only `plan`, with the values of all objectives."""
     names = tuple(FRONT_OBJECTIVES)
     return ParetoFront(names, (ParetoPoint(plan, objective_values(problem.platform, problem.evaluate(plan), names)),))

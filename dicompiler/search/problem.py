@@ -49,11 +49,15 @@ if TYPE_CHECKING:
 
 
 MAX_SIMULATED_DEVICE_KINDS = 4
-"""Number of kinds of devices that are simulated to find the best single device; the others are only estimated."""
-MIN_SPLIT_GAIN = 1.03
-"""Least predicted gain over the best single device that makes several devices worthwhile.
+"""Number of kinds of devices on which the whole network is simulated to find the best single device.
 
-Predictions are a few percent off. On emulated clusters, all plans from this factor on kept their promise.
+If the platform has more kinds, fast estimates select the ones to simulate.
+"""
+MIN_SPLIT_GAIN = 1.03
+"""Smallest predicted speedup over the best single device for which a plan on several devices is worthwhile.
+
+Predictions are a few percent off. On emulated clusters, every plan with at least this predicted speedup was faster than
+the best single device.
 """
 
 
@@ -61,21 +65,21 @@ Predictions are a few percent off. On emulated clusters, all plans from this fac
 class Problem:
     """The layers to place, the platform to place them on, and the objective to minimise.
 
-    A problem is immutable. It estimates and simulates plans, and it builds plans from parts.
+    A problem is immutable. It builds, estimates and simulates plans.
 
     Attributes:
         layers: Layers of the network with their tensors.
         platform: Hosts, devices and network.
-        cost_model: Model of the seconds that a part takes on a device.
+        cost_model: Model of the seconds that a device needs for a piece of a layer.
         objective: Objective to minimise: latency, throughput, energy, memory, communication, or a weighted sum of them.
-        source: Devices that hold the inputs; empty means the first device of the platform, which may have no compute.
+        source: Devices that have the inputs; empty means the first device of the platform, which may have no compute.
         sink: Devices that receive the outputs; empty means the first device of the platform.
         model: Model that the layers were formed from. `evaluate` and `simulate` need it.
         executor: Executor for `evaluate_all`. Strategies may also use it for their own parallel work.
         target: Target that will run the plan, if it is known. The memory that it adds is then counted.
-        file_graph: Graph as it is in the model file, whose node names users write (see `lineage`).
-        runtime_costs: Device → costs of messages, calls and copies in the target's runtime; devices that are missing
-            cost nothing.
+        file_graph: Graph of the model file. `lineage` maps its node names, which users write, to the layers.
+        runtime_costs: Costs of messages, calls and copies in the target's runtime, by device name. Devices that are
+            missing have no such costs.
 
     Raises:
         UsageError: The objective is unknown.
@@ -95,21 +99,21 @@ class Problem:
     runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        objective_terms(self.objective)  # Raises if the objective is invalid.
+        objective_terms(self.objective)  # This call raises an error if the objective is invalid.
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 
     def build_plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
-        """Return the plan with these parts, in layer order, with this problem's source, sink and wire type.
+        """Return a plan with these parts and this problem's source, sink and wire types.
 
-        A layer that draws random numbers stays whole on the device of its first part, because its parts would draw
+        A layer that draws random numbers stays whole on the device of its first part, because several parts would draw
         different numbers.
 
         Args:
-            parts: Layer name → parts of the layer, for every layer.
+            parts: Parts (one device's pieces) of every layer, by layer name.
 
         Returns:
-            The plan.
+            The plan, with the layers in graph order.
         """
         first = (self.platform.devices[0].name,)
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
@@ -135,7 +139,8 @@ class Problem:
     def estimate(self, plan: Plan) -> Metrics:
         """Estimate the metrics of a plan within milliseconds.
 
-        Bytes and operations are exact. Times assume a barrier after each layer, so that nothing overlaps.
+        Bytes and operations are exact. Times assume that each layer begins when all devices have finished the previous
+        layer.
 
         Args:
             plan: The plan.
@@ -152,19 +157,19 @@ class Problem:
 
     @cached_property
     def lineage(self) -> NodeOrigins:
-        """Map from nodes of the model file to the nodes and layers that they have become.
+        """The nodes and layers that the nodes of the model file have become.
 
         Returns:
-            The map.
+            A map from nodes of the model file to nodes and layers.
         """
         return NodeOrigins(self.layers, self.file_graph)
 
     @cached_property
     def target_overhead(self) -> Mapping[str, int]:
-        """Bytes that the target adds at least, whatever a device computes.
+        """The bytes that the target adds to a device without any work.
 
         Returns:
-            Device → bytes.
+            Bytes by device name.
         """
         if self.target is None:
             return {device.name: 0 for device in self.platform.devices}
@@ -174,8 +179,8 @@ class Problem:
     def evaluate(self, plan: Plan) -> Metrics:
         """Simulate the program of a plan and return its metrics.
 
-        This is the measure by which plans are compared. It takes 2 to 150 ms. The program is only written as ONNX if
-        the problem has a target, which is then asked for the memory that it adds.
+        Plans are compared by these metrics. An evaluation takes 2 to 150 ms. If the problem has a target, the metrics
+        include the memory that the target adds to the program.
 
         Args:
             plan: The plan.
@@ -188,17 +193,16 @@ class Problem:
         """
         with gc_paused():
             if self.target is not None:
-                compilation = self.draft_program(plan)
-                return self.program_metrics(compilation, self.program_memory_use(compilation))
+                state = self.draft_program(plan)
+                return self.program_metrics(state, self.program_memory_use(state))
             return self._simulate_metrics(plan)
 
     @cached_property
     def best_single_device(self) -> tuple[Plan, Metrics]:
-        """The plan on the one device that is best by the objective, with its simulated metrics.
+        """The plan on the single device that is best by the objective, with its simulated metrics.
 
-        Every other plan is compared with it. Of equally good devices the first is taken. If there are many kinds of
-        devices, estimates choose the ones to simulate: almost nothing overlaps on a single device, so that estimates
-        are close.
+        Among equally good devices, the first one is chosen. If the platform has many kinds of devices, fast estimates
+        select the kinds to simulate. The estimates are close, because little overlaps on a single device.
 
         Returns:
             The plan and its metrics.
@@ -209,31 +213,26 @@ class Problem:
         plans = [self.single_device_plan(name) for name in kinds.values()]
         if len(plans) > MAX_SIMULATED_DEVICE_KINDS:
             estimates = [self._estimate_metrics(plan) for plan in plans]
-            order = sorted(
-                range(len(plans)), key=lambda i: (estimates[i].objective_value(self.objective), estimates[i].latency_s)
-            )
+            order = sorted(range(len(plans)), key=lambda i: self._rank(estimates[i]))
             plans = [plans[i] for i in order[:MAX_SIMULATED_DEVICE_KINDS]]
+        rate = self._estimate_metrics if self.model is None else self._simulate_metrics
         with gc_paused():
-            rated = [(plan, self._single_device_metrics(plan)) for plan in plans]
-        plan, metrics = min(rated, key=lambda pair: (pair[1].objective_value(self.objective), pair[1].latency_s))
+            rated = [(plan, rate(plan)) for plan in plans]
+        plan, metrics = min(rated, key=lambda pair: self._rank(pair[1]))
         return plan, metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     def _device_kind(self, device: Device) -> tuple[object, ...]:
-        """Return a key that is equal for devices on which the whole network costs the same.
+        """Return a key that is equal for two devices if the whole network costs the same on them.
 
-        The key holds the seconds of every layer and the links to the source and the sink.
+        The key contains the seconds of every layer and the links to the sources and sinks.
         """
-        shares = [
-            (layer, LayerShare(None if layer.whole_reason else full_region(output_shape(self.layers, layer))))
-            for layer in self.layers.layers
-        ]
-        seconds = tuple(self.cost_model.seconds(self.layers, *share, device) for share in shares)
         first = (self.platform.devices[0].name,)
         ends = [self.platform.link(end, device.name) for end in (*(self.source or first), *(self.sink or first))]
-        return replace(device, name="", host=""), seconds, *(link and replace(link, hosts=("", "")) for link in ends)
+        links = (link and replace(link, hosts=("", "")) for link in ends)
+        return replace(device, name="", host=""), whole_layer_seconds(self, device), *links
 
-    def _single_device_metrics(self, plan: Plan) -> Metrics:
-        return self._estimate_metrics(plan) if self.model is None else self._simulate_metrics(plan)
+    def _rank(self, metrics: Metrics) -> tuple[float, float]:
+        return metrics.objective_value(self.objective), metrics.latency_s
 
     def _estimate_metrics(self, plan: Plan) -> Metrics:
         return estimate_metrics(self.layers, self.platform, self.cost_model, plan, self.runtime_costs)
@@ -245,7 +244,7 @@ class Problem:
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """Evaluate many plans, in parallel if the problem has an executor.
 
-        The executor's workers receive plans and shapes, but no weights.
+        The processes of the executor receive plans and shapes, but no weights.
 
         Args:
             plans: The plans.
@@ -258,7 +257,7 @@ class Problem:
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        return RemoteEvaluator(self)  # Cached, because it pickles the problem only once.
+        return RemoteEvaluator(self)  # It is cached, because it pickles the problem only once.
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
         """Simulate the program of a plan for a stream of frames.
@@ -277,9 +276,7 @@ class Problem:
         return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
     def workload(self, plan: Plan) -> tuple[Routing, Workload]:
-        """Return the routing of a plan and the workload for the simulator.
-
-        The program is not written as ONNX.
+        """Return the routing of a plan and the workload for the simulator, without writing segments as ONNX.
 
         Args:
             plan: The plan.
@@ -296,13 +293,13 @@ class Problem:
     def simulate_compilation(
         self, compilation: PipelineState, frames: int = 1, in_flight: int = 1, spans: bool = True
     ) -> SimulationResult:
-        """Simulate the program of a compilation of this problem.
+        """Simulate a program that was compiled for this problem.
 
         Args:
-            compilation: The compilation with its program.
+            compilation: A pipeline state with the program.
             frames: Number of frames.
             in_flight: Number of frames that are computed at the same time.
-            spans: Keep the spans of computing and sending.
+            spans: True if the result must contain the spans of computing and sending.
 
         Returns:
             The simulated times.
@@ -310,55 +307,50 @@ class Problem:
         return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-        """Return the metrics of a compilation's program by simulation of one frame of each role.
+        """Simulate one frame of each role (a replica or a failure plan) of a program and return the metrics.
 
         Args:
-            compilation: The compilation with its program.
-            memory: Device → memory use (see `program_memory_use`), if the target's overhead is to be counted.
+            compilation: A pipeline state with the program.
+            memory: Memory use by device name (see `program_memory_use`), if the metrics must include the target's
+                overhead.
 
         Returns:
             The simulated metrics.
         """
         assert compilation.routing is not None and compilation.plan is not None
-        metrics = _simulated_metrics(
-            self._compilation_workload(compilation), compilation.routing, self.platform, compilation.plan
-        )
+        work = self._compilation_workload(compilation)
+        metrics = _simulated_metrics(work, compilation.routing, self.platform, compilation.plan)
         if memory is None:
             return metrics
-        return metrics.with_overhead(
-            {entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices}
-        )
+        overhead = {entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices}
+        return metrics.with_overhead(overhead)
 
-    def _compilation_workload(self, compilation: PipelineState) -> Workload:
-        assert compilation.program is not None and compilation.routing is not None
-        return build_workload(
-            compilation.program, compilation.routing, self.platform, self.cost_model, self.runtime_costs
-        )
+    def _compilation_workload(self, state: PipelineState) -> Workload:
+        assert state.program is not None and state.routing is not None
+        return build_workload(state.program, state.routing, self.platform, self.cost_model, self.runtime_costs)
 
     def draft_program(self, plan: Plan) -> PipelineState:
-        """Return the routing and the program of a plan, without writing the segments as ONNX files.
+        """Return the routing and the program of a plan without checking the placed model.
 
         Args:
             plan: The plan.
 
         Returns:
-            The compilation with routing and program.
+            A pipeline state with routing and program.
 
         Raises:
             DicompilerError: The plan does not fit the layers, or the problem has no model.
         """
-        return lower_unchecked(
-            PipelineState(model=self._required_model, layers=self.layers, platform=self.platform, plan=plan)
-        )
+        return lower_unchecked(PipelineState(self._required_model, self.layers, self.platform, plan=plan))
 
     def program_memory_use(self, compilation: PipelineState) -> dict[str, MemoryUse]:
-        """Return the memory that each device needs to run a compilation's program, one frame at a time.
+        """Return the memory that each device needs to run a program, one frame at a time.
 
         Args:
-            compilation: The compilation with its program.
+            compilation: A pipeline state with the program.
 
         Returns:
-            Device → memory use, including the target's overhead if the problem has a target.
+            Memory use by device name, including the target's overhead if the problem has a target.
         """
         assert compilation.program is not None
         added = None if self.target is None else self.target.memory_overhead(compilation.program)
@@ -377,40 +369,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class RemoteEvaluator:
-    """`Problem.evaluate` in a form that can be sent to other processes.
+    """A function that evaluates the plans of a problem and that can be sent to other processes.
 
-    Without a model, it is `Problem.estimate`. Weights are not sent: metrics do not depend on their values, and there
-    may be gigabytes of them.
-
-    Attributes:
-        problem: The problem.
+    It calls `Problem.evaluate`, or `Problem.estimate` if the problem has no model. It is pickled without weights:
+    metrics do not depend on their values, and they may have gigabytes.
     """
 
     problem: Problem
 
     def __call__(self, plan: Plan) -> Metrics:
-        """Return the metrics of a plan.
-
-        Args:
-            plan: The plan.
-
-        Returns:
-            The metrics.
-
-        Raises:
-            DicompilerError: The plan does not fit the layers or names an unknown device.
-        """
         return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
 
     def evaluate_or_error(self, plan: Plan) -> Metrics | DicompilerError:
-        """Return the metrics of a plan, or the error if it cannot be evaluated.
-
-        Args:
-            plan: The plan.
-
-        Returns:
-            The metrics or the error.
-        """
+        """Return the metrics of a plan, or the error if the plan cannot be evaluated."""
         try:
             return self(plan)
         except DicompilerError as error:
@@ -430,24 +401,33 @@ class RemoteEvaluator:
         return pickle.dumps((problem, model.proto.SerializeToString(), weights))
 
 
-@lru_cache(maxsize=4)  # Facts about the layers are memoised in the problem; searches use only a few problems.
-def _restore_evaluator(parcel: bytes) -> RemoteEvaluator:
-    """Return the evaluator in another process.
+@lru_cache(maxsize=4)  # A problem caches facts about its layers, and a search uses only a few problems.
+def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
+    """Return the evaluator from its pickled form.
 
-    Its weights are zeros, which take no memory until they are read.
+    Its weights are zeros, which occupy no memory until they are read.
     """
-    problem, proto, weights = pickle.loads(parcel)
+    problem, proto, weights = pickle.loads(pickled)
     if proto is None:
         return RemoteEvaluator(problem)
-    hollow = {
+    zeros = {
         name: Weight(dtype, shape, np.zeros(raw_nbytes(dtype, shape), np.uint8).data)
         for name, (dtype, shape) in weights.items()
     }
-    return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))
+    return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), zeros)))
+
+
+def whole_layer_seconds(problem: Problem, device: Device) -> tuple[float, ...]:
+    """Return the seconds that a device needs for each whole layer of the problem."""
+    layers = problem.layers
+    regions = (None if layer.whole_reason else full_region(output_shape(layers, layer)) for layer in layers.layers)
+    shares = map(LayerShare, regions)
+    return tuple(
+        problem.cost_model.seconds(layers, layer, share, device)
+        for layer, share in zip(layers.layers, shares, strict=True)
+    )
 
 
 def _simulated_metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
-    """Return the metrics by simulation of one frame of each role."""
-    return metrics_of_simulation(
-        simulate(work, platform, frames=len(work.roles), keep_spans=False), work, routing, platform, plan
-    )
+    result = simulate(work, platform, frames=len(work.roles), keep_spans=False)
+    return metrics_of_simulation(result, work, routing, platform, plan)

@@ -14,15 +14,15 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.work_budget import WorkBudget
 
 INTERRUPTED_NOTE = "the search was interrupted"
-"""Note of a plan that was the best one found when Ctrl-C stopped the search."""
+"""Note in the best plan that a search had found when the user stopped it with Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
     """Base class of all strategies.
 
-    A subclass is a frozen dataclass; its fields are the options of the strategy. The first line of its docstring is
-    its summary in `dicompiler list strategies`.
+    A subclass is a frozen dataclass; its fields are the options of the strategy. The first line of its docstring is its
+    summary in `dicompiler list strategies`.
 
     Attributes:
         name: Name of the strategy on the command line.
@@ -45,14 +45,14 @@ class Strategy(ABC):
         """
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:  # noqa: ARG002
-        """Return a plan for a caller that asks several strategies and refines the best of their plans.
+        """Return a plan for a caller that runs several strategies and refines their best plan.
 
-        Override it if the strategy can count its work. The default calls `plan` and counts nothing. Final refinements
-        that suit any plan, such as ordering parts in waves, are left to the caller.
+        Override this method if the strategy can count its work. The default calls `plan` and counts nothing. Omit final
+        refinements that suit any plan, because the caller makes them.
 
         Args:
             problem: The problem to solve.
-            budget: Work that may be done. The strategy counts its work here and stops when it is exceeded.
+            budget: Work that the strategy may do. It counts its work there and stops when the budget is exceeded.
 
         Returns:
             The plan.
@@ -65,7 +65,7 @@ class Strategy(ABC):
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
         """Return plans of which none is better than another in every objective.
 
-        The default returns a front with the plan of `plan` only.
+        The default returns a front that contains only the result of `plan`.
 
         Args:
             problem: The problem to solve.
@@ -82,9 +82,9 @@ class Strategy(ABC):
         return build_single_point_front(problem, self.plan(problem))
 
     def check_feasible(self, problem: Problem, plan: Plan) -> None:
-        """Raise DicompilerError if one of this strategy's plans cannot be carried out.
+        """Raise DicompilerError if a plan of this strategy cannot be carried out.
 
-        For a strategy of a third party, the error also names the strategy.
+        If the strategy is not built in, the error also names the strategy.
 
         Args:
             problem: The problem.
@@ -96,9 +96,11 @@ class Strategy(ABC):
         check_constraints(problem, plan)
 
     def own_platform(self) -> Platform | None:
-        """Return the platform that the strategy's own input files describe; it is used if the user gives none.
+        """Return the platform that the strategy's own input files describe.
+
+        It is used if the user names no platform.
 
         Returns:
-            The platform, or None.
+            The platform; None if the strategy has no such files.
         """
         return None

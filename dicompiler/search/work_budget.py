@@ -1,7 +1,7 @@
-"""Deterministic work budgets for searches.
+"""Work budgets for searches, which give the same results on every machine.
 
-A search counts its work in seconds of a reference computer before it does it. It therefore stops at the same place on
-every machine. A wall-clock deadline can be added for callers that must not wait longer on a slower machine.
+A search counts its work in seconds of a reference computer before it does the work. It therefore stops at the same
+place on every machine. Callers that must not wait longer on a slow machine can add a wall-clock deadline.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import time
 DEFAULT_BUDGET_S = 30.0
 """Default budget of a search, in seconds of the reference computer."""
 STEP_S, ELEMENT_S = 2e-5, 5e-9
-"""Seconds of the reference computer for one step of a table search (a few NumPy calls), and for each element that the
-step reads.
-"""
+"""Seconds of the reference computer for one step of a table search, and for each table element that a step reads."""
 
 
 class BudgetExceeded(Exception):
@@ -25,12 +23,11 @@ class WorkBudget:
     """The work that a search may still do.
 
     Args:
-        limit_s: Total work in seconds of the reference computer. It is counted, not measured, so it is the same
-            everywhere.
+        limit_s: Limit of the counted work, in seconds of the reference computer.
         deadline: Latest time by `time.monotonic()`, in seconds. A plan that depends on it depends on the machine.
 
     Attributes:
-        limit_s: Total work in seconds of the reference computer.
+        limit_s: Limit of the counted work, in seconds of the reference computer.
         deadline: Latest time by `time.monotonic()`, in seconds.
         spent_s: Work counted so far, in seconds of the reference computer.
     """
@@ -45,10 +42,11 @@ class WorkBudget:
 
     @staticmethod
     def from_seconds(seconds: float) -> WorkBudget:
-        """Return a budget of this many seconds of counted work, with a deadline equally far away by the clock.
+        """Return a budget with the same limit for counted work and for elapsed time.
 
         Args:
-            seconds: Seconds of counted work, and seconds until the deadline.
+            seconds: Limit of the counted work in seconds of the reference computer, and seconds from now to the
+                deadline.
 
         Returns:
             The new budget.
@@ -56,18 +54,18 @@ class WorkBudget:
         return WorkBudget(seconds, time.monotonic() + seconds)
 
     def spend(self, seconds: float) -> None:
-        """Count work unconditionally.
+        """Add work to the counted work, even if the budget is exceeded.
 
         Args:
-            seconds: Seconds of the reference computer.
+            seconds: Work in seconds of the reference computer.
         """
         self.spent_s += seconds
 
     def try_spend(self, seconds: float) -> bool:
-        """Return True and count the work if that much is left; otherwise mark the budget as exceeded.
+        """Return True and count the work if the budget has enough left; otherwise mark the budget as exceeded.
 
         Args:
-            seconds: Seconds of the reference computer.
+            seconds: Work in seconds of the reference computer.
 
         Returns:
             True if the work may be done.
@@ -79,12 +77,12 @@ class WorkBudget:
         return True
 
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
-        """Return True and count the steps if the budget is not exceeded yet.
+        """Return True and count steps of a table search if the budget is not exceeded yet.
 
-        A step that has begun is always finished, so the last one may exceed the budget.
+        The last steps may exceed the budget, because steps that have begun are always finished.
 
         Args:
-            elements: Table elements that all steps read together.
+            elements: Number of table elements that all steps together read.
             steps: Number of steps.
 
         Returns:
@@ -106,39 +104,41 @@ class WorkBudget:
         return self._exceeded
 
     def seconds_to_deadline(self) -> float:
-        """Return the seconds until the deadline by the clock; negative after it.
+        """Return the seconds until the deadline.
 
         Returns:
-            Seconds until the deadline.
+            Seconds by the clock; negative after the deadline.
         """
         return self.deadline - time.monotonic()
 
     def is_exceeded(self) -> bool:
-        """Return True if the work is used up or the deadline has passed; once True, it stays True.
+        """Return True if the work is used up or the deadline has passed.
+
+        Once the result is True, it stays True.
 
         Returns:
-            True if nothing more may be done.
+            True if no more work may be done.
         """
         self._exceeded = self._exceeded or self.spent_s >= self.limit_s or self.seconds_to_deadline() < 0
         return self._exceeded
 
     def spend_or_raise(self, seconds: float = 0.0) -> None:
-        """Count work without which there would be no result at all.
+        """Count work without which the search would have no result.
 
         Args:
-            seconds: Seconds of the reference computer.
+            seconds: Work in seconds of the reference computer.
 
         Raises:
-            BudgetExceeded: The budget was exceeded already.
+            BudgetExceeded: The budget is already exceeded.
         """
         if self.is_exceeded():
             raise BudgetExceeded
         self.spend(seconds)
 
     def note(self) -> str:
-        """Return the note for the plan of an incomplete search.
+        """Return the note for the plan of a search that its budget has stopped.
 
         Returns:
-            The note, or "" if the budget was never exceeded.
+            The note; "" if the budget was never exceeded.
         """
         return f"the search ended after its budget of {self.limit_s:g} s" if self._exceeded else ""

@@ -12,17 +12,14 @@ from dicompiler.plugin_api import registry
 
 
 def require(holds: Any, what: str) -> None:
-    """Raise AssertionError with the message `what` unless `holds`, also if Python runs with -O."""
+    """Raise AssertionError with a message if a condition is false, even if Python runs with -O."""
     if not holds:
         raise AssertionError(what)
 
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Turn any exception inside into an AssertionError that begins with `place`.
-
-    Example: "strategy 'x' on lenet: …".
-    """
+    """Turn any exception in the block into an AssertionError whose message begins with `place` and a colon."""
     try:
         yield
     except Exception as error:
@@ -31,13 +28,10 @@ def error_context(place: str) -> Iterator[None]:
 
 
 def describe(thing: Any) -> str:
-    """Return the kind, name and origin of a pass, strategy, target or cost model.
-
-    Example: "strategy 'x' of module my_module".
-    """
+    """Return the kind, name and origin of a plugin object, such as "strategy 'x' of module my_module"."""
     return registry().describe(plugin_kind(type(thing)), thing)
 
 
 def as_instance(thing: Any) -> Any:
-    """Return `thing`, or an instance with the default options if it is a class."""
+    """Return the object, or an instance with the default options if the object is a class."""
     return thing() if isinstance(thing, type) else thing

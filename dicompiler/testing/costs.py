@@ -1,4 +1,4 @@
-"""Check of cost models: seconds of parts of layers, computed one by one and as arrays."""
+"""Check of cost models: the seconds of pieces of layers must be valid, consistent and reproducible."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from dicompiler.testing.subprocess_call import call_in_subprocess
 
 
 def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | None = None) -> None:
-    """Check that a cost model gives valid, consistent and reproducible times.
+    """Check that a cost model returns valid, consistent and reproducible times.
 
-    Every layer of each sample is timed on each device: as a whole, in halves, as a partial sum and as the sum of two
-    partial results. The check requires that:
+    Every layer of each sample is timed on each device in four forms: as a whole, in halves, as a partial sum (over half
+    of the input channels), and as the addition of two partial sums. The check requires that:
 
-    - seconds are finite and not negative (infinite if the device has no compute);
+    - seconds are finite and not negative (they may be infinite if the device has no compute);
     - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (shares, devices);
-    - both return the same values when called again, here and in a process with another hash seed.
+    - both functions return equal values when they are called again, in this process and in one with another hash seed.
 
     Args:
         cost: The cost model, or its class.
-        on: The samples to use. Default: `samples()`. The objective is ignored.
+        on: The samples to use. Default: `samples()`. Their objectives are ignored.
 
     Raises:
         AssertionError: A requirement does not hold. The message names cost model, sample, layer and device.
@@ -60,7 +60,7 @@ def _all_seconds(cost: CostModel, on: Sequence[Sample]) -> list[list[NDArray[np.
 
 
 def _checked_seconds(cost: CostModel, sample: Sample) -> list[NDArray[np.float64]]:
-    """Return an array (shares, devices) of seconds for each layer, after checking it."""
+    """Check the seconds of each layer of a sample and return them as arrays of shape (shares, devices)."""
     layers, devices = sample.problem.layers, sample.platform.devices
     seconds = []
     for layer in layers.layers:
@@ -92,10 +92,10 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
 
 
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
-    """Yield the shares of a layer that are timed.
+    """Yield shares of a layer for which the cost model is asked.
 
-    These are the whole layer, half of it along each axis that can be cut, half of its input channels, and the sum of
-    two partial results.
+    The shares are the whole layer, half of it along each axis that can be cut, the partial sum over half of the input
+    channels, and the addition of two partial sums.
     """
     yield LayerShare()
     if layer.whole_reason:

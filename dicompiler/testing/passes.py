@@ -1,4 +1,4 @@
-"""Check of passes: the model stays valid and computes the same, and the input stays unchanged."""
+"""Check of passes: the model stays valid and computes the same outputs, and the input stays unchanged."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProt
     The check requires that the pass:
 
     - returns a PipelineState with a valid model and all fields that it `provides`;
-    - does not change the compilation that it gets;
-    - gives the same result when it is run again;
-    - keeps the model's outputs within the tolerance of their types (unless `preserves_outputs` is False), also if the
-      model is partitioned by the plan that the pass makes;
-    - has a text form that parses to the same pass.
+    - does not change the PipelineState that it receives;
+    - returns an equal result when it is run again;
+    - keeps the model's outputs within the tolerance of their types (unless `preserves_outputs` is False), also after
+      the model is partitioned by a plan that the pass makes;
+    - has a text form that is parsed to an equal pass.
 
-    A pass with `requires` gets normalised networks with layers, two devices d0 and d1, and a plan that puts everything
-    on d0, as far as it requires them.
+    A pass that `requires` layers, a platform or a plan receives a normalised network with layers, two devices d0 and
+    d1, and a plan that places everything on d0.
 
     Args:
         step: The pass, or its class.
@@ -54,7 +54,7 @@ def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProt
 
 
 def _make_input(step: Pass, model: Model) -> PipelineState:
-    """Return a compilation with all fields that the pass requires."""
+    """Return a PipelineState with all fields that the pass requires."""
     if not step.requires:
         return PipelineState(model)
     prepared = prepare(model)
@@ -87,7 +87,7 @@ def _plan_text(compilation: PipelineState) -> str:
 
 
 def _check_outputs(before: Model, after: Model) -> None:
-    """Compare names, types and values of the outputs. The first model says which inputs there are."""
+    """Compare names and values of the outputs for random inputs of the first model."""
     inputs = random_inputs(graph_inputs(before))
     names = [value.name for value in before.proto.graph.output]
     require([v.name for v in after.proto.graph.output][: len(names)] == names, "the graph's outputs have other names")

@@ -1,4 +1,4 @@
-"""Checks of plans: limits, exact results, and the number of bytes sent."""
+"""Checks of plans: memory limits, exact results, and the number of bytes sent."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_legal(problem: Problem, plan: Plan) -> None:
         plan: The plan.
 
     Raises:
-        AssertionError: The plan does not match the layers, uses unknown devices or devices without compute, leaves out
-            something that is read, exceeds a host's memory, or has other sources or sinks than the problem.
+        AssertionError: The plan does not match the layers, uses unknown devices or devices without compute, omits
+            elements that are read, exceeds a host's memory, or has other sources or sinks than the problem.
     """
     expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
     for end in ("source", "sink"):
@@ -46,10 +46,11 @@ def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> t
     Args:
         problem: The problem that the plan solves.
         plan: A plan that passes `check_legal`.
-        seeds: The seeds of the exact check's models.
+        seeds: Seeds of the exact check, which compares results on small integers bit by bit.
 
     Returns:
-        The checks, as `verify_plan` returns them. The exact one is the first.
+        The passed checks: first the exact check, then one for each output on each sink, then the check of the sent
+        bytes.
 
     Raises:
         AssertionError: A check failed.
@@ -70,18 +71,14 @@ def verify_plan(
     reference: Mapping[str, Any],
     seeds: Sequence[int] | None = None,
 ) -> tuple[Check, ...]:
-    """Run the checks of a plan in this process: one exact check, one per output of each sink, and one of bytes.
+    """Run three kinds of checks of a plan in this process.
 
-    - exact: check models with small integers must give equal bits;
-    - outputs: every output must be within the tolerance of `reference`;
+    - exact: models with small integers as weights must give bit-equal results;
+    - outputs: every output on every sink must be within the tolerance of `reference`;
     - bytes: every transfer must have the predicted length, and their sum must be that of the routing.
 
-    Args:
-        prepared: A compilation with model, layers and platform.
-        plan: The plan.
-        inputs: The inputs of one frame, by name.
-        reference: The outputs of the whole model for these inputs.
-        seeds: The seeds of the check models. None: as many as are needed to read every weight.
+    `prepared` has model, layers and platform. `inputs` are those of one frame, and `reference` are the outputs of the
+    whole model for them. Without `seeds` the exact check uses as many seeds as are needed to read every weight.
     """
 
     def program(model: Model) -> Program:

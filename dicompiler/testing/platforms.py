@@ -11,15 +11,15 @@ from dicompiler.testing.assertions import error_context, require
 
 
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -> None:
-    """Check the members of a platform family.
+    """Check the platforms of a platform family.
 
-    Every member must be found by its name, be equal if it is found again, have a description, and be equal after it is
-    written as TOML and read again. Its number of hosts must be the one in its name. The family must not claim other
-    names.
+    A family finds a platform by a name that ends in the number of hosts, such as "rpi4x3". Each platform must be found
+    by its name, have that number of hosts and a description, and be equal if it is found again or written as TOML and
+    read again. The family must not find other names.
 
     Args:
         family: The family, or a platform file format.
-        members: Names of members. Default: those with 1, 2 and 4 hosts. A file format needs paths here.
+        members: Names of platforms. Default: those with 1, 2 and 4 hosts. For a file format, paths must be given.
 
     Raises:
         AssertionError: A requirement does not hold. The message names the family.

@@ -1,7 +1,7 @@
-"""Check of operator rules: parts of a node's output must equal the same regions of the whole output.
+"""Check of operator rules: pieces of a node's output must equal the same regions of the whole output.
 
-A RuleCase is a node with values for its inputs. Regions are drawn at random. A region and the boxes around it become
-parts on different devices. The pass `partition` makes their nodes, and onnxruntime runs them and the whole node.
+A random region of the output and the regions around it are placed on different devices. The pass `partition` creates
+their nodes, and onnxruntime runs these nodes and the whole node.
 """
 
 from __future__ import annotations
@@ -45,28 +45,26 @@ Array = NDArray[Any]
 
 
 class IntegerChooser(Protocol):
-    """Chooses an integer from `low` to `high`, both included.
-
-    `Random(seed).randint` is one; in property-based tests hypothesis draws the integer.
-    """
+    """Chooses an integer from `low` to `high`, both included, such as `Random(seed).randint`."""
 
     def __call__(self, low: int, high: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One node and the values of its inputs.
+    """A node and the values of its inputs, on which an operator rule is checked.
 
     Attributes:
         op: The operator type.
         values: The inputs in order; None for an omitted optional input.
         attributes: The node's attributes.
         opset: Version of the node's domain.
-        graph_inputs: Indices of the inputs that are graph inputs; the others become initializers.
-        is_inexact: Whether the node rounds, so that the last bits may differ. If False, give integers, because their
-            sums are exact.
-        extra_outputs: Names of outputs after the one that is cut. Nothing reads them.
-        shape: Shape of the output, if onnx cannot infer it. For other domains onnxruntime is asked.
+        graph_inputs: Indices of the inputs that are graph inputs; all other inputs become initializers.
+        is_inexact: True if the node rounds, so that the last bits may differ. If False, `values` must be integers,
+            because sums of integers are exact.
+        extra_outputs: Names of the node's outputs after the first one. Nothing reads them.
+        shape: Shape of the output, if onnx cannot infer it. For other domains, the shape is taken from a run of the
+            node.
         domain: The operator's domain.
     """
 
@@ -81,7 +79,7 @@ class RuleCase:
     domain: str = ""
 
     def model(self) -> Model:
-        """Return the node's model, with the output's shape.
+        """Return a model that consists of the node, with the output's shape.
 
         Returns:
             A model with one node. `opset` is the version of the node's domain.
@@ -123,9 +121,9 @@ class RuleCase:
 def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20) -> None:
     """Check that an operator rule splits nodes correctly.
 
-    For each case and seed a region is drawn, the node is split, and the result is compared with that of the whole node.
-    Bits must be equal unless the case is inexact. Partial sums are tried too if the rule has a reduction. The rule need
-    not be registered.
+    For each case and seed, the node is split at a random region, and the result is compared with that of the whole
+    node. The bits must be equal unless the case is inexact. If the rule has a reduction, partial sums over ranges of
+    the input channels are checked too. The rule need not be registered.
 
     Args:
         rule: The rule.
@@ -133,8 +131,8 @@ def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: in
         seeds: Number of random splits of each case.
 
     Raises:
-        AssertionError: A piece leaves out a part of its region, reads outside of an input, computes other values than
-            the whole node, or sends other bytes than predicted; or no axis can be cut.
+        AssertionError: A piece does not cover its region, reads outside an input, computes other values than the whole
+            node, or sends other bytes than predicted; or no axis of a case can be cut.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")
@@ -155,14 +153,14 @@ def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: in
 
 
 def form_layers(model: Model) -> LayerGraph:
-    """Return the layers of a model, with the registered rules."""
+    """Return the layers of a model, formed with the registered operator rules."""
     layers = registry().make("passes", "form-layers").run(PipelineState(model)).layers
     assert layers is not None
     return layers  # type: ignore[no-any-return]
 
 
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
-    """Check the pieces of a random region, then run random parts and compare them with the whole output."""
+    """Check the piece of a random region, then run random parts and compare them with the whole output."""
     (layer,) = layers.layers
     check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
     got = run_split(model, layers, choose_parts(choose, layers), case.inputs)
@@ -184,14 +182,17 @@ def choose_cuts(choose: IntegerChooser, extent: int) -> list[Interval]:
 
 
 def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
-    """Yield boxes that tile `whole` without `region`."""
+    """Yield regions that together cover `whole` except `region`, without overlaps."""
     for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
         yield from (with_interval(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
         whole = with_interval(whole, axis, (start, stop))
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
-    """Check that the piece covers the region and reads only existing elements."""
+    """Check that the rule's piece covers the region and reads only existing elements.
+
+    `reduce` is a range of input channels if the piece is a partial sum.
+    """
     (layer,) = layers.layers
     (node,) = layer.nodes
     operation, rule = layers.operation_of(node), layers.rule_of(node)
@@ -213,9 +214,9 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 
 
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
-    """Return random parts: a region on device a, and the boxes around it on other devices.
+    """Return random parts: a random region on device a, and the regions around it on devices b and c.
 
-    Device a is the sink. It prefers elements that it computes itself, so that its part is compared completely.
+    Device a is the sink. It uses elements that it computes itself, so its whole region is compared.
     """
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
@@ -236,7 +237,10 @@ def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
 
 
 def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
-    """Return the node's output, computed by these parts; check that the predicted bytes are sent."""
+    """Return the output of a node that is computed by these parts.
+
+    Raises AssertionError if other bytes are sent than predicted.
+    """
     plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
     placed = registry().make("passes", "partition").run(PipelineState(model, layers, plan=plan))
     placed.model.check("partition")

@@ -1,6 +1,7 @@
-"""Samples for checks: small networks × platforms × objectives, always the same.
+"""Samples for checks: small networks on several platforms for several objectives.
 
-Every check takes other samples too: `samples(networks=[my_model], platforms=[my_platform])`.
+The samples are the same in every call. Every check also accepts other samples, such as `samples(networks=[my_model],
+platforms=[my_platform])`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from dicompiler.plugin_api import Device, Host, Network, Platform, Problem
 from dicompiler.plugin_api.search import OBJECTIVES
 
 NETWORKS = ("branches", "lenet")
-"""Names of the default networks: branches with a residual Add, a Concat and two outputs; a chain with dense layers."""
+"""Names of the default networks.
+
+"branches" has a residual Add, a Concat and two outputs; "lenet" is a chain with dense layers.
+"""
 
 _BRANCHES_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 branches (float[1, 3, 12, 10] x) => (float[1, 6, 6, 5] a, float[1, 6, 6, 5] b) {
@@ -35,13 +39,13 @@ branches (float[1, 3, 12, 10] x) => (float[1, 6, 6, 5] a, float[1, 6, 6, 5] b) {
 
 @dataclass(frozen=True)
 class Sample:
-    """A network to be split over a platform for an objective.
+    """A network that is to be split over a platform for an objective.
 
     Attributes:
         name: The network's name in error messages.
         model: The network.
         platform: The platform.
-        objective: The objective that a strategy minimizes.
+        objective: The objective that a strategy minimises.
     """
 
     name: str
@@ -54,7 +58,7 @@ class Sample:
 
     @property
     def problem(self) -> Problem:
-        """The problem that a strategy gets."""
+        """The problem that a strategy solves for this sample."""
         return load_problem(self.model, self.platform, objective=self.objective)
 
 
@@ -108,7 +112,7 @@ def default_platforms() -> tuple[Platform, ...]:
     """Return the platforms of the default samples.
 
     Returns:
-        One device; three unequal devices on a switch; two devices behind a gateway and a camera without compute.
+        One device; three unequal devices on a switch; two devices and a camera without compute, behind a gateway.
     """
     return (
         make_cluster("switch", 1.0, power=(4.0, 2.0)),
@@ -156,10 +160,10 @@ def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
 
     Args:
         sample: A sample.
-        share: Memory of each host as a share of the memory that a single device needs for the whole network.
+        share: New memory of each host, as a share of the memory that a single device needs for the whole network.
 
     Returns:
-        The same network and objective on a platform with less memory.
+        A sample with the same network and objective, on a platform with less memory.
     """
 
     needed = max(entry.memory for entry in sample.problem.best_single_device[1].devices)

@@ -1,4 +1,4 @@
-"""Check of strategies: their plans on networks × platforms × objectives."""
+"""Check of strategies: their plans for several networks, platforms and objectives."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def check_strategy(
 ) -> None:
     """Check the plans of a strategy.
 
-    On each sample the plan must be valid, compute the same bits as the whole network, and send the predicted bytes. The
-    strategy must make the same plan again, here and in a process with another hash seed, unless the plan's note says
-    why not.
+    On each sample, the plan must be valid, compute the same bits as the whole network, and send the predicted bytes.
+    The strategy must make an equal plan when it is run again, in this process and in one with another hash seed, unless
+    the plan has a note that says why not.
 
-    On platforms with several devices it is also tried with less memory than a single device needs. A strategy may raise
-    DicompilerError if it has no plan, but not for every sample.
+    On platforms with several devices, the strategy is also run with less memory than a single device needs. It may
+    raise DicompilerError if it finds no plan, but not for every sample.
 
     Args:
         strategy: The strategy, or its class.
         on: The samples to use. Default: `samples()`.
-        memory: Whether plans must respect the memory limit. If False, the compiler may refuse them instead.
+        memory: True if plans must respect the memory limit. If False, plans that exceed it are not checked.
 
     Raises:
         AssertionError: A requirement does not hold. The message names strategy, sample and cause.
@@ -57,7 +57,7 @@ def check_strategy(
 
 
 def _memory_limited_samples(chosen: Iterable[Sample]) -> list[Sample]:
-    """Return a sample with less memory for each network and platform of several devices."""
+    """Return one sample with less memory for each network and each platform of several devices."""
     firsts: dict[tuple[str, str], Sample] = {}
     for sample in chosen:
         if len(sample.platform.computing_devices) > 1:
@@ -75,7 +75,7 @@ def _fits_memory(sample: Sample, plan: Plan) -> bool:
 
 
 def plan_or_error(strategy: Strategy, sample: Sample) -> Plan | str:
-    """Return the plan, or the error message of a strategy that has no plan."""
+    """Return the strategy's plan, or the error message if the strategy finds no plan."""
     with error_context(f"{describe(strategy)} on {sample}"):
         try:
             plan: Any = strategy.plan(sample.problem)
@@ -88,7 +88,7 @@ def plan_or_error(strategy: Strategy, sample: Sample) -> Plan | str:
 
 
 def plan_texts(strategy: Strategy, on: list[Sample]) -> list[str]:
-    """Return the plans as text, which another process can send back."""
+    """Return the strategy's plans as JSON, so that another process can return them."""
     return [_plan_text(plan_or_error(strategy, sample)) for sample in on]
 
 
@@ -97,7 +97,7 @@ def _plan_text(plan: Plan | str) -> str:
 
 
 def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
-    """Require equal plans, unless the note says that the plan cannot be reproduced."""
+    """Require equal plans, unless the plan's note says that the plan cannot be reproduced."""
     if not (isinstance(plan, Plan) and plan.note):
         require(
             _plan_text(plan) == _plan_text(other),
@@ -106,7 +106,6 @@ def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
 
 
 def _first_difference(a: str, b: str) -> str:
-    """Return the first line that differs."""
     for line, other in zip(a.splitlines(), b.splitlines(), strict=False):
         if line != other:
             return f"{line.strip()} became {other.strip()}"

@@ -1,4 +1,4 @@
-"""Calls in a process with another hash seed, which show results that depend on the order of sets."""
+"""Calls in a process with another hash seed, which reveal results that depend on the order of sets."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ place.write_bytes(pickle.dumps(function(*arguments)))
 
 
 def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
-    """Return `function(*arguments)`, computed in a new process.
+    """Return `function(*arguments)`, computed in a new process with another hash seed.
 
-    Args:
-        function: A function of a module that can be imported.
-        *arguments: Its arguments. Their classes must be in modules that can be imported, not in the script itself.
+    The function and the classes of the arguments must be in modules that can be imported, not in the script that is
+    run.
 
     Raises:
         AssertionError: A class is in the script itself, or the process fails.

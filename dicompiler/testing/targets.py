@@ -1,4 +1,4 @@
-"""Check of targets: the artifacts that they write, and the results when these are run on this host."""
+"""Check of targets: the artifacts that they write, and the results of runs on this host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPLIT_STRATEGIES = ("single", "modnn", "pipeline")
 """Strategies that split the samples: one device; tiles with halos; a pipeline of whole layers."""
 FRAME_COUNT = 2
 STATE_FRAME_COUNT = 3
-"""Consecutive frames of the network with a state."""
+"""Number of consecutive frames of the network with a state."""
 _STATEFUL_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, float[1, 2, 8, 6] present) {
   [sum] present = Add (x, past)
@@ -50,7 +50,7 @@ RUN_TIMEOUT_S = 120.0
 
 
 def default_target_samples() -> tuple[Sample, ...]:
-    """Return a chain and a network with branches, on three unequal devices."""
+    """Return a chain and a network with branches, on three devices of different speed."""
     return tuple(samples(platforms=[make_cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
 
 
@@ -62,23 +62,23 @@ def check_target(
 ) -> None:
     """Check the artifacts of a target.
 
-    Each sample is split by each strategy and emitted. The check requires that:
+    Each sample is split by each strategy and written as an artifact. The check requires that:
 
-    - the artifact has the same bytes when it is emitted again, here and in a process with another hash seed;
+    - the artifact has the same bytes when it is written again, in this process and in one with another hash seed;
     - artifact.json names this target;
-    - `memory_overhead` gives a number of bytes for every device;
+    - `memory_overhead` returns a number of bytes for every device;
     - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes,
       and returns a report for every device.
 
-    A plan with replicas is run too, and a plan for the failure of a device, with and without that device. So is a
-    network with a state, of which two devices keep half each over three frames. If the target's attributes say that it
-    does not support one of these, it must refuse it instead.
+    Three more plans are run: one with replicas, one with a failure plan (with and without the device that fails), and
+    one for a network with a state that two devices keep in halves. If the target's attributes say that the target does
+    not support such a plan, the target must refuse it.
 
     Args:
         target: The target, or its class.
-        on: The samples to use. Default: two networks on three unequal devices.
+        on: The samples to use. Default: two networks on three devices of different speed.
         splits: Names of the strategies that split the samples.
-        runs: Whether to run the artifacts. False for targets that cannot run on this host.
+        runs: True to run the artifacts. Use False for targets that cannot run on this host.
 
     Raises:
         AssertionError: A requirement does not hold. The message names target, sample and cause.
@@ -122,14 +122,14 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> Non
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
-    """Emit the plan into a temporary directory and return the digests of the files."""
+    """Write the artifact of a plan into a temporary directory and return the digests of its files."""
     with tempfile.TemporaryDirectory() as directory, temporarily_registered(type(target)):
         compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "out"))
         return file_digests(Path(directory, "out"))
 
 
 def file_digests(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 digest of each file below a directory."""
+    """Return the SHA-256 digest of each file below a directory, by relative path."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -177,7 +177,7 @@ def _check_run(
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
-    """Run even frames on the first computing device, odd ones on the second."""
+    """Check a plan whose even frames run on the first computing device and odd frames on the second."""
     a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
     if a != b:
         plan = replace(_single_device_plan(sample, a.name), replicas=({}, {a.name: b.name}))
@@ -185,7 +185,7 @@ def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
-    """Run on the first computing device, then without it by the failure plan, on the second."""
+    """Check a plan for the first computing device whose failure plan uses the second one."""
     a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
     if a != b:
         plan = replace(
@@ -197,7 +197,7 @@ def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
-    """Let two devices keep half of the rows of a running sum each."""
+    """Check a network that keeps a running sum, whose rows are divided between two devices."""
     names = [device.name for device in platform.computing_devices][:2]
     model, pair = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=pair)
@@ -229,7 +229,10 @@ def _single_device_plan(sample: Sample, device: str) -> Plan:
 def _check_accepted(
     target: Target, sample: Sample, plan: Plan, takes: bool, what: str, runs: Sequence[tuple[str, ...]]
 ) -> None:
-    """Require that an unsupported plan is refused; run a supported one without the devices of each run."""
+    """Require that the target refuses an unsupported plan; run a supported plan.
+
+    Each element of `runs` names devices that are absent in one run.
+    """
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         place = Path(directory, "out")
         try:
