@@ -11,10 +11,10 @@ from dicompiler.plugin.registry import plugin_kind
 from dicompiler.plugin_api import registry
 
 
-def require(holds: Any, what: str) -> None:
+def require(condition: Any, message: str) -> None:
     """Raise AssertionError with a message if a condition is false, even if Python runs with -O."""
-    if not holds:
-        raise AssertionError(what)
+    if not condition:
+        raise AssertionError(message)
 
 
 @contextmanager
@@ -27,11 +27,11 @@ def error_context(place: str) -> Iterator[None]:
         raise AssertionError(f"{place}: {text}") from error
 
 
-def describe(thing: Any) -> str:
+def describe(plugin: Any) -> str:
     """Return the kind, name and origin of a plugin object, such as "strategy 'x' of module my_module"."""
-    return registry().describe(plugin_kind(type(thing)), thing)
+    return registry().describe(plugin_kind(type(plugin)), plugin)
 
 
-def as_instance(thing: Any) -> Any:
+def as_instance(plugin: Any) -> Any:
     """Return the object, or an instance with the default options if the object is a class."""
-    return thing() if isinstance(thing, type) else thing
+    return plugin() if isinstance(plugin, type) else plugin

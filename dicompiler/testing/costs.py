@@ -44,15 +44,15 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
     model = as_instance(cost)
     chosen = list({(s.name, s.platform.name): s for s in (samples() if on is None else on)}.values())
     require(chosen, f"{describe(model)}: there are no samples")
-    here = [_checked_seconds(model, sample) for sample in chosen]
-    for sample, first in zip(chosen, here, strict=True):
-        with error_context(f"{describe(model)} on {sample.name} on {sample.platform.name}"):
-            _check_same_seconds(first, _checked_seconds(model, sample), "called again")
+    results = _all_seconds(model, chosen)
+    repetitions = {"when it is called again": _all_seconds(model, chosen)}
     with error_context(describe(model)):
-        there = call_in_subprocess(_all_seconds, model, chosen)
-    for sample, first, other in zip(chosen, here, there, strict=True):
-        with error_context(f"{describe(model)} on {sample.name} on {sample.platform.name}"):
-            _check_same_seconds(first, other, "in another process")
+        repetitions["in another process"] = call_in_subprocess(_all_seconds, model, chosen)
+    for place, repeated in repetitions.items():
+        for sample, first, other in zip(chosen, results, repeated, strict=True):
+            same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
+            on_sample = f"on {sample.name} on {sample.platform.name}"
+            require(same, f"{describe(model)} {on_sample}: it returns other seconds {place}")
 
 
 def _all_seconds(cost: CostModel, on: Sequence[Sample]) -> list[list[NDArray[np.float64]]]:
@@ -74,18 +74,18 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
     table: Any = cost.seconds_table(layers, layer, pieces, devices)
     shape = (len(pieces), len(devices))
     require(isinstance(table, np.ndarray), f"seconds_table() returned {type(table).__name__} instead of an array")
-    valid = table.shape == shape and table.dtype == np.float64
     require(
-        valid, f"seconds_table() returned {table.dtype} {table.shape}: give float64 (shares, devices), here {shape}"
+        table.shape == shape and table.dtype == np.float64,
+        f"seconds_table() returned an array of type {table.dtype} and shape {table.shape}: return float64 and the "
+        f"shape (shares, devices), which is {shape}",
     )
     for share, row in zip(pieces, table, strict=True):
         for device, value in zip(devices, row, strict=True):
             seconds = cost.seconds(layers, layer, share, device)
             error = validate_seconds(seconds, layer, device) or validate_seconds(float(value), layer, device)
             require(not error, error)
-            same = math.isclose(seconds, value, rel_tol=1e-9) or not device.can_compute
             require(
-                same,
+                math.isclose(seconds, value, rel_tol=1e-9) or not device.can_compute,
                 f"{share} on {device.name} takes {seconds:.6g} s by seconds(), but {value:.6g} s by seconds_table()",
             )
     return table  # type: ignore[no-any-return]
@@ -103,15 +103,9 @@ def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
     shape = output_shape(layers, layer)
     for axis in cuttable_axes(layers, layer):
         if shape[axis] > 1:
-            yield LayerShare(
-                align_region(layers, layer, with_interval(full_region(shape), axis, (0, shape[axis] // 2)))
-            )
+            half = with_interval(full_region(shape), axis, (0, shape[axis] // 2))
+            yield LayerShare(align_region(layers, layer, half))
     extent = reduction_length(layers, layer)
     if extent is not None and extent > 1:
         yield LayerShare(full_region(shape), (0, extent // 2))
         yield LayerShare(full_region(shape), None, 2)
-
-
-def _check_same_seconds(first: Sequence[NDArray[np.float64]], other: Sequence[NDArray[np.float64]], how: str) -> None:
-    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
-    require(same, f"{how} it returns other seconds")

@@ -42,15 +42,15 @@ def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProt
     Raises:
         AssertionError: A requirement does not hold. The message names pass, network and cause.
     """
-    pass_ = as_instance(step)
-    with error_context(describe(pass_)):
-        again = parse_spec(str(spec_of(pass_)))
-        require(again == spec_of(pass_), f"its text {spec_of(pass_)} is parsed as {again}")
+    instance: Pass = as_instance(step)
+    with error_context(describe(instance)):
+        parsed = parse_spec(str(spec_of(instance)))
+        require(parsed == spec_of(instance), f"its text form {spec_of(instance)} is parsed as {parsed}")
     for number, source in enumerate(on):
         model = build_network(source) if isinstance(source, str) else source
         name = source if isinstance(source, str) else getattr(getattr(source, "graph", None), "name", "") or str(number)
-        with error_context(f"{describe(pass_)} on {name}"):
-            _check_on_model(pass_, _make_input(pass_, Model.load(model)))
+        with error_context(f"{describe(instance)} on {name}"):
+            _check_on_model(instance, _make_input(instance, Model.load(model)))
 
 
 def _make_input(step: Pass, model: Model) -> PipelineState:
@@ -63,27 +63,25 @@ def _make_input(step: Pass, model: Model) -> PipelineState:
     return replace(prepared, platform=uniform_platform(2), plan=plan)
 
 
-def _check_on_model(step: Pass, before_pass: PipelineState) -> None:
-    before = before_pass.model.to_bytes()
-    result = PassManager([step]).run(before_pass)
-    require(before_pass.model.to_bytes() == before, "it changes its input model: change a copy")
-    again = PassManager([step]).run(before_pass)
-    require(again.model.to_bytes() == result.model.to_bytes(), "a second run makes another model")
-    require(_plan_text(again) == _plan_text(result), "a second run makes another plan")
+def _check_on_model(step: Pass, state: PipelineState) -> None:
+    bytes_before = state.model.to_bytes()
+    result = PassManager([step]).run(state)
+    require(state.model.to_bytes() == bytes_before, "it changes its input model: change a copy")
+    repeated = PassManager([step]).run(state)
+    require(repeated.model.to_bytes() == result.model.to_bytes(), "a second run makes another model")
+    require(_plan_text(repeated) == _plan_text(result), "a second run makes another plan")
     for name in step.provides:
         require(getattr(result, name) is not None, f"it declares that it provides {name}, but leaves it None")
     if step.preserves_outputs:
-        _check_outputs(before_pass.model, result.model)
-    if result.plan is not None and result.plan is not before_pass.plan and result.routing is None:
+        _check_outputs(state.model, result.model)
+    if result.plan is not None and result.plan is not state.plan and result.routing is None:
         if result.layers is None:
             raise AssertionError("it makes a plan although there are no layers: add 'layers' to requires")
-        _check_outputs(
-            before_pass.model, lower(replace(result, platform=before_pass.platform or uniform_platform(2))).model
-        )
+        _check_outputs(state.model, lower(replace(result, platform=state.platform or uniform_platform(2))).model)
 
 
-def _plan_text(compilation: PipelineState) -> str:
-    return "" if compilation.plan is None else dumps(compilation.plan)
+def _plan_text(state: PipelineState) -> str:
+    return "" if state.plan is None else dumps(state.plan)
 
 
 def _check_outputs(before: Model, after: Model) -> None:
@@ -92,7 +90,7 @@ def _check_outputs(before: Model, after: Model) -> None:
     names = [value.name for value in before.proto.graph.output]
     require([v.name for v in after.proto.graph.output][: len(names)] == names, "the graph's outputs have other names")
     reference: dict[str, Any] = run_model(before, inputs)
-    got = run_model(after, inputs)
+    outputs = run_model(after, inputs)
     for name in names:
-        check = compare_value(name, reference[name], got[name])
+        check = compare_value(name, reference[name], outputs[name])
         require(check.passed, f"output {name!r} {check.detail}")

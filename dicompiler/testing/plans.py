@@ -29,10 +29,10 @@ def check_legal(problem: Problem, plan: Plan) -> None:
             elements that are read, exceeds a host's memory, or has other sources or sinks than the problem.
     """
     expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
-    for end in ("source", "sink"):
-        actual, wanted = getattr(plan, end), getattr(expected, end)
+    for end, actual, wanted in (("source", plan.source, expected.source), ("sink", plan.sink, expected.sink)):
         require(
-            actual == wanted, f"the plan's {end} is {actual}, the problem's {wanted}: make it by problem.build_plan()"
+            actual == wanted,
+            f"the plan's {end} is {actual}, the problem's {wanted}: make the plan by problem.build_plan()",
         )
     try:
         check_constraints(problem, plan)
@@ -101,5 +101,5 @@ def verify_plan(
     check = check_transfers(result.program.all_transfers, dict(enumerate(sent)), 1, len(plan.roles))
     routed = sum(routing.total_bytes for routing in result.routing.roles)
     if check.passed and sum(sent) != routed:
-        check = Check("bytes", False, f"{sum(sent)} sent, {routed} routed")
+        check = Check("bytes", False, f"{sum(sent)} bytes are sent, but the routing has {routed}")
     return (*checks, check)

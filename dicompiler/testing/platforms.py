@@ -24,8 +24,8 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
     Raises:
         AssertionError: A requirement does not hold. The message names the family.
     """
-    counted = not isinstance(family, PlatformFormat)
-    if counted:
+    is_counted = not isinstance(family, PlatformFormat)
+    if is_counted:
         with error_context(f"platform {family.name!r}"):
             require(family.name.endswith("N"), "its name does not end in N, the number of hosts")
             for name in (family.name, f"{family.name[:-1]}0", f"x{family.name[:-1]}2"):
@@ -36,13 +36,10 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
             platform: Any = family.find(name)
             require(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
             require(family.find(name) == platform, "a second find() returns another platform")
-            require(
-                platform_from_toml(platform_to_toml(platform)) == platform,
-                "it is another platform after it is written as TOML and read",
-            )
-            require(
-                platform.description or family.description, "it has no description: say where its figures come from"
-            )
-            if counted:
+            same = platform_from_toml(platform_to_toml(platform)) == platform
+            require(same, "it is another platform after it is written as TOML and read")
+            described = platform.description or family.description
+            require(described, "it has no description: say where its figures come from")
+            if is_counted:
                 count = int(name.removeprefix(family.name.removesuffix("N")))
                 require(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts, not {count}")

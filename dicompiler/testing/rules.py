@@ -85,18 +85,14 @@ class RuleCase:
             A model with one node. `opset` is the version of the node's domain.
         """
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
-        node = helper.make_node(
-            self.op, names, ["y", *self.extra_outputs], "node", domain=self.domain, **self.attributes
-        )
+        outputs = ["y", *self.extra_outputs]
+        node = helper.make_node(self.op, names, outputs, "node", domain=self.domain, **self.attributes)
         constants = [
             numpy_helper.from_array(value, names[i])
             for i, value in enumerate(self.values)
             if value is not None and i not in self.graph_inputs
         ]
-        inputs = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in self.inputs.items()
-        ]
+        inputs = [_describe_array(name, array) for name, array in self.inputs.items()]
         output = onnx.ValueInfoProto(name="y")
         if self.shape is not None:
             output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, self.shape)
@@ -106,8 +102,7 @@ class RuleCase:
         proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
         if self.domain and self.shape is None:
             y = np.asarray(run_model(Model.load(proto), self.inputs, optimization="none")["y"])
-            dtype = helper.np_dtype_to_tensor_dtype(y.dtype)
-            proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", dtype, y.shape))
+            proto.graph.output[0].CopyFrom(_describe_array("y", y))
             return Model.load(proto)
         return Model.load(onnx.shape_inference.infer_shapes(proto, strict_mode=self.shape is None, data_prop=True))
 
@@ -116,6 +111,10 @@ class RuleCase:
         """The values of the graph inputs by name."""
         values = {f"x{i}": self.values[i] for i in self.graph_inputs}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def _describe_array(name: str, array: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
 
 def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20) -> None:
@@ -163,10 +162,11 @@ def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Arra
     """Check the piece of a random region, then run random parts and compare them with the whole output."""
     (layer,) = layers.layers
     check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
-    got = run_split(model, layers, choose_parts(choose, layers), case.inputs)
-    require(got.dtype == expected.dtype, f"the parts compute {got.dtype}, the whole node {expected.dtype}")
-    close = {"rtol": 1e-5, "atol": 1e-6} if case.is_inexact else {"rtol": 0, "atol": 0}
-    np.testing.assert_allclose(got, expected, **close, err_msg="the parts compute other values than the whole node")
+    output = run_split(model, layers, choose_parts(choose, layers), case.inputs)
+    require(output.dtype == expected.dtype, f"the parts compute {output.dtype}, the whole node {expected.dtype}")
+    rtol, atol = (1e-5, 1e-6) if case.is_inexact else (0, 0)
+    message = "the parts compute other values than the whole node"
+    np.testing.assert_allclose(output, expected, rtol, atol, err_msg=message)
 
 
 def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
@@ -200,15 +200,14 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     piece = rule.piece(operation, region, reduce)
     error = describe_piece_error(operation, region, piece)
     require(not error, f"{place}: {error}")
-    again = rule.piece(operation, piece.out, reduce)
-    require(
-        again.out == piece.out, f"{place}: out is {piece.out}, but for that region out is {again.out}: make them equal"
-    )
-    same = piece.out in (region, full_region(operation.out_shape))
-    require(same or not rule.is_elementwise, f"{place}: out is {piece.out}, although the rule is element-wise")
+    own_out = rule.piece(operation, piece.out, reduce).out
+    require(own_out == piece.out, f"{place}: out is {piece.out}, but for that region out is {own_out}: make them equal")
+    full_output = full_region(operation.out_shape)
+    is_same = piece.out in (region, full_output)
+    require(is_same or not rule.is_elementwise, f"{place}: out is {piece.out}, although the rule is element-wise")
     for i, (need, whole) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
-        same = not rule.is_elementwise or whole != full_region(operation.out_shape) or need in (None, piece.out)
-        require(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, although the rule is element-wise")
+        is_same = not rule.is_elementwise or whole != full_output or need in (None, piece.out)
+        require(is_same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, although the rule is element-wise")
         empty = need is not None and is_empty(need) and need != whole
         require(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or a region that is not empty")
 
@@ -223,10 +222,8 @@ def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     region = tuple(
         choose_interval(choose, extent) if axis in allowed else (0, extent) for axis, extent in enumerate(shape)
     )
-    parts = [
-        Part("a", region),
-        *(Part("bc"[i % 2], box) for i, box in enumerate(surrounding_boxes(full_region(shape), region))),
-    ]
+    boxes = surrounding_boxes(full_region(shape), region)
+    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(boxes))]
     extent = reduction_length(layers, layer)
     if extent is None or choose(0, 1):
         return parts
@@ -246,6 +243,7 @@ def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Map
     placed.model.check("partition")
     program = build_program(placed.model, plan.devices)
     execution = ProgramExecutor(program, "none").run(feed)
-    bytes_ = sum(execution.sent), placed.routing.total_bytes, sum(t.value.nbytes for t in program.transfers)
-    require(len(set(bytes_)) == 1, f"{bytes_[0]} bytes are sent, {bytes_[1]} were predicted")
+    sent, predicted = sum(execution.sent), placed.routing.total_bytes
+    is_predicted = sent == predicted == sum(transfer.value.nbytes for transfer in program.transfers)
+    require(is_predicted, f"{sent} bytes are sent, {predicted} were predicted")
     return np.asarray(execution.outputs["y"])

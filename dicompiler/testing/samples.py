@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import onnx
 
-from dicompiler import networks as built
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import NetworkKind
-from dicompiler.networks.weights import make_weight as filled
+from dicompiler.networks import build
+from dicompiler.networks.weights import make_weight
 from dicompiler.plugin_api import Device, Host, Network, Platform, Problem
 from dicompiler.plugin_api.search import OBJECTIVES
 
@@ -72,11 +73,11 @@ def build_network(name: str) -> onnx.ModelProto:
         The model.
     """
     if name != "branches":
-        return built.build(name)
+        return build(name)
     proto = onnx.parser.parse_model(_BRANCHES_GRAPH)
     for weight, shape in (("w0", (3, 3, 3, 3)), ("w1", (3, 3, 1, 1))):
-        fan_in = shape[1] * shape[2] * shape[3]
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(filled(0, weight, shape, "filter", fan_in), weight))
+        array = make_weight(0, weight, shape, "filter", shape[1] * shape[2] * shape[3])
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, weight))
     return proto
 
 
@@ -136,15 +137,11 @@ def samples(
     Yields:
         The samples.
     """
-    chosen = _platforms() if platforms is None else platforms
+    chosen = default_platforms() if platforms is None else platforms
     for i, source in enumerate(networks):
         name, model = _name_and_model(source, i)
-        for platform in chosen:
-            for objective in objectives:
-                yield Sample(name, model, platform, objective)
-
-
-_platforms = default_platforms
+        for platform, objective in product(chosen, objectives):
+            yield Sample(name, model, platform, objective)
 
 
 def _name_and_model(source: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.ModelProto]:
@@ -165,9 +162,7 @@ def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
     Returns:
         A sample with the same network and objective, on a platform with less memory.
     """
-
     needed = max(entry.memory for entry in sample.problem.best_single_device[1].devices)
     hosts = tuple(replace(host, memory=int(share * needed)) for host in sample.platform.hosts)
-    return replace(
-        sample, platform=replace(sample.platform, hosts=hosts, name=f"{sample.platform.name} with less memory")
-    )
+    platform = replace(sample.platform, hosts=hosts, name=f"{sample.platform.name} with less memory")
+    return replace(sample, platform=platform)

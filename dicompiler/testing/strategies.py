@@ -34,19 +34,19 @@ def check_strategy(
     Raises:
         AssertionError: A requirement does not hold. The message names strategy, sample and cause.
     """
-    decider = as_instance(strategy)
+    instance: Strategy = as_instance(strategy)
     chosen = list(samples() if on is None else on)
-    require(chosen, f"{describe(decider)}: there are no samples")
+    require(chosen, f"{describe(instance)}: there are no samples")
     tried = [*chosen, *_memory_limited_samples(chosen)]
-    plans = [plan_or_error(decider, sample) for sample in tried]
+    plans = [plan_or_error(instance, sample) for sample in tried]
     refused = next((plan for plan in plans if isinstance(plan, str)), "")
-    require(any(isinstance(plan, Plan) for plan in plans), f"{describe(decider)} refuses every sample: {refused}")
-    with error_context(describe(decider)):
-        others = call_in_subprocess(plan_texts, decider, tried)
+    require(any(isinstance(plan, Plan) for plan in plans), f"{describe(instance)} refuses every sample: {refused}")
+    with error_context(describe(instance)):
+        others = call_in_subprocess(plan_texts, instance, tried)
     seen: list[tuple[str, str, Plan]] = []
     for sample, plan, other in zip(tried, plans, others, strict=True):
-        with error_context(f"{describe(decider)} on {sample}"):
-            _check_same_plan(plan, plan_or_error(decider, sample), "called again")
+        with error_context(f"{describe(instance)} on {sample}"):
+            _check_same_plan(plan, plan_or_error(instance, sample), "when it is called again")
             _check_same_plan(plan, other, "in another process")
             if isinstance(plan, Plan) and (memory or _fits_memory(sample, plan)):
                 check_legal(sample.problem, plan)
@@ -98,15 +98,9 @@ def _plan_text(plan: Plan | str) -> str:
 
 def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
     """Require equal plans, unless the plan's note says that the plan cannot be reproduced."""
-    if not (isinstance(plan, Plan) and plan.note):
-        require(
-            _plan_text(plan) == _plan_text(other),
-            f"{how} it makes another plan: {_first_difference(_plan_text(plan), _plan_text(other))}",
-        )
-
-
-def _first_difference(a: str, b: str) -> str:
-    for line, other in zip(a.splitlines(), b.splitlines(), strict=False):
-        if line != other:
-            return f"{line.strip()} became {other.strip()}"
-    return "one plan is longer"
+    text, other_text = _plan_text(plan), _plan_text(other)
+    if text == other_text or (isinstance(plan, Plan) and plan.note):
+        return
+    lines = zip(text.splitlines(), other_text.splitlines(), strict=False)
+    difference = next((f"{a.strip()} became {b.strip()}" for a, b in lines if a != b), "one plan is longer")
+    raise AssertionError(f"{how}, it makes another plan: {difference}")

@@ -18,11 +18,11 @@ T = TypeVar("T")
 _CHILD_CODE = """
 import pickle, sys
 from pathlib import Path
-place = Path(sys.argv[1])
-path, call = pickle.loads(place.read_bytes())
+file = Path(sys.argv[1])
+path, call = pickle.loads(file.read_bytes())
 sys.path[:] = path
 function, arguments = pickle.loads(call)
-place.write_bytes(pickle.dumps(function(*arguments)))
+file.write_bytes(pickle.dumps(function(*arguments)))
 """
 
 
@@ -36,23 +36,21 @@ def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
         AssertionError: A class is in the script itself, or the process fails.
     """
     for argument in arguments:
-        known = type(argument).__module__ != "__main__"
-        require(
-            known,
-            f"{type(argument).__name__} is defined in the script itself: move it to a module that can be imported",
-        )
+        name = type(argument).__name__
+        can_import = type(argument).__module__ != "__main__"
+        require(can_import, f"{name} is defined in the script itself: move it to a module that can be imported")
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory, "call")
-        place.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD_CODE, str(place)],
+        file = Path(directory, "call")
+        file.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
+        process = subprocess.run(
+            [sys.executable, "-c", _CHILD_CODE, str(file)],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             check=False,
         )
-        *_, last = ["", *done.stderr.strip().splitlines()]
-        require(done.returncode == 0, f"the call fails in another process: {last}")
-        found: T = pickle.loads(place.read_bytes())
-    return found
+        *_, last_line = ["", *process.stderr.strip().splitlines()]
+        require(process.returncode == 0, f"the call fails in another process: {last_line}")
+        result: T = pickle.loads(file.read_bytes())
+    return result

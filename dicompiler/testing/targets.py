@@ -15,16 +15,7 @@ from dicompiler.driver import compiler
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import FailurePlan
 from dicompiler.plugin.registry import temporarily_registered
-from dicompiler.plugin_api import (
-    DicompilerError,
-    PipelineState,
-    Plan,
-    Platform,
-    Program,
-    RunOptions,
-    Target,
-    registry,
-)
+from dicompiler.plugin_api import DicompilerError, PipelineState, Plan, Platform, Program, RunOptions, Target, registry
 from dicompiler.plugin_api.costs import program_memory
 from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
 from dicompiler.plugin_api.regions import single_device_plan, tile_layer
@@ -86,18 +77,19 @@ def check_target(
     emitter = as_instance(target)
     chosen = list(default_target_samples() if on is None else on)
     require(chosen, f"{describe(emitter)}: there are no samples")
-    with temporarily_registered(type(emitter)) as known:
-        emitter = known.resolve("targets", emitter)
+    with temporarily_registered(type(emitter)) as plugins:
+        emitter = plugins.resolve("targets", emitter)
         for sample in chosen:
             for strategy in splits:
                 with error_context(f"{describe(emitter)} on {sample}, split by {strategy}"):
                     plan = registry().make("strategies", strategy).plan(sample.problem)
                     _check_sample(emitter, sample, plan, runs)
         first = chosen[0]
-        with error_context(f"{describe(emitter)} on {first}, with replicas"):
-            _check_replicas(emitter, first, runs)
-        with error_context(f"{describe(emitter)} on {first}, with a failure plan"):
-            _check_failures(emitter, first, runs)
+        if len(first.platform.computing_devices) > 1:
+            with error_context(f"{describe(emitter)} on {first}, with replicas"):
+                _check_replicas(emitter, first, runs)
+            with error_context(f"{describe(emitter)} on {first}, with a failure plan"):
+                _check_failures(emitter, first, runs)
         with error_context(f"{describe(emitter)} on {first.platform.name}, with a state"):
             _check_states(emitter, first.platform, runs)
 
@@ -107,18 +99,18 @@ def _compile_plan(sample: Sample, plan: Plan) -> PipelineState:
 
 
 def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> None:
-    compilation = _compile_plan(sample, plan)
-    assert compilation.program is not None
-    _check_memory(target, compilation.program)
+    state = _compile_plan(sample, plan)
+    assert state.program is not None
+    _check_memory(target, state.program)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
-        place = Path(directory, "first")
-        compiler.write_artifact(compilation, target, place)
-        emitted = file_digests(place)
-        compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "a longer name"))
-        _check_same_files(emitted, file_digests(Path(directory, "a longer name")), "a second time")
+        first, second = Path(directory, "first"), Path(directory, "a longer name")
+        compiler.write_artifact(state, target, first)
+        emitted = file_digests(first)
+        compiler.write_artifact(_compile_plan(sample, plan), target, second)
+        _check_same_files(emitted, file_digests(second), "again")
         _check_same_files(emitted, call_in_subprocess(emitted_digests, target, sample, plan), "in another process")
         if runs:
-            _check_run(target, compilation, place)
+            _check_run(target, state, first)
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
@@ -136,29 +128,29 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
     differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
-    shown = [
-        name for name in differing if name != ARTIFACT_FILE
-    ] or differing  # the manifest holds digests of the other files
-    require(not differing, f"emitted {how}, it has other bytes: {', '.join(shown[:3])}")
+    # The manifest contains digests of all other files, so it is named only if no other file differs.
+    shown = [name for name in differing if name != ARTIFACT_FILE] or differing
+    names = ", ".join(shown[:3])
+    require(not differing, f"when the artifact is emitted {how}, other bytes are in the files {names}")
 
 
 def _check_memory(target: Target, program: Program) -> None:
     overhead: Any = target.memory_overhead(program)
     for device in program_memory(program):
-        is_valid = isinstance(overhead[device], int) and overhead[device] >= 0
+        size = overhead[device]
         require(
-            is_valid,
-            f"memory_overhead() returns {overhead[device]!r} for device {device!r}: expected an integer of at least 0",
+            isinstance(size, int) and size >= 0,
+            f"memory_overhead() returns {size!r} for device {device!r}: expected an integer of at least 0",
         )
 
 
 def _check_run(
-    target: Target, compilation: PipelineState, place: Path, frames: int = FRAME_COUNT, without: tuple[str, ...] = ()
+    target: Target, state: PipelineState, artifact: Path, frames: int = FRAME_COUNT, without: tuple[str, ...] = ()
 ) -> None:
-    program, model = compilation.program, compilation.reference
+    program, model = state.program, state.reference
     assert program is not None and model is not None
     frames_in = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
-    result = target.run(place, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
+    result = target.run(artifact, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
     allowed = {**output_tolerances(model), **target.tolerances(model)}
     for i, inputs in enumerate(frames_in):
         reference = run_model(model, inputs, optimization=target.reference_optimization)
@@ -178,44 +170,41 @@ def _check_run(
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
     """Check a plan whose even frames run on the first computing device and odd frames on the second."""
-    a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
-    if a != b:
-        plan = replace(_single_device_plan(sample, a.name), replicas=({}, {a.name: b.name}))
-        _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])
+    first, second = (device.name for device in sample.platform.computing_devices[:2])
+    plan = replace(_single_device_plan(sample, first), replicas=({}, {first: second}))
+    _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
     """Check a plan for the first computing device whose failure plan uses the second one."""
-    a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
-    if a != b:
-        plan = replace(
-            _single_device_plan(sample, a.name), failures=(FailurePlan((a.name,), _single_device_plan(sample, b.name)),)
-        )
-        _check_accepted(
-            target, sample, plan, target.can_tolerate_failures, "failure plans", [(), (a.name,)] if runs else []
-        )
+    first, second = (device.name for device in sample.platform.computing_devices[:2])
+    failure = FailurePlan((first,), _single_device_plan(sample, second))
+    plan = replace(_single_device_plan(sample, first), failures=(failure,))
+    without = [(), (first,)] if runs else []
+    _check_accepted(target, sample, plan, target.can_tolerate_failures, "failure plans", without)
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
     """Check a network that keeps a running sum, whose rows are divided between two devices."""
     names = [device.name for device in platform.computing_devices][:2]
-    model, pair = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
-    problem = load_problem(model, platform, state=pair)
-    rows = {
-        one.name: tile_layer(problem.layers, one, "height", [1.0] * len(names), names) for one in problem.layers.layers
-    }
+    model, states = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
+    problem = load_problem(model, platform, state=states)
+    layers = problem.layers
+    tiles = {layer.name: tile_layer(layers, layer, "height", [1.0] * len(names), names) for layer in layers.layers}
+    plan = problem.build_plan(tiles)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
-        place, plan = Path(directory, "out"), problem.build_plan(rows)
+        artifact = Path(directory, "out")
         try:
-            compiled = compiler.compile(model, platform=platform, plan=plan, target=target, state=pair, output=place)
+            state = compiler.compile(model, platform=platform, plan=plan, target=target, state=states, output=artifact)
         except DicompilerError as error:
             require(not target.can_keep_states, f"it declares that it keeps states, but refuses them: {error}")
             return
         require(target.can_keep_states, "it declares that it keeps no states, but does not refuse them")
-        frames = verification_frames(compiled.reference, None)[:STATE_FRAME_COUNT] if runs else []
-        result = target.run(place, frames, RunOptions(timeout_s=RUN_TIMEOUT_S)) if runs else None
-        for i, reference in enumerate(reference_outputs(compiled.reference, frames)):
-            assert result is not None
+        if not runs:
+            return
+        frames = verification_frames(state.reference, None)[:STATE_FRAME_COUNT]
+        result = target.run(artifact, frames, RunOptions(timeout_s=RUN_TIMEOUT_S))
+        for i, reference in enumerate(reference_outputs(state.reference, frames)):
             check = compare_value("y", reference["y"], result.outputs[i]["y"])
             require(check.passed, f"frame {i}: output 'y' {check.detail}")
 
@@ -227,21 +216,19 @@ def _single_device_plan(sample: Sample, device: str) -> Plan:
 
 
 def _check_accepted(
-    target: Target, sample: Sample, plan: Plan, takes: bool, what: str, runs: Sequence[tuple[str, ...]]
+    target: Target, sample: Sample, plan: Plan, is_supported: bool, feature: str, runs: Sequence[tuple[str, ...]]
 ) -> None:
     """Require that the target refuses an unsupported plan; run a supported plan.
 
     Each element of `runs` names devices that are absent in one run.
     """
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
-        place = Path(directory, "out")
+        out = Path(directory, "out")
         try:
-            compilation = compiler.compile(
-                sample.model, platform=sample.platform, plan=plan, target=target, output=place
-            )
+            state = compiler.compile(sample.model, platform=sample.platform, plan=plan, target=target, output=out)
         except DicompilerError as error:
-            require(not takes, f"it declares that it supports {what}, but refuses them: {error}")
+            require(not is_supported, f"it declares that it supports {feature}, but refuses them: {error}")
             return
-        require(takes, f"it declares that it does not support {what}, but does not refuse them")
+        require(is_supported, f"it declares that it does not support {feature}, but does not refuse them")
         for without in runs:
-            _check_run(target, compilation, place, FRAME_COUNT * len(plan.replica_roles), without)
+            _check_run(target, state, out, FRAME_COUNT * len(plan.replica_roles), without)

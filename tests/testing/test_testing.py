@@ -150,9 +150,9 @@ ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
     [
         ("half", f"{ON} switch1 for latency: an invalid plan: "),
         ("camera", f"{ON} gateway3 for latency: an invalid plan: plan: layers.c0[0]: device 'd0' has no compute"),
-        ("counts", f"{ON} switch3 for latency: called again it makes another plan: "),
+        ("counts", f"{ON} switch3 for latency: when it is called again, it makes another plan: "),
         ("memory", f"{ON} switch3 with less memory for latency: an invalid plan: plan: host d0 needs "),
-        ("source", f"{ON} switch3 for latency: the plan's source is ('d2',), the problem's ('d0',): make it by "),
+        ("source", f"{ON} switch3 for latency: the plan's source is ('d2',), the problem's ('d0',): make the plan by "),
         (
             "refuses",
             "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: bad-strategy: no plan today",
@@ -166,7 +166,7 @@ def test_a_wrong_strategy_is_caught(fault: Any, text: str) -> None:
 
 def test_a_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     wide = tuple(samples(["branches"], [make_cluster("switch", *[1.0] * 64)], ["latency"]))
-    assert "in another process it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
+    assert "in another process, it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_a_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     [
         ("swap", "frame 0: output 'a' of the first sink differs by "),
         ("frames", "frame 0: output 'a' of the first sink differs by "),
-        ("bytes", "emitted a second time, it has other bytes: where"),
-        ("process", "emitted in another process, it has other bytes: hash"),
+        ("bytes", "when the artifact is emitted again, other bytes are in the files where"),
+        ("process", "when the artifact is emitted in another process, other bytes are in the files hash"),
         ("sent", " bytes sent, "),
         ("memory", "memory_overhead() returns -1 for device 'd0'"),
         ("silent", "emit() wrote no artifact.json"),
@@ -226,10 +226,10 @@ def test_a_wrong_pass_is_caught(fault: Any, text: str) -> None:
         ("negative", "layer 'c0' on d0 takes -"),
         ("nan", "layer 'c0' on d0 takes nan s"),
         ("text", "layer 'c0' on d0 takes '"),
-        ("shape", "give float64 (shares, devices), here ("),
+        ("shape", "return float64 and the shape (shares, devices), which is ("),
         ("fill", "by seconds_table()"),
         ("random", "s by seconds(), "),
-        ("hash", "in another process it returns other seconds"),
+        ("hash", "it returns other seconds in another process"),
     ],
 )
 def test_a_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
