@@ -1,4 +1,4 @@
-"""Samples of a network's inputs from an .npz file, with which value ranges are measured."""
+"""Reading of sample inputs from an .npz file; value ranges of tensors are measured with them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Samples = list[dict[str, NDArray[Any]]]
 
 
 def read_samples(path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
-    """Read samples and check them against the network's inputs.
+    """Read samples of a network's inputs from a file and check their types and shapes.
 
     Args:
         path: An .npz file with one array for each input: the samples stacked along a new first axis.
         inputs: The network's inputs.
 
     Returns:
-        One dict of arrays by input name for each sample.
+        For each sample, a dict of arrays by input name.
 
     Raises:
-        DicompilerError: The file cannot be read, or an array does not fit its input.
+        DicompilerError: The file cannot be read, or an array does not match its input.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -1,4 +1,4 @@
-"""Comparison of a split network with onnxruntime: outputs within tolerances, transfers by their bytes."""
+"""Comparison of a split network with onnxruntime: outputs within tolerances, and sent bytes as predicted."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Check:
 
     Attributes:
         name: Name of the check or of the output that was compared, such as "exact" or "bytes".
-        passed: Whether the check succeeded.
+        passed: True if the check succeeded.
         detail: The difference found and the difference allowed, or the reason why the check does not apply.
-        applies: False if this network cannot be checked in this way. The check then counts as passed.
+        applies: False if this network cannot be checked in this way. `passed` is then True.
     """
 
     name: str
@@ -40,17 +40,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one artifact.
-
-    Attributes:
-        checks: The checks in the order in which they were made.
-    """
+    """All checks of one artifact, in the order in which they were made."""
 
     checks: tuple[Check, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
+        """True if every check passed."""
         return all(check.passed for check in self.checks)
 
 
@@ -64,19 +60,19 @@ def compare_value(
 ) -> Check:
     """Compare a value with its reference.
 
-    Types and shapes must be equal, NaN and infinity must be at the same places, and finite values must lie within the
+    Types and shapes must be equal, NaN and infinity must be at the same places, and finite values must be within the
     tolerance. Lists and maps are compared entry by entry.
 
     Args:
         name: Name of the value, which becomes the name of the check.
         reference: The value that onnxruntime computed.
         actual: The value to check.
-        exact: Require bit-equal values. Integers and bool must always be bit-equal.
-        tolerance: The allowed difference. By default it follows from the type of the reference.
-        extra_tolerance: A further allowed difference, as a share of max|reference|.
+        exact: True to require bit-equal values. Integers and bools must always be bit-equal.
+        tolerance: The allowed difference. By default it depends on the type of the reference.
+        extra_tolerance: Share of max|reference| that is added to the allowed difference.
 
     Returns:
-        The check, with the largest difference in its detail.
+        The check, whose detail contains the largest difference.
     """
     if not isinstance(reference, np.ndarray) or not isinstance(actual, np.ndarray):
         return _compare_nested(name, reference, actual, exact, tolerance, extra_tolerance)
@@ -94,7 +90,7 @@ def compare_value(
 
 
 def compare_type_only(name: str, reference: Any, actual: Any, random_node: onnx.NodeProto) -> Check:
-    """Compare the type and rank of a value that depends on random numbers drawn by `random_node`."""
+    """Compare only the type and rank of a value that depends on random numbers drawn by `random_node`."""
     if isinstance(reference, np.ndarray) and isinstance(actual, np.ndarray):
         if reference.dtype != actual.dtype or reference.ndim != actual.ndim:
             return compare_value(name, reference, actual)
@@ -110,7 +106,7 @@ def compare_type_only(name: str, reference: Any, actual: Any, random_node: onnx.
 def _compare_nested(
     name: str, reference: Any, actual: Any, exact: bool, tolerance: Tolerance | None, extra_tolerance: float
 ) -> Check:
-    """Compare lists and maps entry by entry, floats as tensors, and all else for equality."""
+    """Compare lists and maps entry by entry, and numbers as arrays of rank 0. Other values must be equal."""
     if isinstance(reference, list) and isinstance(actual, list):
         pairs = dict(enumerate(zip(reference, actual, strict=False)))
         is_same_form = len(reference) == len(actual)
@@ -162,23 +158,21 @@ def check_exact(
     rules: Rules | None = None,
     layers: LayerGraph | None = None,
 ) -> Check:
-    """Prove the geometry of a split by integer check models.
+    """Check that a split reads and places all elements correctly, with integers instead of the real weights.
 
-    A check model of the same graph, split in the same way, must give the same bits as the whole check model.
-
-    The check does not apply if onnxruntime refuses the check model. Nodes for which no exact integer computation exists
-    are excluded and named in the detail. Every role of a plan with replicas or failure plans is checked.
+    A check model is the same graph with small integers, on which float arithmetic is exact. It is split by the same
+    plan, and the results must be bit-equal to those of the whole check model. All replicas and failure plans are
+    checked. The check does not apply if onnxruntime refuses the check model. Nodes without an exact integer form are
+    excluded and named in the detail.
 
     Args:
         model: The normalised network.
-        split: Compiles a model by the plan to check.
-        seeds: Seeds of the check models. By default as many as are needed to read every tap and every input channel.
-        rules: Operator rules by (domain, operator type). By default the built-in ones.
-        layers: The layers of `model`. They allow more stand-ins in layers that no plan cuts, and a count of checked
-            layers.
-
-    Returns:
-        The check, with counts of seeds, taps, channels and layers in its detail.
+        split: Function that compiles a model by the plan to check.
+        seeds: Seeds of the check models. Default: as many as are needed to read every kernel position and input
+            channel.
+        rules: Operator rules by (domain, operator type). Default: the built-in ones.
+        layers: The layers of `model`. With them, fewer nodes of layers that no plan cuts are excluded, and the detail
+            counts the checked layers.
     """
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()
@@ -202,10 +196,11 @@ def check_exact(
 def _check_seed(
     check_model: CheckModel, split: Callable[[Model], Program], masks: ReadMasks
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
-    """Compare one check model with its split version.
+    """Compare the results of one check model with those of its split version.
 
-    The result is a tuple: the relaxation that was needed, the weights read so far, the failed devices of each role, and
-    the first role that differs with a description of the difference (None if all are equal).
+    The result is a tuple of four: the relaxation that the check model needed, the weights that check models have read
+    so far, the failed devices of each role (a replica or failure plan), and the first failure. The first failure is the
+    index of a role and a description of the difference, or None.
     """
     reference = run_model(check_model.model, check_model.inputs, is_single_use=True)
     roles = split(check_model.model).roles
@@ -218,7 +213,7 @@ def _check_seed(
 
 
 def _layer_summary(excluded: Mapping[str, str], layers: LayerGraph | None) -> str:
-    """Return the number of checked layers and the reasons for each excluded node."""
+    """Return the number of checked layers and the reason for each excluded node, as text."""
     reasons = "".join(f"; left out: {reason}" for reason in excluded.values())
     if layers is None:
         return reasons
@@ -227,7 +222,7 @@ def _layer_summary(excluded: Mapping[str, str], layers: LayerGraph | None) -> st
 
 
 def _first_difference(reference: Mapping[str, Any], execution: Execution) -> str:
-    """Describe the first output or state that is not bit-equal; '' if there is none."""
+    """Describe the first output or state that is not bit-equal to the reference; "" if there is none."""
     for device, outputs in execution.delivered.items():
         for name, value in outputs.items():
             check = compare_value(name, reference[name], value, exact=True)
@@ -243,17 +238,10 @@ def _first_difference(reference: Mapping[str, Any], execution: Execution) -> str
 def check_transfers(
     predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1, role_noun: str = "replicas"
 ) -> Check:
-    """Check that every transfer carried exactly the predicted bytes.
+    """Check that every transfer sent exactly the predicted bytes.
 
-    Args:
-        predicted: The transfers of all roles (`Program.all_transfers`).
-        sent: Bytes that were sent, by transfer index.
-        frames: Number of frames that each role computed.
-        roles: Number of roles.
-        role_noun: The word for roles in the detail: "replicas" or "roles".
-
-    Returns:
-        The check, with the first wrong transfer in its detail.
+    `predicted` are the transfers of all roles (replicas or failure plans), `sent` the sent bytes by transfer index, and
+    `frames` the number of frames that each role computed. `role_noun` is the word for roles in the check's detail.
     """
     for transfer in predicted:
         expected, actual = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
@@ -280,14 +268,14 @@ def graph_inputs(model: Model) -> tuple[TensorSpec, ...]:
 
 
 def random_inputs(values: Sequence[TensorSpec], seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Draw seeded inputs: normally distributed floats, bools, and integers from 0 to 7.
+    """Draw seeded inputs: normally distributed floats, random bools, and integers from 0 to 7.
 
     Args:
         values: The inputs, with static shapes.
         seed: Seed of the random numbers.
 
     Returns:
-        An array for each input, by name.
+        Arrays by input name.
     """
     rng = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}

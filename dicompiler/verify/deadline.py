@@ -1,4 +1,4 @@
-"""A deadline for onnxruntime: model loading and runs within a block are stopped when the time is over."""
+"""A deadline for onnxruntime: loading and running a model within a `with` block is stopped in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dicompiler.base.errors import DicompilerError
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""Seconds to wait for onnxruntime to stop. It ignores the request while it creates a session."""
+"""Seconds to wait for onnxruntime to stop. It ignores the request to stop while it creates a session."""
 
 
 class DeadlineExceededError(DicompilerError):
@@ -26,19 +26,14 @@ class DeadlineExceededError(DicompilerError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time, given in seconds after its creation.
-
-    Attributes:
-        seconds: Allowed time in seconds.
-        started_at: Creation time in seconds of the monotonic clock.
-    """
+    """A point in time that is `seconds` after `started_at`, a time of the monotonic clock."""
 
     seconds: float
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def remaining_s(self) -> float:
-        """Remaining seconds, 0 if the deadline has passed."""
+        """Seconds until the deadline; 0 if the deadline has passed."""
         return max(0.0, self.started_at + self.seconds - time.monotonic())
 
 
@@ -47,7 +42,7 @@ _CURRENT: ContextVar[tuple[Deadline, str] | None] = ContextVar("deadline", defau
 
 @contextmanager
 def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
-    """Apply a deadline to all `run_interruptibly` calls within the block; `place` opens the error message."""
+    """Apply a deadline to all `run_interruptibly` calls within the block; `place` begins the error message."""
     token = _CURRENT.set(None if deadline is None else (deadline, place))
     try:
         yield
@@ -56,17 +51,13 @@ def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
 
 
 def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
-    """Call a function that uses onnxruntime, and stop it at the current deadline.
+    """Call a function that uses onnxruntime, and stop it at the deadline of the enclosing `deadline_scope`.
 
-    Args:
-        place: The model or segment that runs, for the error message.
-        call: The function. It must pass the run options that it gets to onnxruntime.
-
-    Returns:
-        The result of the function.
+    `place` names the model or segment in the error message. The function must pass its argument, the run options, to
+    onnxruntime.
 
     Raises:
-        DeadlineExceededError: The deadline of the enclosing `deadline_scope` has passed.
+        DeadlineExceededError: The deadline has passed.
     """
     options, current = ort.RunOptions(), _CURRENT.get()
     options.log_severity_level = 4  # Otherwise onnxruntime logs that it was stopped.

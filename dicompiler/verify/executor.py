@@ -1,6 +1,6 @@
 """Execution of programs and whole models in this process with onnxruntime.
 
-Tests and `verify` take its results as the reference.
+Tests and `verify` use the results as the reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dicompiler.verify.deadline import run_interruptibly
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 _NON_NUMPY_TYPES = ("bfloat16", "float8", "float4", "int4", "int2")
-"""Types that onnxruntime computes with but does not exchange with NumPy."""
+"""Types with which onnxruntime computes, but which it cannot convert to NumPy arrays."""
 
 
 class SegmentRunner(Protocol):
@@ -41,15 +41,15 @@ class SegmentRunner(Protocol):
 class OrtSession:
     """One ONNX model in onnxruntime, on one thread.
 
-    The data of placeholder initializers goes to onnxruntime directly and never into a protobuf message, so that it may
-    exceed 2 GB.
+    Placeholders are initializers whose data is in `weights` instead of the model. onnxruntime receives the data
+    directly, because a protobuf message cannot exceed 2 GB.
 
     Args:
         proto: The model.
-        weights: Data of the placeholder initializers, by name.
+        weights: Data of the placeholders, by name.
         place: The model's name at the start of error messages.
         optimization: Graph optimization level of onnxruntime.
-        is_single_use: Whether the model is run once. onnxruntime then makes no second, reordered copy of the weights.
+        is_single_use: True if the model is run once. onnxruntime then makes no second, reordered copy of the weights.
 
     Raises:
         DicompilerError: onnxruntime refuses the model.
@@ -110,11 +110,10 @@ class OrtSession:
             raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {one_line(str(error))}") from error
 
     def bind(self, memory: Mapping[str, Any]) -> Callable[[], object]:
-        """Return a function that runs the model on fixed memory.
+        """Return a function that runs the model on the arrays in `memory`.
 
-        Inputs are read from the arrays in `memory`. Numeric outputs of static shape are written to the arrays of their
-        names. If an input is not numeric, the returned function runs the model on the current contents of `memory`
-        instead.
+        Each call reads the inputs from the arrays of their names, and writes numeric outputs of static shape to the
+        arrays of their names. If an input is not a numeric array, the outputs are not written.
         """
         names = [value.name for value in self._session.get_inputs()]
         if not all(_is_numeric_array(memory[name]) for name in names):
@@ -144,12 +143,11 @@ def _is_numeric_array(value: Any) -> bool:
 
 
 def _in_c_order(value: Any) -> Any:
-    """Return arrays in C order, as onnxruntime requires, and NumPy scalars as arrays of rank 0."""
     return np.asarray(value, order="C") if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def to_ort(array: NDArray[Any]) -> ort.OrtValue:
-    """Return an onnxruntime value that shares the array's memory (a packed copy for types below one byte)."""
+    """Return an onnxruntime value that shares the array's memory, or a packed copy for types below one byte."""
     if array.dtype.isbuiltin != 2:  # 2 marks a type that another package has added to NumPy.
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
@@ -162,7 +160,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
 
 
 def from_ort(value: ort.OrtValue) -> Any:
-    """Return a copy of the value as an array, also for types that onnxruntime does not convert to NumPy."""
+    """Return a copy of an onnxruntime value as an array, also for types that onnxruntime cannot convert."""
     if not value.is_tensor() or not any(name in value.data_type() for name in _NON_NUMPY_TYPES):
         return value.numpy()
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
@@ -172,7 +170,11 @@ def from_ort(value: ort.OrtValue) -> Any:
 def with_initial_states(
     states: Sequence[TensorSpec], inputs: Mapping[str, Any], is_first_frame: bool = False
 ) -> Mapping[str, Any]:
-    """Return the inputs with zeros for missing states, if any state is given or in the first frame."""
+    """Return the inputs with zeros for missing states.
+
+    States are graph outputs that become graph inputs of the next frame. In later frames without any state among the
+    inputs, the inputs are returned unchanged.
+    """
     if not is_first_frame and not any(state.name in inputs for state in states):
         return inputs
     types = {state.name: onnx.helper.tensor_dtype_to_np_dtype(state.dtype) for state in states}
@@ -180,7 +182,7 @@ def with_initial_states(
 
 
 def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs in the order of `values` and in C order.
+    """Return the inputs in the order of `values`, as arrays in C order.
 
     Raises DicompilerError if an input is missing, unknown, or of another type or shape.
     """
@@ -207,14 +209,15 @@ def run_model(
     optimization: Optimization = "extended",
     is_single_use: bool = False,
 ) -> dict[str, Any]:
-    """Run a whole model in one onnxruntime session. Every split is compared with its results.
+    """Run a whole model in one onnxruntime session. Results of split networks are compared with its outputs.
 
     Args:
-        model: The network. A placed model is given whole states and reads its pieces of them.
+        model: The network. For a model after `partition`, the inputs contain whole states, which are cut into the
+            pieces that the model reads.
         inputs: An array for each graph input, by name.
-        outputs: Names of tensors to return instead of the graph outputs; they may be inner tensors.
+        outputs: Names of tensors to return instead of the graph outputs; inner tensors are allowed.
         optimization: Graph optimization level of onnxruntime.
-        is_single_use: Whether the session is used once, see `OrtSession`.
+        is_single_use: True if memory is to be saved because the session is used once.
 
     Returns:
         The outputs by name.
@@ -238,11 +241,11 @@ class Execution:
     """The results of a program for one frame.
 
     Attributes:
-        outputs: Graph outputs by name, each from the first device that delivers it.
-        sent: Bytes sent, by transfer index.
+        outputs: Graph outputs by name, each from the first device that has it.
+        sent: Sent bytes by transfer index.
         delivered: Outputs by sink device and name.
-        values: Every tensor by device and name, if requested.
-        kept_states: State pieces that devices keep for the next frame.
+        values: Every tensor by device and name, if the caller asked for them.
+        kept_states: Pieces of states that devices keep for the next frame, with their values.
     """
 
     outputs: dict[str, Any]
@@ -268,9 +271,9 @@ class ProgramExecutor:
     Args:
         program: The program.
         optimization: Graph optimization level of onnxruntime.
-        make_runner: Creates the runner of a segment, instead of an onnxruntime session.
-        is_single_use: Whether one frame is run. Each session is then created when its turn comes, so that only one
-            holds weights at a time.
+        make_runner: Function that loads a segment. Default: it creates an onnxruntime session.
+        is_single_use: True if one frame is run. Each session is then created when its segment runs and freed
+            afterwards, so that only one session holds weights at a time.
     """
 
     def __init__(
@@ -302,14 +305,14 @@ class ProgramExecutor:
         """Run the program for one frame.
 
         Args:
-            inputs: Arrays by input name. If a state is given, all states restart from the given values or zeros.
-            keep_values: Return every tensor of every device in `Execution.values`.
+            inputs: Arrays by input name. If a state is among them, all states restart from these values or from zeros.
+            keep_values: True to return every tensor of every device in `Execution.values`.
 
         Returns:
             The results of the frame.
 
         Raises:
-            DicompilerError: An input does not fit, or a transfer or the order of the steps is not as predicted.
+            DicompilerError: An input does not match, or a transfer or the order of the steps is not as predicted.
         """
         program = self.program
         feed = with_initial_states(program.states, inputs, not self._kept_states)
@@ -360,7 +363,7 @@ class ProgramExecutor:
 
 
 def _sends_by_segment(device: DeviceProgram) -> list[list[int]]:
-    """Return the transfers to send before the first segment, after the first, and so on."""
+    """Return the transfers that a device sends before its first segment and after each segment."""
     sends: list[list[int]] = [[]]
     for step in device.steps:
         if step.kind == "run":

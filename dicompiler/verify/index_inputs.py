@@ -1,6 +1,4 @@
-"""Value limits of inputs that are indices, masks, lengths or shapes.
-
-The limits follow from the operators that read an input.
+"""Valid values of graph inputs that are indices, masks, lengths or shapes, found from the operators that read them.
 
 Model → number of valid values for each such graph input; arrays → arrays with valid values for these inputs
 """
@@ -23,28 +21,21 @@ from dicompiler.ir.operator_rule import TensorInfo
 PASS_THROUGH_OPS = frozenset(
     "Cast Clip Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split()
 )
-"""Operators that pass on the values of their first input; Concat passes on all inputs."""
+"""Operators whose output contains values of their first input (for Concat, of all inputs)."""
 InputUse = tuple[onnx.NodeProto, int]
 MASK_VALUES = 2
 INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
-"""Operators whose second input indexes rows of the first. Negative indices count from the end."""
+"""Operators whose second input contains indices of rows of the first. Negative indices count from the end."""
 
 ValueLimit = int | tuple[int, ...]
-"""n: values are 0 … n-1; a tuple: exactly these values."""
+"""An integer n if the valid values are 0 … n-1; a tuple if the value must be exactly this list of integers."""
 
 
 def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[str, ValueLimit]:
-    """Return the value limits of graph inputs, by name.
+    """Return the valid values of graph inputs, by input name; inputs for which all values are valid are omitted.
 
-    An input has a limit if its values become the index of a Gather, the token, segment or position of an embedding, the
-    class of a OneHot, the mask of an attention, and so on, or the target shape of a Reshape. Other inputs are omitted.
-
-    Args:
-        model: The network.
-        names: Names of tensors to look at instead of the graph inputs.
-
-    Returns:
-        Limits by input name.
+    Examples of limited inputs are the indices of a Gather, the tokens of an embedding, the classes of a OneHot, the
+    mask of an attention, and the target shape of a Reshape. `names` are tensors to examine instead of the graph inputs.
     """
     tensors, readers = model.tensors(), find_readers(model)
     limits = dict[str, ValueLimit]()
@@ -63,7 +54,7 @@ def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[
 
 
 def find_readers(model: Model) -> dict[str, list[InputUse]]:
-    """Return the nodes that read each tensor, with the index of the input."""
+    """Return the nodes that read each tensor, each with the index of the node's input."""
     readers: dict[str, list[InputUse]] = {}
     for node in model.proto.graph.node:
         for index, name in enumerate(node.input):
@@ -71,13 +62,15 @@ def find_readers(model: Model) -> dict[str, list[InputUse]]:
     return readers
 
 
-def _find_reshape_target(tensors: Mapping[str, TensorInfo], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:
-    """Return a target shape for a Reshape that reads its shape from a graph input.
+def _find_reshape_target(
+    tensors: Mapping[str, TensorInfo], node: onnx.NodeProto, shape_input: str
+) -> tuple[int, ...] | None:
+    """Return a valid target shape for a Reshape that reads its shape from the graph input `shape_input`.
 
-    It is the shape of the Reshape's output if known. Otherwise it keeps the first axes of the data and merges the
-    others.
+    It is the shape of the Reshape's output if that is static. Otherwise the shape keeps the first axes of the data and
+    merges all others into one.
     """
-    output, data, target = (tensors.get(name) for name in (node.output[0], node.input[0], shape))
+    output, data, target = (tensors.get(name) for name in (node.output[0], node.input[0], shape_input))
     if output is not None and output.shape is not None:
         return output.shape
     if data is None or data.shape is None or target is None or target.shape is None or len(target.shape) != 1:
@@ -89,7 +82,7 @@ def _find_reshape_target(tensors: Mapping[str, TensorInfo], node: onnx.NodeProto
 
 
 def _final_readers(name: str, readers: Mapping[str, list[InputUse]]) -> list[InputUse]:
-    """Return all reads of a tensor's values, directly or behind operators that pass them on."""
+    """Return the nodes that read a tensor's values, directly or behind operators of PASS_THROUGH_OPS."""
     uses, waiting, seen = [], [name], {name}
     while waiting:
         for node, index in readers.get(waiting.pop(), ()):
@@ -112,7 +105,10 @@ InputTensors = list[TensorInfo | None]
 
 
 def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProto, InputTensors], int | None]:
-    """Return a function for the extent of input `of` along `axis` (None: the attribute `axis`)."""
+    """Return a function that returns the extent of one input of a node along an axis.
+
+    `index` is the index of the input. If `axis` is None, the axis is the node's attribute `axis`.
+    """
 
     def count(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
         tensor = inputs[index] if index < len(inputs) else None
@@ -126,7 +122,7 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 
 
 def _nd_index_limit(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the smallest extent of the axes that ScatterND or GatherND addresses."""
+    """Return the smallest extent of the axes that the indices of a ScatterND or GatherND address."""
     data, indices = (None if tensor is None else tensor.shape for tensor in inputs[:2])
     batch_axes = next((attribute.i for attribute in node.attribute if attribute.name == "batch_dims"), 0)
     return min(data[batch_axes : batch_axes + indices[-1]], default=None) if data and indices else None
@@ -142,9 +138,10 @@ def _mask_values(_node: onnx.NodeProto, _given: InputTensors) -> int:
 
 
 def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of positions of com.microsoft RotaryEmbedding (its second input).
+    """Return the number of valid positions of com.microsoft's RotaryEmbedding.
 
-    A vector of positions holds the first position of each sequence, so the following rows need positions too.
+    A vector of positions contains only the first position of each sequence. Later rows need larger positions, so fewer
+    values are valid.
     """
     count = input_extent(2, 0)(node, inputs) if node.domain else None
     x, positions = (None if tensor is None else tensor.shape for tensor in inputs[:2])
@@ -153,31 +150,34 @@ def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | N
 
 
 def _cache_rows(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the rows of the resulting cache: those of the given one, or the total length if larger."""
+    """Return the rows of the cache that GroupQueryAttention writes.
+
+    They are the rows of the cache that it reads, or the total length if that is larger.
+    """
     past_rows, total = input_extent(3, 2)(node, inputs), inputs[6] if len(inputs) > 6 else None
     totals = [] if total is None or total.value is None else [int(total.value.flat[0])]
     return max([*totals, *([] if past_rows is None else [past_rows])], default=None)
 
 
 def _rotary_positions(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of positions of the standard RotaryEmbedding (its fourth input)."""
+    """Return the number of positions of the standard RotaryEmbedding (the rows of its second input)."""
     return None if node.domain else input_extent(1, 0)(node, inputs)
 
 
 def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of time steps, which limits sequence lengths."""
+    """Return the number of time steps, which is the largest valid sequence length."""
     axes = {attribute.name: attribute.i for attribute in node.attribute}
     return input_extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, inputs)
 
 
 def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return 2 for an integer input of a ReduceSum: a mask with ones to be counted."""
+    """Return MASK_VALUES for an integer input of a ReduceSum, because it may be a mask whose ones are counted."""
     tensor = inputs[0]
     return MASK_VALUES if tensor is not None and tensor.dtype in (TensorProto.INT32, TensorProto.INT64) else None
 
 
 def _inverted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return 2 for `1 - input`, the inverted mask of some exporters."""
+    """Return MASK_VALUES for `1 - input`, because some exporters invert masks in this way."""
     tensor = inputs[0]
     return (
         MASK_VALUES
@@ -211,7 +211,7 @@ _VALUE_COUNTS: Mapping[tuple[str, int], Callable[[onnx.NodeProto, InputTensors],
 def limit_values(
     inputs: Mapping[str, NDArray[Any]], limits: Mapping[str, ValueLimit], seed: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the inputs with seeded values in range for the inputs that have a limit."""
+    """Return the inputs, with seeded valid values in place of those of inputs in `limits`."""
 
     def limited(name: str, array: NDArray[Any]) -> NDArray[Any]:
         limit = limits.get(name)

@@ -1,8 +1,8 @@
-"""Inputs with indices of table rows, which a client checks before it sends them.
+"""Check of input values that index rows of a table, such as tokens of an embedding. Clients run it before they send.
 
-Model + input names → for each input its tables, the offset added to the values first, and the part that is looked up.
-Values that pass through any other operator (a Clip, a product, a sum of two inputs) are left to onnxruntime to check,
-because that operator may bring them into range.
+Model + input names → for each input its tables, the offset that is added to the values, and the region that is used.
+Values behind other operators (a Clip, a product, a sum of two inputs) are not checked, because such an operator may
+bring them into the valid range; onnxruntime checks them.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dicompiler.verify.index_inputs import INDEXING_OPS, InputUse, find_readers,
 TableRows = tuple[str, int]
 """Name of a table and its number of rows."""
 ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators that keep the number of rows."""
+"""Operators whose output has as many rows as their input."""
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
-"""Operators that move the values of an input: Concat of all inputs, the others of the first."""
+"""Operators that only move values: those of all inputs for Concat, and those of the first input for all others."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
 """Integer types whose sum with a constant does not wrap around."""
 
 
 @dataclass(frozen=True)
 class _IndexValues:
-    """Values of a graph input that a tensor holds.
+    """Values of a graph input, as they are in a tensor that was computed from it.
 
     Attributes:
-        tensor: The tensor that holds them now.
-        region: The region of the graph input that it holds; None for all of an input of unknown shape.
+        tensor: Name of the tensor.
+        region: The region of the graph input that the tensor contains; None for the whole of an input of unknown shape.
         offset: The number that was added to each value.
-        is_in_place: Whether the values are still at their places in the region.
-        cast_type: The type to which they were cast, which drops higher bits; '' for none.
+        is_in_place: True if the values are at the same positions as in the region.
+        cast_type: The type to which the values were cast, which drops higher bits; "" if they were not.
     """
 
     tensor: str
@@ -51,19 +51,18 @@ class _IndexValues:
 
 
 def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
-    """Raise an error if an input value is not a row of a table that it indexes.
+    """Raise DicompilerError if an input value is not a row of a table that it indexes.
 
-    Raises DicompilerError if a value is out of range, such as a token beyond the vocabulary. The error names input and
-    table.
+    An example is a token beyond the vocabulary. The error names input and table.
     """
     for name, tables in find_lookup_tables(model, inputs).items():
         check_index_range(inputs[name], tables, f"input {name!r}")
 
 
 def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables that each input indexes, as arguments of `check_index_range`.
+    """Return the tables that each input indexes, as arguments of `check_index_range`, by input name.
 
-    Among tables with the same number of rows only the first is returned. Inputs without tables are omitted.
+    Among tables with equal numbers of rows, only the first is returned. Inputs that index no table are omitted.
     """
     tensors, readers = model.tensors(), find_readers(model)
     makers = {name: node for node in model.proto.graph.node for name in node.output}
@@ -89,7 +88,7 @@ def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dic
 
 
 def _original_table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
-    """Return the name of a table before Cast, Identity and Transpose."""
+    """Return the name of the tensor from which Cast, Identity and Transpose nodes compute a table."""
     while name in makers and makers[name].op_type in ROW_PRESERVING_OPS:
         name = makers[name].input[0]
     return name
@@ -117,7 +116,7 @@ def _index_uses(
 def _after_node(
     values: _IndexValues, node: onnx.NodeProto, index: int, tensors: Mapping[str, TensorInfo]
 ) -> _IndexValues | None:
-    """Return the values behind a node; None if the node may change whether they are in range."""
+    """Return the values in the output of a node; None if the node may change whether they are in range."""
     if node.domain or (index and node.op_type not in ("Add", "Concat")):
         return None
     values = replace(values, tensor=node.output[0])
@@ -141,7 +140,7 @@ def _after_node(
 
 
 def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> _IndexValues | None:
-    """Return the values behind a Cast to an integer type; None for floats, because they round."""
+    """Return the values behind a Cast to an integer type; None for a Cast from floats, because it rounds."""
     if dtype not in INDEX_TYPES or source is None or _numpy_dtype(source).kind not in "iu":
         return None
     return (
@@ -152,7 +151,7 @@ def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> 
 
 
 def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> _IndexValues | None:
-    """Return the values behind a Slice with constant bounds and steps of 1."""
+    """Return the values behind a Slice with constant bounds and steps of 1; None for any other Slice."""
     bounds, source = [_constant_values(tensors, name) for name in node.input[1:]], tensors.get(node.input[0])
     if (
         not values.is_in_place
@@ -189,7 +188,10 @@ def _no_table(_node: onnx.NodeProto, _tensors: Mapping[str, TensorInfo]) -> Tabl
 
 
 def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
-    """Return a function for the rows of input `of` along `axis` (None: the attribute `axis`)."""
+    """Return a function that returns name and number of rows of a node's input.
+
+    `index` is the index of the input, and its rows are counted along `axis` (None: the node's attribute `axis`).
+    """
 
     def find_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
         count = input_extent(index, axis)(node, [tensors.get(name) for name in node.input])
@@ -199,19 +201,19 @@ def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
 
 
 def _scatter_nd_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of a ScatterND with indices of one component."""
+    """Return the rows of a ScatterND whose indices have one component."""
     indices = tensors[node.input[1]].shape if node.input[1] in tensors else None
     return _rows_of_input(0)(node, tensors) if indices and indices[-1] == 1 else None
 
 
 def _rotary_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of GroupQueryAttention's rotary table, which is read if `do_rotary` is set."""
+    """Return the rows of GroupQueryAttention's rotary table, which is read only if `do_rotary` is set."""
     is_rotated = any(attribute.name == "do_rotary" and attribute.i for attribute in node.attribute)
     return _rows_of_input(7)(node, tensors) if is_rotated else None
 
 
 def _cache_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of the cache that is written, which may be longer than the given one."""
+    """Return the rows of the cache that GroupQueryAttention writes, which may exceed those of its input cache."""
     cache = tensors.get(node.output[1]) if len(node.output) > 1 else None
     past_rows = _rows_of_input(3, 2)(node, tensors)
     if cache is None or cache.shape is None or len(cache.shape) != 4:
@@ -230,4 +232,4 @@ _TABLES: Mapping[tuple[str, str, int], _FindRows] = {
     (ORT_DOMAIN, "GroupQueryAttention", 9): _rotary_rows,
     (ORT_DOMAIN, "RotaryEmbedding", 1): _rows_of_input(2),
 }
-"""(domain, operator, input index) → function that finds the indexed table."""
+"""Function that finds the indexed table, by (domain, operator, input index)."""

@@ -1,4 +1,4 @@
-"""Inputs that are strings, sequences, maps or optional values: random ones, and conversion."""
+"""Inputs that are strings, sequences, maps or optional values: random values, and conversion of user inputs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dicompiler.ir.onnx.weights import is_fixed_size
 RANDOM_LENGTH = 3
 """Number of elements of a random sequence or map."""
 _EXTRA_STRINGS = ("", "alpha", "beta gamma", "ünïcødé")
-"""Strings that are drawn in addition to those that the network knows."""
+"""Strings that are drawn in addition to those that occur in the network."""
 
 
 def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = False) -> dict[str, Any]:
-    """Draw a value for each input of variable size, by name.
+    """Draw a value for each input of variable size, by input name.
 
-    Strings are drawn from those that the network knows and a few others. With `integers_only` the numbers in sequences,
-    maps and optional values are integers.
+    Strings are drawn from those that occur in the network and from _EXTRA_STRINGS. With `integers_only`, the numbers in
+    sequences, maps and optional values are integers.
     """
     types = _non_tensor_types(model)
     strings = known_strings(model) if types else ()
@@ -35,7 +35,7 @@ def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = Fals
 
 
 def known_strings(model: Model) -> tuple[str, ...]:
-    """Return the strings in constants and attributes of the model, and a few others."""
+    """Return the strings in constants and attributes of the model, and _EXTRA_STRINGS."""
     strings: dict[str, None] = {}
     for name, (dtype, _) in model.initializers().items():
         if dtype == onnx.TensorProto.STRING:
@@ -52,7 +52,6 @@ def _to_str(value: Any) -> str:
 
 
 def _non_tensor_types(model: Model) -> dict[str, onnx.TypeProto]:
-    """Return the types of the inputs of variable size."""
     constants = model.initializers()
     values = (value for value in model.proto.graph.input if value.name not in constants)
     return {value.name: value.type for value in values if not is_fixed_size(value.type.tensor_type.elem_type)}
@@ -78,12 +77,10 @@ def _random_value(value_type: onnx.TypeProto, strings: Sequence[str], rng: np.ra
 
 
 def to_ort_inputs(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the user's inputs to the types that onnxruntime expects.
+    """Convert a user's inputs to the types that onnxruntime expects.
 
-    Plain lists become arrays, arrays named x_0, x_1, … become the sequence x, and a missing optional value becomes
-    None.
-
-    Raises DicompilerError if a value does not fit its type.
+    Lists become arrays, arrays named x_0, x_1, … become the sequence x, and missing optional values become None. Raises
+    DicompilerError if a value does not match its type.
     """
     nested = {
         name: value_type

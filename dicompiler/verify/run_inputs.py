@@ -1,4 +1,4 @@
-"""The inputs of a verification run: the user's, or random ones that the network accepts."""
+"""The inputs of a verification run: those of the user, or random inputs that the network accepts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,10 @@ STATEFUL_FRAMES = 4
 
 
 def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = None, seed: int = 0) -> dict[str, Any]:
-    """Return checked inputs for one frame.
+    """Return checked inputs for one frame, by input name.
 
-    Args:
-        model: The network.
-        inputs: The user's inputs; None draws random ones. Random tokens, positions, classes and masks stay in range.
-        seed: Seed of the random inputs.
-
-    Returns:
-        The inputs by name. States that are not given are zeros.
+    `inputs` are the user's inputs; if they are None, random inputs are drawn with `seed`. Random tokens, positions,
+    classes and masks are within their valid ranges. Missing states are zeros.
 
     Raises:
         DicompilerError: An input is missing, unknown, of another type or shape, or indexes a row that its table lacks.
@@ -55,7 +50,7 @@ def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = Non
 
 
 def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without states, for frames that take their states from the frame before."""
+    """Return the inputs without states, for frames that use the states of the previous frame."""
     states = dict(read_states(model.proto) or ())
     return {name: value for name, value in inputs.items() if name not in states}
 
@@ -63,9 +58,9 @@ def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def first_and_later_inputs(
     model: Model, inputs: Mapping[str, NDArray[Any]] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the inputs of the first frame of a run and those of all later frames.
+    """Return the inputs of the first frame of a run, and those of all later frames.
 
-    They differ only in states: given states are used in the first frame alone.
+    Both are equal unless the model has states: random initial states are used in the first frame only.
     """
     first = prepare_inputs(model, inputs)
     if not read_states(model.proto):
@@ -75,9 +70,9 @@ def first_and_later_inputs(
 
 
 def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> list[dict[str, Any]]:
-    """Return the frames to verify: one, or STATEFUL_FRAMES if the model has states.
+    """Return the inputs of the frames to verify: one frame, or STATEFUL_FRAMES frames if the model has states.
 
-    Random inputs differ from frame to frame. States are given in the first frame alone.
+    Random inputs differ from frame to frame. Only the first frame has initial states.
     """
     if not read_states(model.proto):
         return [prepare_inputs(model, inputs)]
@@ -88,9 +83,9 @@ def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None)
 def reference_outputs(
     model: Model, frames: Sequence[Mapping[str, Any]], optimization: Optimization = "extended"
 ) -> list[dict[str, Any]]:
-    """Return the outputs of onnxruntime for consecutive frames, with states fed back.
+    """Return onnxruntime's outputs for consecutive frames; each frame reads the states of the previous one.
 
-    A repeated frame of a model without states is computed once.
+    If the model has no states, frames that are the same object as the first frame are not computed again.
     """
     pairs, state, results = read_states(model.proto) or (), dict[str, Any](), list[dict[str, Any]]()
     values = [value for value in graph_inputs(model) if value.name in dict(pairs)]
@@ -105,12 +100,12 @@ def reference_outputs(
 
 
 _LOAD_ERRORS = ("cannot be loaded", "onnxruntime cannot load it")
-"""Parts of error messages about models that cannot be loaded, whatever their inputs are."""
+"""Phrases in error messages about models that cannot be loaded, whatever their inputs are."""
 
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Append advice to errors of onnxruntime that random inputs may have caused: which inputs to give."""
+    """Append advice to an error of onnxruntime that random inputs may have caused: which inputs to give."""
     try:
         yield
     except DicompilerError as error:

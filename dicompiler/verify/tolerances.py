@@ -1,6 +1,7 @@
-"""Allowed differences of outputs from onnxruntime's results on the whole model.
+"""Allowed differences between outputs and onnxruntime's results on the whole model.
 
-A tolerance follows from the types that an output was computed through, or from the steps of a quantized tensor.
+A tolerance depends on the types through which an output was computed, or on the step of a quantized tensor (the
+difference between two adjacent values).
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ import onnx
 from dicompiler.ir.onnx.model import Model
 
 RELATIVE_TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-10}
-"""Largest allowed difference as a share of max|reference|, by type.
+"""Largest allowed difference as a share of max|reference|, by type. Values of all other types must be equal.
 
-Values of all other types must be equal.
-
-These values hold at every optimization level of onnxruntime. At level "all" convolutions run in another layout and sum
-in another order. Over 15 networks and 180 splits the largest difference was 1.2e-6 in float32 and 1.8e-3 in float16,
-at level "all" as at "extended".
+The tolerances apply to every optimization level of onnxruntime. At level "all", convolutions sum in another order. Over
+15 networks and 180 splits, the largest difference was 1.2e-6 in float32 and 1.8e-3 in float16, at level "all" as well
+as at "extended".
 """
 MAX_QUANTIZATION_STEPS = 16.0
 """Quantization steps by which an output of a quantized network may differ.
 
-A sum near the middle between two quantized values may round either way. Its rounding depends on whether onnxruntime
-fuses the layer on integers (at level "all"), on the shapes of float convolutions, and on the kernels of TFLite, which
-round twice. A layer is off by one step at most, and later layers propagate the difference. The largest difference was
-5 steps in onnxruntime and 8 in TFLite Micro over the 53 convolutions of MobileNetV2, and 4 over the 23 of YOLOv2.
+A sum near the middle between two quantized values may be rounded to either of them. The direction depends on whether
+onnxruntime computes the layer on integers (at level "all"), on the shapes of float convolutions, and on TFLite's
+kernels, which round twice. A layer is off by one step at most, and later layers propagate the difference. The largest
+difference was 5 steps in onnxruntime and 8 in TFLite Micro over the 53 convolutions of MobileNetV2, and 4 over the 23
+of YOLOv2.
 """
 _QUANTIZED_OPS = (
     "DequantizeLinear", "QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
@@ -44,11 +44,11 @@ _INT8_TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest allowed difference of an output from its reference.
+    """The largest allowed difference between an output and its reference.
 
     Attributes:
         limit: The largest difference, as a share of max|reference|, or in steps if `step` is given.
-        step: Difference between two adjacent values of a quantized tensor, in the output's own values.
+        step: Difference between two adjacent values of a quantized tensor, in units of the output.
     """
 
     limit: float
@@ -56,7 +56,7 @@ class Tolerance:
 
 
 def output_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerance of each output for which the tolerance of its own type is too strict."""
+    """Return the tolerances of outputs for which the tolerance of their own type is too strict, by name."""
     return tolerances_by_coarsest_type(model) | quantized_tolerances(model)
 
 
@@ -64,7 +64,7 @@ def tolerances_by_coarsest_type(model: Model) -> dict[str, Tolerance]:
     """Return tolerances for outputs that were computed through a coarser type than their own.
 
     A value that is rounded to float16 on the way differs by the steps of float16, whatever the type of the output is.
-    Inputs and constants are not rounded.
+    Inputs and constants are not counted, because they are not rounded.
     """
     tensors, coarsest = model.tensors(), dict[str, float]()
 
@@ -80,10 +80,10 @@ def tolerances_by_coarsest_type(model: Model) -> dict[str, Tolerance]:
 
 
 def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerances of the float and 8-bit outputs of a quantized network.
+    """Return the tolerances of the outputs of a quantized network, by output name.
 
-    An output that is dequantized last may differ by MAX_QUANTIZATION_STEPS of that scale. An output that is computed in
-    floats afterwards may differ by the same share of its range as that number of steps is of 256.
+    An output that is the result of a DequantizeLinear may differ by MAX_QUANTIZATION_STEPS times its scale. An output
+    that is computed in floats afterwards may differ by MAX_QUANTIZATION_STEPS / 256 of its range.
 
     Args:
         model: The network.

@@ -1,6 +1,7 @@
-"""Effects of narrow wire types: value ranges, unrepresentable values, and the error bound.
+"""Effects of narrow wire types (smaller element types for sent tensors): value ranges, overflows and the error bound.
 
-All functions work on a program that was made with `Wire.exact`: its transfers carry the values before narrowing.
+The functions that run a program expect a program that was compiled with `WireFormat.with_exact_stand_ins`: its
+transfers contain the values before they are narrowed.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from dicompiler.verify.comparison import Check
 from dicompiler.verify.executor import ProgramExecutor
 
 ROUNDING_ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 255}
-"""Largest relative error of one narrowing, by wire type.
+"""Largest relative error of narrowing a tensor once, by wire type.
 
-float16 and bfloat16 round to 11 and 8 bits of mantissa. For int8 it is half a step, as a share of the tensor's largest
-value, if its range is symmetric around 0.
+float16 and bfloat16 round to 11 and 8 bits of mantissa. The error of int8 is half a step of the quantized values, as a
+share of the tensor's largest value, if the tensor's range is symmetric around 0.
 """
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 class SentTensor(NamedTuple):
-    """A tensor that a transfer carries, before narrowing.
+    """A tensor that a transfer sends, before narrowing.
 
     Attributes:
         transfer: The transfer.
-        name: Name of the tensor's value range, see `range_name`.
+        name: Name under which the value range of the tensor is stored, see `range_name`.
         values: The values before narrowing.
     """
 
@@ -44,7 +45,10 @@ class SentTensor(NamedTuple):
 
 
 def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) -> Iterator[SentTensor]:
-    """Yield the tensors that would be narrowed when the program is run on these frames, for every role."""
+    """Yield the tensors that would be narrowed when the program runs these frames.
+
+    All replicas and failure plans of the program are run.
+    """
     for role in program.roles:
         segments = [segment for device in role.devices for segment in device.segments]
         nodes = [node for segment in segments for node in segment.model.graph.node]
@@ -61,7 +65,7 @@ def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) 
 def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> dict[str, ValueRange]:
     """Return the lowest and the highest value of each sent tensor over all samples, by `range_name`.
 
-    Raises DicompilerError if a tensor holds NaN or infinity, which int8 cannot represent.
+    Raises DicompilerError if a tensor contains NaN or infinity, which int8 cannot represent.
     """
     ranges: dict[str, ValueRange] = {}
     for transfer, name, values in iterate_sent_tensors(program, list(samples)):
@@ -76,18 +80,11 @@ def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> di
 
 
 def check_wire_range(program: Program, routing: Routing, wire: WireFormat, inputs: Mapping[str, Any]) -> Check:
-    """Check that the wire types can represent the sent values for these inputs.
+    """Check that the wire types can represent the sent values for the inputs of one frame.
 
-    The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 holds NaN or infinity.
-
-    Args:
-        program: The program, made with `Wire.exact`.
-        routing: The routing of the plan with its own wire types.
-        wire: The wire types of the plan.
-        inputs: Inputs of one frame.
-
-    Returns:
-        The check, with the largest value in its detail.
+    The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 contains NaN or infinity.
+    `program` was compiled with `WireFormat.with_exact_stand_ins`, and `routing` is that of the plan with its wire types
+    `wire`.
     """
     keys = {box.key for role in routing.roles for box in role.received_boxes}
     wire_dtypes = {range_name(key): effective_wire_dtypes(routing.layers).get(key.tensor, "") for key in keys}
@@ -123,8 +120,8 @@ def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
 def wire_error_bound(routing: Routing) -> float:
     """Return the share of max|reference| by which narrowing may change an output.
 
-    It is the rounding error of one narrowing times the largest number of narrowings on a path. A network that amplifies
-    such errors may exceed it; then the wire type does not suit the network.
+    It is the rounding error of one narrowing, times the largest number of narrowings on a path. A network that
+    amplifies rounding errors may exceed the bound; another wire type should then be used.
     """
     wire_dtypes = effective_wire_dtypes(routing.layers)
     sent = {
