@@ -155,7 +155,7 @@ class Receiver:
     def __post_init__(self) -> None:
         self.device = DeviceRun(self.directory, self.manifest, ConnectionSettings(0.0), RunCredentials())
         self.device._loop.close()
-        self.inputs = self.device._inputs
+        self.inputs = self.device._inputs_by_role[0]
         name, transfers = self.manifest["device"], self.manifest["transfers"]
         self.peers = {t["sender"]: {} for t in transfers if t["receiver"] == name}  # type: dict[str, dict[int, Any]]
         for transfer in transfers:
@@ -191,7 +191,7 @@ class Receiver:
         device = self.device
         device._window, device._mailbox, device._next_announced = FrameWindow(IN_FLIGHT), Mailbox(), 0
         device._peers_done = set()
-        device._input_filter = ReceiveFilter(device._inputs, device._window)
+        device._input_filter = ReceiveFilter([self.inputs], device._window)
         expected = self.inputs if peer is None else self.peers[peer]
         # Only the coordinator sends JSON, one message at a time.
         most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())

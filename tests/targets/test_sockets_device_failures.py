@@ -732,9 +732,8 @@ def test_kills_failed_process_that_does_not_end() -> None:
 
 def test_accepts_late_tensors_only_as_planned() -> None:
     window = FrameWindow(4)
-    gate = ReceiveFilter(
-        {3: {"name": "t", "bytes": 8}}, window, [{4: {"name": "t", "bytes": 4}}], RoleSchedule([(), ("b",)])
-    )
+    expected_by_role = [{3: {"name": "t", "bytes": 8}}, {4: {"name": "t", "bytes": 4}}]
+    gate = ReceiveFilter(expected_by_role, window, RoleSchedule([(), ("b",)]))
     gate.check(MessageHeader(MessageType.TENSOR, 3, 1, 8))
     window.drop(6)
     window.finish(2)  # The process ended in the end.

@@ -312,7 +312,7 @@ def listening(directory: Path) -> int:
 def test_checks_tensors_against_plan() -> None:
     expected = {3: {"name": "t", "bytes": 8}, 4: {"name": "u", "bytes": None}}
     window = FrameWindow(2)
-    gate = ReceiveFilter(expected, window)
+    gate = ReceiveFilter([expected], window)
     for frame in range(5):
         window.finish(frame)
     gate.check(MessageHeader(MessageType.TENSOR, 3, 5, 8))

@@ -160,7 +160,7 @@ def test_rejects_devices_with_different_roles(lenet: Any, tmp_path: Path) -> Non
 
 def test_rejects_tensors_of_another_role() -> None:
     first, second = {3: {"name": "t", "bytes": 8}}, {4: {"name": "t", "bytes": 4}}
-    gate = ReceiveFilter(first, FrameWindow(4), [second])
+    gate = ReceiveFilter([first, second], FrameWindow(4))
     for header in (
         MessageHeader(MessageType.TENSOR, 3, 0, 8),
         MessageHeader(MessageType.TENSOR, 4, 1, 4),

@@ -83,8 +83,8 @@ class DeviceMessages:
     def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
         """From now on, queue the messages of a device, and the end of its connection, as events."""
         name = process.device
-        expected, *others = (role.outputs[name] for role in self._roles)
-        output_filter = ReceiveFilter(expected, self._window, others, self._schedule)
+        outputs_by_role = [role.outputs[name] for role in self._roles]
+        output_filter = ReceiveFilter(outputs_by_role, self._window, self._schedule)
         once = OncePerFrame(self._window)
         process.get_channel().start(
             loop,

@@ -1,16 +1,34 @@
-"""The runtime of one device: `python3 -m runtime --coordinator HOST:PORT --keys KEYS` in the device's directory.
+"""The runtime: the program that runs one device's share of a compiled network.
 
-HOST:PORT is the coordinator's listening address. KEYS is a directory with this device's ca.pem, crl.pem, cert.pem and
-key.pem. The exit code is 0 after a run that ended normally; otherwise the last line of output names the error. The
-package is copied unchanged into each device's directory. It needs only Python, numpy and onnxruntime.
+Start it in the device's directory: `python3 -m runtime --coordinator HOST:PORT --keys KEYS`. HOST:PORT is the address
+of the coordinator, the process that supplies the frames. KEYS is a directory with this device's ca.pem, crl.pem,
+cert.pem and key.pem. The exit code is 0 after a run that ended normally; otherwise the last line of output names the
+error. `dicompiler compile` copies the package unchanged into each device's directory. It needs only Python, numpy and
+onnxruntime.
+
+A frame (one inference request) goes through these modules:
+
+1. `__main__` reads the options and creates a `device.DeviceRun`, which joins the coordinator. `peers` connects it to
+   the other devices (its peers), by means of `handshake` and `transport`.
+2. `event_loop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that `protocol`
+   describes and checks.
+3. `device` puts announced frames and received tensors into the `mailbox`.
+4. `executor` takes them out and runs the steps of the frame; `segments` calls onnxruntime.
+5. `device` posts the computed transfers and outputs in a channel, and `event_loop` sends them.
+
+`daemon` does the work of `__main__` in a resident device, `role_schedule` selects the steps of a frame, `value_codec`
+encodes values of unknown size, and `integrity` finds damaged files.
 """
 
 import os
 
-# onnxruntime 1.32 creates a device ID and sends usage data, unless this is set before it is imported.
+# onnxruntime 1.32 creates a device ID and sends usage data, unless the variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 STATE_DIRECTORY = ".resident"
-"""Directory, next to the devices' directories, with the state files and logs of resident devices."""
+"""Directory, next to the devices' directories, for state files and logs of resident devices.
+
+A resident device is a process that keeps running between clients.
+"""
 MANIFEST_FORMAT = "dicompiler.sockets/7"
-"""Format of manifest.json that this runtime reads."""
+"""The only format of manifest.json, the description of a device's share, that this runtime reads."""

@@ -1,4 +1,4 @@
-"""The command line of a device: see the package."""
+"""The command line of the runtime: reads the options, and starts a device for one run or a resident device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the device until the coordinator ends the run; return 0 if it ended normally."""
+    """Run the device until the coordinator ends the run; return the exit code, 0 if the run ended normally."""
     options = _parse_options()
     token = os.environ.get(TOKEN_VARIABLE, "")
     if options.detach:
@@ -57,9 +57,9 @@ def main() -> int:
 
 
 def _start_detached() -> int:
-    """Start this command again as a separate process; return when clients can connect to it.
+    """Start this command again in the background; return when clients can connect to the new process.
 
-    The token is read from standard input. The address is printed as a line of JSON.
+    The secret token is read from standard input, and the address of the new process is printed as a line of JSON.
     """
     token = sys.stdin.readline().strip()
     reader, writer = os.pipe()
@@ -83,11 +83,10 @@ def _start_detached() -> int:
 
 
 def _run_daemon(options: Any, token: str) -> int:
-    """Run the device as a resident one."""
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon  # Imports onnxruntime.
+        from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon  # Loads onnxruntime.
 
         log = DaemonLog(options.log)
         os.environ.pop(TOKEN_VARIABLE, None)
@@ -109,7 +108,7 @@ def _run_daemon(options: Any, token: str) -> int:
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest; raise ValueError or OSError if this runtime cannot read it."""
+    """Return the manifest in the file; raise ValueError or OSError if this runtime cannot read the file."""
     manifest = read_manifest(path)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise ValueError(
@@ -120,16 +119,18 @@ def _load_manifest(path: Path) -> dict[str, Any]:
 
 
 def _end_with_stdin() -> None:
-    """End this process when its standard input ends: before it has joined, nothing else tells that the run is over."""
+    """End this process when its standard input ends, because the process that started it has ended.
+
+    Until the device has joined the coordinator, it learns the end of the run in no other way.
+    """
     while os.read(0, 4096):
         continue
     os._exit(1)
 
 
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
-    """Return the device; raise ValueError for keys or an address that cannot be used."""
-    directory = options.manifest.resolve().parent
-    from .device import DeviceRun  # Imports onnxruntime, which takes so long that the starter may be gone afterwards.
+    # Importing onnxruntime takes so long that `_end_with_stdin` must watch the starting process before.
+    from .device import DeviceRun
     from .peers import ConnectionSettings
 
     keys = None if options.keys is None else TlsKeys(options.keys)
@@ -140,6 +141,7 @@ def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredent
         raise ValueError(f"--heartbeat must be more than 0 s, not {options.heartbeat:g}")
     settings = ConnectionSettings(time.monotonic() + options.timeout, keys, options.insecure, options.heartbeat)
     min_segment_s = tuple(map(float, filter(None, options.min_seconds.split(","))))
+    directory = options.manifest.resolve().parent
     return DeviceRun(directory, manifest, settings, credentials, listen, min_segment_s)
 
 
@@ -147,14 +149,23 @@ def _parse_options() -> Any:
     parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
-    add("--coordinator", metavar="HOST:PORT", help="address of the coordinator; with --resident: to find our address")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of the coordinator; with --resident: only selects the network",
+    )
     add("--run", default="", metavar="ID", help="ID of the run to join, as the coordinator printed it")
     add("--listen", metavar="HOST:PORT", help="address for connections from peers (port 0: any)")
     add("--keys", type=Path, help="this device's directory of keys, made by 'dicompiler keys'")
     add("--insecure", action="store_true", help="allow unencrypted connections to other hosts")
-    add("--threads", type=int, default=0, help="threads of a segment (default: as in the manifest)")
-    add("--cores", help="run only on these processors (0,1,…)")
-    add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of a call of each segment: emulation")
+    add("--threads", type=int, default=0, help="threads that compute (default: as in the manifest)")
+    add("--cores", help="run only on the processors with these numbers (0,1,…)")
+    add(
+        "--min-seconds",
+        default="",
+        metavar="S,S,…",
+        help="minimum seconds that each segment computes, to emulate a board",
+    )
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have started")
     add(
         "--heartbeat", type=float, default=2.0, help="seconds between heartbeats; a device that misses three has failed"

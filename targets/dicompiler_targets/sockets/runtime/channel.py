@@ -1,7 +1,4 @@
-"""Message channels: connections with a send queue, send pacing and heartbeats.
-
-Messages to send ⇒ checked messages that arrived, and the reason when no more will arrive.
-"""
+"""Message channels: connections with a send queue, a limit of unacknowledged bytes, and heartbeats."""
 
 from __future__ import annotations
 
@@ -28,42 +25,44 @@ from .protocol import (
     pack_header,
     read_messages,
 )
-from .transport import Connection
+from .transport import Connection, limit_buffers
 
 MAX_MESSAGES_PER_SEND = 32
 MAX_MISSED_HEARTBEATS = 3
-"""Heartbeat intervals without any data, after which the other end counts as failed."""
+"""The other end counts as failed after this many heartbeat intervals without any data."""
 MAX_UNACKED_S = 0.5
-"""The kernel is given the data that a link carries in this time.
+"""Seconds in which a link carries the data that may be unacknowledged.
 
-Data on other connections of the same link queues behind it. With more, heartbeats would arrive late on a slow link, and
-a healthy device would count as failed.
+Data on other connections of the same link waits behind that data. With more of it, heartbeats would arrive late on a
+slow link, and a healthy device would count as failed.
 """
 MIN_UNACKED_BYTES = 2048
-"""Bytes that may always be unacknowledged: one or two packets."""
+"""Number of bytes that may always be unacknowledged: one or two packets."""
 INITIAL_UNACKED_BYTES = 2 * MIN_UNACKED_BYTES
-"""Limit at first, until the link's speed is measured."""
+"""Limit of unacknowledged bytes until the speed of the link is measured."""
 MAX_UNACKED_BYTES = 1 << 30
 MIN_PAUSE_S, MAX_PAUSE_S = 5e-5, 0.02
-"""Seconds between two checks of a link that has enough data."""
+"""Shortest and longest time between two checks whether the other end has acknowledged more bytes."""
 
 CheckHeader = Callable[[MessageHeader], None]
 DeliverMessage = Callable[[MessageHeader, Any], object]
-"""Called with a message; a true result stops reading until `MessageChannel.release`."""
+"""Receives header and payload of a message; a true result stops reading until `MessageChannel.release`."""
 HandleEnd = Callable[[Exception], None]
 Buffer = bytes | memoryview
 
 
 class HeartbeatTimeout(Exception):
-    """Nothing arrived for so long that the other end must have stopped, or the network is down."""
+    """No data arrived for so long that the other end must have stopped, or the network is down."""
 
 
 class SendPacing:
-    """Limits the unacknowledged bytes of a connection, so that urgent messages need not wait long in the kernel.
+    """Limits the unacknowledged bytes of a connection, so that urgent messages do not wait long in the kernel.
+
+    The limit follows the speed of the link, which is measured by `unacknowledged_bytes`.
 
     Attributes:
         allowed: Current limit of unacknowledged bytes.
-        pause_s: Seconds until the next check, when the limit is reached.
+        pause_s: Seconds after which to ask again when the limit is reached.
     """
 
     def __init__(self, unacknowledged_bytes: Callable[[], int]) -> None:
@@ -73,8 +72,8 @@ class SendPacing:
         self._unacked_before_send, self._unacked_after_send, self._sent_at = 0, 0, time.monotonic()
 
     def sendable_bytes(self, size: int) -> int:
-        """Return how many of `size` bytes may be sent now; 0: none, ask again after `pause_s`."""
-        if self._unacked_after_send + size <= MIN_UNACKED_BYTES:  # So few bytes need no measurement.
+        """Return how many of `size` bytes may be sent now; 0: ask again after `pause_s` seconds."""
+        if self._unacked_after_send + size <= MIN_UNACKED_BYTES:  # The limit is never lower: skip the measurement.
             self._unacked_before_send = self._unacked_after_send
             return size
         self._unacked_before_send = self._update_rate()
@@ -86,24 +85,24 @@ class SendPacing:
         return min(size, free)
 
     def record_sent(self, count: int) -> None:
-        """Record that `count` bytes of those allowed were sent."""
+        """Record that `count` of the allowed bytes were sent."""
         self._unacked_after_send, self._sent_at = self._unacked_before_send + count, time.monotonic()
 
     def _update_rate(self) -> int:
-        """Update the limit from the bytes acknowledged since the last send; return the unacknowledged bytes."""
+        """Measure the link's speed since the last send, and update the limit; return the unacknowledged bytes."""
         unacknowledged, seconds = self._unacknowledged_bytes(), max(1e-6, time.monotonic() - self._sent_at)
         carried = int((self._unacked_after_send - unacknowledged) / seconds * MAX_UNACKED_S)
         if carried > self.allowed < 2 * self._unacked_after_send:
-            # Links accept a burst at once, so the limit is at most doubled.
+            # The limit is at most doubled, because a link may accept a burst faster than its lasting speed.
             self.allowed = min(carried, 2 * self.allowed, MAX_UNACKED_BYTES)
         elif unacknowledged and self._unacked_after_send > MIN_UNACKED_BYTES and seconds > MAX_UNACKED_S / 2:
-            # The link was never idle, so this is its speed.
+            # Bytes are still unacknowledged, so the link was never idle and `carried` measures its speed.
             self.allowed = max(MIN_UNACKED_BYTES, carried)
         return unacknowledged
 
 
 class _QueuedMessage(NamedTuple):
-    """A message in the send queue; `keep` is kept alive until it was sent."""
+    """A message in the send queue; `keep` owns the payload's memory and is kept alive until it is sent."""
 
     header: MessageHeader
     buffers: tuple[Buffer, Buffer]
@@ -114,14 +113,17 @@ class _QueuedMessage(NamedTuple):
 class MessageChannel:
     """A connection that sends and receives messages.
 
-    Calls block before `start`. Afterwards none blocks, and any thread may call.
+    The ends of a connection create a channel each and exchange greetings. `start` then lets the event loop call
+    `receive` and `push`. Received messages go to DeviceRun or the coordinator through the callbacks of `start`. Sent
+    messages wait in a queue for the next push. Calls block before `start`. Afterwards no call blocks, and any thread
+    may call.
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
-        sent: Payload bytes of sent tensors by transfer index.
+        sent: Payload bytes of sent tensors, by the index of the transfer.
         send_s: Seconds spent on sending tensors.
-        timeline: From the first tensor of the last frame on: transfer index, frame, start and end of sending
-            (time.perf_counter).
+        timeline: Sent tensors of the last frame: index of the transfer, frame, start and end of sending
+            (time.perf_counter). Tensors of older frames that were sent later are included.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -135,7 +137,7 @@ class MessageChannel:
         self._loop: EventLoop | None = None
         self._queue: deque[_QueuedMessage] = deque()
         self._sent_of_first = 0  # Bytes of the first queued message that were sent.
-        self._send_started_at = 0.0  # When the first queued message became the first; 0 if the queue is empty.
+        self._send_started_at = 0.0  # Time when sending of the first queued message began; 0 if the queue is empty.
         self._is_reading = self._is_writing = True
         self._is_held = False
         self._watched_for = (False, False, False)  # The last arguments of EventLoop.watch.
@@ -144,7 +146,7 @@ class MessageChannel:
     # -- before the start
 
     def send_greeting(self, message_type: MessageType, message: Any, deadline: float) -> None:
-        """Send a JSON message and wait until it was sent; only before `start`."""
+        """Send a JSON message and wait until it is sent or the deadline passes; only before `start`."""
         self._connection.set_deadline(deadline)
         payload = json.dumps(message).encode()
         unsent = memoryview(pack_header(MessageHeader(message_type, 0, 0, len(payload))) + payload)
@@ -152,9 +154,9 @@ class MessageChannel:
             unsent = unsent[self._connection.send([unsent]) :]
 
     def receive_greeting(self, deadline: float) -> dict[str, Any]:
-        """Wait for the other end's HELLO and return it; only before `start`.
+        """Wait for the HELLO message of the other end, and return its content; only before `start`.
 
-        Raise PeerRefused for an ERROR, ProtocolError for another message, and OSError if nothing arrives.
+        Raise PeerRefused if an ERROR message arrives, ProtocolError for any other message, and OSError at the deadline.
         """
         self._connection.set_deadline(deadline)
         message = self._reader.read_message(_check_greeting)
@@ -165,8 +167,8 @@ class MessageChannel:
         return content
 
     def refuse(self, reason: str, deadline: float) -> None:
-        """Tell the other end why it is refused, and close when it had time to read that; only before `start`."""
-        with contextlib.suppress(OSError):  # It may be gone already.
+        """Send the reason why the other end is refused, let it read that, and close; only before `start`."""
+        with contextlib.suppress(OSError):  # The other end may have disconnected.
             self.send_greeting(MessageType.ERROR, {"message": reason}, deadline)
         self._connection.linger()
         self.close()
@@ -176,16 +178,15 @@ class MessageChannel:
     ) -> None:
         """Let the event loop send and receive from now on.
 
-        The callbacks run in the thread that runs the loop.
+        The thread that runs the loop calls the callbacks:
 
-        Args:
-            loop: The event loop.
-            check: Raises ProtocolError for a message that must not arrive, before memory for it is allocated.
-            deliver: Gets all other messages, with the payload as an array of bytes. If it returns something true,
-                reading stops until `release`.
-            handle_end: Gets the reason, once, why no more messages will arrive or be sent.
-            at_once: The other end starts now too. Otherwise its silence counts only after its first message, because
-                it may be creating its sessions.
+        - `check` raises ProtocolError for a header whose message must not arrive, before memory for it is allocated.
+        - `deliver` receives each other message, with its payload as an array of bytes. A true result stops reading
+          until `release` is called.
+        - `handle_end` receives, once, the reason why no more messages can arrive.
+
+        If `at_once` is false, the silence of the other end counts only after its first message, because it may still be
+        creating its sessions.
         """
         with loop.lock:
             self._check, self._deliver, self._handle_end = check, deliver, handle_end
@@ -193,14 +194,17 @@ class MessageChannel:
             self._silence_s = 0.0 if at_once else -math.inf
             self._connection.start()
             self._update_watch()
-            self.receive()  # Messages may have arrived together with the greeting.
+            self.receive()  # The reader may have read messages together with the greeting.
 
     # -- sending
 
     def post(
         self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None
     ) -> None:
-        """Queue a message for the loop's next push; `keep` is kept alive until it was sent."""
+        """Queue a message for the next push of the event loop.
+
+        `keep` owns the payload's memory and is kept alive until the message is sent.
+        """
         header = MessageHeader(message_type, index, frame, len(payload))
         size = HEADER_STRUCT.size + header.length
         queued = _QueuedMessage(header, (pack_header(header), memoryview(payload)), size, keep)
@@ -211,13 +215,13 @@ class MessageChannel:
                 loop.post(self)
 
     def send(self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
-        """Send a message, and all queued ones, as soon as there is space for it."""
+        """Send all queued messages and then this one, as soon as the kernel and the pacing accept them."""
         with self._get_loop().lock:
             self.post(message_type, payload, index, frame)
             self.push()
 
     def send_json(self, message_type: MessageType, message: Any) -> None:
-        """Send a JSON message; before `start` it may block for a second."""
+        """Send a JSON message; before `start`, wait for at most a second until it is sent."""
         if self._loop is None:
             with contextlib.suppress(OSError):
                 self.send_greeting(message_type, message, time.monotonic() + 1)
@@ -227,11 +231,10 @@ class MessageChannel:
                 self.push()
 
     def post_json(self, message_type: MessageType, message: Any) -> None:
-        """Queue a JSON message for the loop's next push."""
         self.post(message_type, json.dumps(message).encode())
 
     def flush(self, deadline: float) -> None:
-        """Wait until all sent messages were passed to the kernel, or cannot be."""
+        """Wait until all queued messages are passed to the kernel, the connection ends or the deadline passes."""
         if self._loop is not None:
             self._loop.run_until(
                 lambda: not self._is_writing or not (self._queue or self._connection.has_unsent), deadline
@@ -250,34 +253,37 @@ class MessageChannel:
         assert self._loop is not None
         return self._loop
 
-    # -- called by the event loop: see EventSource
+    # -- called by the event loop, which holds its lock
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def pause_s(self) -> float:
+        """Return the seconds after which to call `push` again, when the pacing has stopped sending."""
         return self._pacing.pause_s
 
     def receive(self) -> None:
+        """Read all available messages and pass them to the callbacks."""
         if self._is_reading and not self._is_held:
             try:
                 read_messages(self._reader, self._check, self._deliver_message)
-            except Exception as error:  # Any error must be reported, or others would wait for messages in vain.
+            except Exception as error:  # An unreported error would let the device wait for messages in vain.
                 self._stop_reading(error)
 
     def release(self) -> None:
-        """Continue reading after `deliver` stopped it."""
+        """Read again, after a true result of `deliver` has stopped it."""
         if self._is_held:
             self._is_held = False
             self._update_watch()
             self.receive()
 
     def push(self) -> None:
+        """Send as many queued bytes as the kernel and the pacing accept."""
         try:
             is_blocked, is_paused = self._send_queued()
         except OSError as error:
             self._stop_writing()
-            self.receive()  # A message that arrived before may tell the reason.
+            self.receive()  # The other end may have sent the reason before it closed the connection.
             self._stop_reading(error)
         else:
             self._update_watch(is_blocked, is_paused)
@@ -285,13 +291,16 @@ class MessageChannel:
     def tick(self, tick_s: float, interval_s: float) -> None:
         """Send a heartbeat in each interval, and end the connection if the other end is silent for too long.
 
-        Ticks are counted instead of time, because a process that was stopped must not blame others when it continues.
+        The event loop calls `tick` every `tick_s` seconds. The calls are counted instead of the time, because a process
+        that was stopped must not blame the other end when it continues.
         """
         self._since_heartbeat_s += tick_s
-        if self._since_heartbeat_s >= interval_s and not self._queue:  # Data in the queue is a heartbeat itself.
+        if (
+            self._since_heartbeat_s >= interval_s and not self._queue
+        ):  # Queued data shows the other end that this one is alive.
             self._since_heartbeat_s = 0.0
             self.send(MessageType.HEARTBEAT)
-        self.receive()  # Fewer bytes than the low-water mark count as a heartbeat too.
+        self.receive()  # Bytes too few to wake the event loop also show that the other end is alive.
         self._silence_s = 0.0 if self._reader.has_received or self._is_held else self._silence_s + tick_s
         self._reader.has_received = False
         if self._silence_s > MAX_MISSED_HEARTBEATS * interval_s:
@@ -300,7 +309,7 @@ class MessageChannel:
     # -- internal
 
     def _enqueue(self, queued: _QueuedMessage) -> None:
-        """Append a message; insert a tensor before unsent tensors of later frames at the end of the queue.
+        """Append a message to the queue, but put a tensor before the unsent tensors of later frames.
 
         Devices compute the oldest frame first, so its tensors are needed first.
         """
@@ -328,14 +337,14 @@ class MessageChannel:
         self._update_watch()
 
     def _stop_reading(self, error: Exception) -> None:
-        """Stop reading and report the reason, once. Messages can still be sent."""
+        """Stop reading, and report the reason the first time. Messages can still be sent."""
         if self._is_reading:
             self._is_reading = False
             self._update_watch()
             self._handle_end(error)
 
     def _send_queued(self) -> tuple[bool, bool]:
-        """Send the queue; return True, False if the kernel's buffer is full, False, True if pacing pauses it."""
+        """Send queued messages; return two flags: the kernel's buffer is full, and the pacing allows no more bytes."""
         queue, connection, pacing = self._queue, self._connection, self._pacing
         if queue and not self._send_started_at:
             self._send_started_at = time.perf_counter()
@@ -344,7 +353,7 @@ class MessageChannel:
             sendable = pacing.sendable_bytes(size)
             if not sendable:
                 return False, True
-            count = connection.send(buffers if sendable >= size else _limit_buffers(buffers, sendable))
+            count = connection.send(buffers if sendable >= size else limit_buffers(buffers, sendable))
             if not count:
                 return True, False
             pacing.record_sent(count)
@@ -352,7 +361,7 @@ class MessageChannel:
         return connection.has_unsent and not connection.send(()) and connection.has_unsent, False
 
     def _next_buffers(self) -> tuple[Sequence[Buffer], int]:
-        """Return the unsent rest of the first queued message and the following ones, and their size in bytes."""
+        """Return the unsent bytes of the first queued messages as buffers, and their total size."""
         if len(self._queue) == 1 and not self._sent_of_first:
             return self._queue[0].buffers, self._queue[0].size
         buffers: list[Buffer] = []
@@ -362,14 +371,11 @@ class MessageChannel:
             size += message.size
         if self._sent_of_first:
             header_size = len(buffers[0])
-            buffers[:2] = [
-                buffers[0][self._sent_of_first :],
-                buffers[1][max(0, self._sent_of_first - header_size) :],
-            ]
+            buffers[:2] = [buffers[0][self._sent_of_first :], buffers[1][max(0, self._sent_of_first - header_size) :]]
         return buffers, size
 
     def _record_sent(self, count: int) -> None:
-        """Remove messages that were sent completely, after `count` more bytes were sent."""
+        """Count `count` more sent bytes, and remove the messages that were sent completely."""
         self._sent_of_first += count
         while self._queue and self._sent_of_first >= self._queue[0].size:
             message = self._queue.popleft()
@@ -383,7 +389,7 @@ class MessageChannel:
         if header.type is MessageType.TENSOR:
             self.send_s += self._send_started_at - start
             _, index, frame, length = header
-            if self.timeline and self.timeline[0][1] < frame:  # Later entries can be of older frames, which overtook.
+            if self.timeline and self.timeline[0][1] < frame:
                 self.timeline = []
             self.timeline.append((index, frame, start, self._send_started_at))
             self.sent[index] = self.sent.get(index, 0) + length
@@ -397,14 +403,3 @@ def _check_greeting(header: MessageHeader) -> None:
 
 def _is_later_tensor(header: MessageHeader, frame: int) -> bool:
     return header.type is MessageType.TENSOR and header.frame > frame
-
-
-def _limit_buffers(buffers: Sequence[Buffer], size: int) -> list[Buffer]:
-    """Return the first `size` bytes of the buffers."""
-    limited = []
-    for buffer in buffers:
-        limited.append(buffer[:size])
-        size -= len(limited[-1])
-        if not size:
-            break
-    return limited

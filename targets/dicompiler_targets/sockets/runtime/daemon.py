@@ -1,7 +1,7 @@
-"""The daemon of a resident device: makes its sessions once, then takes part in one run after another.
+"""The daemon of a resident device: makes its sessions once, and then takes part in one run after another.
 
-Requests of clients that prove membership of the cluster, one at a time ⇒ runs, status reports and a log. A state file
-next to the device's directory identifies the process while it runs.
+Clients must prove that they belong to the cluster, and are served one at a time. While the daemon runs, a state file
+next to the device's directory has its process ID and address.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .segments import one_line, peak_memory_bytes
 from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_identity, join_address, listen_error
 
 BUSY_WAIT_S = 2.0
-"""Seconds to wait for the end of a client that has gone, before the next one is refused."""
+"""Seconds to wait until the previous client has disconnected, before the next client is refused."""
 MAX_LOG_BYTES = 1 << 20
-"""Size of a log at which it replaces the previous log, of which there is one."""
+"""Size at which a log is renamed to replace the previous log, and a new one begins."""
 
 
 class DaemonLog:
-    """Appends all output of this process and its libraries to a file, if one is given."""
+    """Writes messages, and all output of this process and its libraries, to a file if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, threading.RLock()  # A signal may arrive while a line is written.
+        self._path, self._lock = path, threading.RLock()  # Several threads write.
         if path is not None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -50,17 +50,19 @@ class DaemonLog:
             os.close(file)
 
     def write(self, message: str) -> None:
-        """Write a line with the time."""
+        """Write a message in a line that begins with the time."""
         with self._lock:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), message, file=sys.stderr, flush=True)
             if self._path is not None and os.fstat(2).st_size > MAX_LOG_BYTES:
-                # The file is truncated, not replaced, because libraries keep it open.
+                # The file is copied and truncated, because libraries keep it open.
                 shutil.copyfile(self._path, f"{self._path}.1")
                 os.truncate(self._path, 0)
 
 
 class DeviceDaemon:
     """The daemon of one device.
+
+    `__main__` creates the object. For each client (a coordinator), it creates a DeviceRun, which executes the frames.
 
     Attributes:
         address: Host and port at which clients and peers connect.
@@ -76,19 +78,11 @@ class DeviceDaemon:
         is_insecure: bool,
         log: DaemonLog,
     ) -> None:
-        """Check the settings.
+        """Check the settings for the device in `directory`, with a listener that is bound to an address.
 
-        Args:
-            directory: The device's directory.
-            manifest: Its manifest.
-            listener: A bound socket.
-            keys: TLS keys; None for plain connections.
-            token: Proves membership of the cluster if there are no keys.
-            is_insecure: Allow plain connections to other hosts.
-            log: The daemon's log.
-
-        Raises:
-            ValueError: Plain connections to other hosts are not allowed, or there is neither a token nor keys.
+        Clients and peers prove their membership of the cluster by certificates or, if `keys` is None, by the secret
+        `token`. Raise ValueError if there is neither, or if unencrypted connections to other hosts would be needed and
+        `is_insecure` is false.
         """
         self.address = listener.getsockname()[:2]
         check_encryption(self.address[0], keys, is_insecure)
@@ -106,7 +100,7 @@ class DeviceDaemon:
         self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
 
     def prepare(self, threads: int) -> None:
-        """Make the sessions, check the files and accept connections; raise ValueError for a file with a fault."""
+        """Make the sessions, check the files and accept connections; raise ValueError for a missing or damaged file."""
         files = FileIntegrity(self._directory, self._manifest)
         self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()
@@ -114,7 +108,7 @@ class DeviceDaemon:
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_connection)
 
     def run(self) -> None:
-        """Serve one run after another, forever."""
+        """Take part in one run after another, forever."""
         self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
         while True:
             self._run_device(*self._requests.get())
@@ -149,7 +143,7 @@ class DeviceDaemon:
         counters["failures"] += device.failed_peers
 
     def status(self) -> dict[str, Any]:
-        """Return the status report; its keys are fields of DeviceStatus."""
+        """Return the status report as JSON; its keys are the fields of DeviceStatus."""
         with self._condition:
             counters, device = dict(self._counters), self._device
             client = {"client": self._client, "client_since": self._client_since} if self._client else {}
@@ -169,7 +163,7 @@ class DeviceDaemon:
             **client,
         }
 
-    # -- handshakes, each in its own thread: see handshake.GreetConnection
+    # -- handshakes, each in its own thread
 
     def _greet_connection(self, channel: MessageChannel, host: str, deadline: float) -> None:
         hello = channel.receive_greeting(deadline)
@@ -193,7 +187,7 @@ class DeviceDaemon:
 
     def _greet_client(self, hello: Mapping[str, Any], channel: MessageChannel, host: str, deadline: float) -> None:
         check_identity(channel.identity, COORDINATOR_IDENTITY, "the client")
-        # Both ends contribute a nonce, so that a recorded handshake cannot be replayed.
+        # Both ends send a new nonce, so that a recorded handshake cannot be replayed.
         own_nonce, client_nonce = secrets.token_hex(16), str(hello.get("nonce"))[:64]
         credentials = RunCredentials("", derive_token(self._token, client_nonce, own_nonce))
         proof = credentials.make_proof(self._name, COORDINATOR_NAME)
@@ -221,10 +215,10 @@ class DeviceDaemon:
 
 
 class DaemonLockFile:
-    """The state file of a running daemon, locked while it runs."""
+    """The state file of a daemon, which is locked while the daemon runs."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Lock the file; raise ValueError if another daemon of this device runs."""
+        """Lock the state file of the device `name`; raise ValueError if another daemon of this device runs."""
         directory.mkdir(mode=0o700, exist_ok=True)
         self._path = directory / f"{name}.json"
         self._file: IO[str] = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (open as long as the process)
@@ -244,9 +238,10 @@ class DaemonLockFile:
 
 
 def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] | None) -> socket.socket:
-    """Return a socket bound to `listen`, or to any port of the address that reaches `coordinator`.
+    """Return a socket that is bound to the address `listen`, at which nobody can connect yet.
 
-    Nobody can connect yet. Raise ValueError if neither address is given, or the address cannot be used.
+    By default, it is bound to any port of the address that reaches the coordinator. Raise ValueError if neither address
+    is given, or if `listen` cannot be used.
     """
     if listen is None and coordinator is None:
         raise ValueError("no address given: add --listen HOST:PORT")
@@ -254,7 +249,7 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
     if listen is None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             assert coordinator is not None
-            probe.connect((coordinator[0], 9))  # Sends nothing, but selects the route.
+            probe.connect((coordinator[0], 9))  # With UDP, nothing is sent, but the route is selected.
             listen = probe.getsockname()[0], 0
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,10 +261,10 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
 
 
 def _call_at_signals(end: Callable[[], object]) -> None:
-    """Call `end` in its own thread at SIGTERM and SIGINT.
+    """Call `end` in its own thread when SIGTERM or SIGINT arrives.
 
-    The main thread may be computing or blocked. It is blocked even after a signal if that went to another thread, as
-    happens to a process that was just continued.
+    The main thread may be computing. It may also stay blocked after a signal that another thread received, as happens
+    to a process that was just continued.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -287,14 +282,9 @@ def _call_at_signals(end: Callable[[], object]) -> None:
 def run_daemon(
     daemon: DeviceDaemon, lock_file: DaemonLockFile, threads: int, log: DaemonLog, announce: int | None
 ) -> int:
-    """Run the daemon until a signal ends it.
+    """Run the daemon, which computes with `threads` threads, until a signal ends it.
 
-    Args:
-        daemon: The daemon.
-        lock_file: Its state file.
-        threads: Threads of a segment.
-        log: Its log.
-        announce: A descriptor that gets the address once clients can connect.
+    `announce` is a file descriptor to which the address is written once clients can connect.
     """
 
     def end() -> None:

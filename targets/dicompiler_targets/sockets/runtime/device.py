@@ -1,6 +1,6 @@
-"""One device in one run: joins the coordinator and its peers, then executes its steps for each announced frame.
+"""One device in one run: joins the coordinator and its peers, then runs its steps for each announced frame.
 
-A manifest, inputs and received transfers ⇒ transfers to peers, outputs and a report.
+The coordinator is the process that supplies the frames; peers are the other devices.
 """
 
 from __future__ import annotations
@@ -42,15 +42,23 @@ from .transport import COORDINATOR_IDENTITY, check_encryption, check_identity, l
 
 
 class DeviceRun:
-    """A device's part in one run.
+    """One device during one run: connects it, receives its messages, and sends its results.
+
+    `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device. The path of a
+    frame:
+
+    1. The event loop calls `_deliver_control` with the coordinator's BEGIN_FRAME and INPUT messages, and a callback of
+       `_make_peer_callbacks` with the peers' TENSOR messages. Both put the content into the mailbox.
+    2. `_execute_frames`, in the main thread, begins the frame in the executor, which takes tensors from the mailbox.
+    3. The executor calls `_post_value` for each transfer and output, and `_finish_frame` when the frame is finished.
 
     Attributes:
         name: The device's name.
         peers: Connections to other devices.
-        executor: Runs the steps, once the device has joined.
-        finished_frames: Frames that this device has finished.
-        replayed_frames: Frames that it dropped because they are sent again after a failure.
-        failed_peers: Devices that failed so far.
+        executor: Runs the device's steps; None until all peers are connected.
+        finished_frames: Number of frames that this device has finished.
+        replayed_frames: Number of frames that this device dropped, because they are sent again after a failure.
+        failed_peers: Number of devices that failed so far.
     """
 
     def __init__(
@@ -63,16 +71,11 @@ class DeviceRun:
         min_segment_s: Sequence[float] = (),
         is_resident: bool = False,
     ) -> None:
-        """Prepare the run without connecting.
+        """Prepare a run of the device in `directory` without connecting.
 
-        Args:
-            directory: The device's directory.
-            manifest: Its manifest.
-            settings: How to connect to other devices.
-            credentials: What this device knows of the run's credentials.
-            listen: Address for connections from peers (port 0: any). Default: the address that reaches the coordinator.
-            min_segment_s: Minimum seconds of a call of each segment, to emulate a slower board.
-            is_resident: The process continues when the coordinator is gone.
+        Peers connect at the address `listen` (port 0: any port), by default at the address that reaches the
+        coordinator. `min_segment_s` has the minimum seconds of each segment's call, to emulate a slower board. The
+        process of a resident device continues after the coordinator has disconnected.
         """
         self.name: str = manifest["device"]
         self._directory, self._manifest, self._settings = directory, manifest, settings
@@ -99,30 +102,24 @@ class DeviceRun:
         self._next_announced = 0
         self._last_change = 0  # The first frame after the last change of roles.
         self._peers_done: set[str] = set()
-        self._peers_to_notify: set[str] = set()  # Peers that must hear of the last change before anything else.
-        self._early_changes: dict[str, int] = {}  # Changes that a peer applied before this device.
+        # Peers that have not been told yet that this device has applied the last change of roles.
+        self._peers_to_notify: set[str] = set()
+        # For each peer, the last change that the peer has applied, perhaps before this device; by its first frame.
+        self._early_changes: dict[str, int] = {}
+        # The first frame of an applied change that the coordinator has not been told about.
         self._unacknowledged_change: int | None = None
-        self._inputs, *self._other_role_inputs = (
+        self._inputs_by_role = [
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))}
             for role in role_manifests(manifest)
-        )
-        self._input_names = {
-            index: value["name"]
-            for inputs in (self._inputs, *self._other_role_inputs)
-            for index, value in inputs.items()
-        }
+        ]
+        self._input_names = {i: value["name"] for inputs in self._inputs_by_role for i, value in inputs.items()}
         self._input_filter = self._make_input_filter()
 
     def run(self, control: socket.socket, threads: int) -> None:
-        """Take part in the run from beginning to end.
+        """Take part in the run from beginning to end, with a socket that is connected to the coordinator.
 
-        Args:
-            control: A connected socket to the coordinator.
-            threads: Threads of a segment.
-
-        Raises:
-            DeviceError: The run failed.
-            OSError: The device cannot listen or connect.
+        `threads` is the number of threads that compute a segment. Raise DeviceError if the run fails, and OSError if
+        the device cannot listen or connect.
         """
         host, port = self._listen or (control.getsockname()[0], 0)
         self._join_coordinator(control)
@@ -133,38 +130,33 @@ class DeviceRun:
             except OSError as error:
                 raise listen_error((host, port), error) from None
             check_encryption(listener.getsockname()[0], self._settings.keys, self._settings.is_insecure)
-            # Accept at once: unknown clients that wait in the listener's queue would keep peers out.
+            # Accept peers before the sessions are made: unknown clients could fill the listener's queue meanwhile.
             acceptor = stack.enter_context(
                 contextlib.closing(ConnectionAcceptor(listener, self._settings.keys, self._greet_peer))
             )
             self._greet_coordinator(listener.getsockname())
             sessions = make_checked_sessions(self._files, self._directory, self._manifest, threads)
-            self._run_frames(acceptor, sessions, stack.close)
-        self._finish_run(self._get_executor())
+            executor = self._run_frames(acceptor, sessions, stack.close)
+        self._finish_run(executor)
 
     def serve(self, control: MessageChannel, address: Any, arriving: ConnectionQueue, sessions: list[Any]) -> None:
         """Take part in the run as `run` does, in a resident device that the coordinator has called.
 
-        Args:
-            control: The channel to the coordinator.
-            address: The address at which the daemon accepts peers.
-            arriving: Accepted connections of peers.
-            sessions: The daemon's sessions.
+        The daemon accepts peers at `address` and puts their connections into `arriving`. It keeps the sessions, one
+        loaded segment each, between runs.
         """
         self._control = control
         self._greet_coordinator(address)
-        self._run_frames(arriving, sessions, lambda: None)
-        self._finish_run(self._get_executor())
+        self._finish_run(self._run_frames(arriving, sessions, lambda: None))
 
     def close(self) -> None:
-        """Close all connections."""
         self.peers.close()
         if self._control is not None:
             self._control.close()
         self._loop.close()
 
     def send_error(self, error: Exception) -> None:
-        """Tell the coordinator, if it can be reached, why this device ends."""
+        """Tell the coordinator why this device ends, if the coordinator can be reached."""
         if self._control is not None:
             content = {"message": one_line(error), "peer": getattr(error, "peer", None)}
             self._control.send_json(MessageType.ERROR, content)
@@ -182,9 +174,7 @@ class DeviceRun:
             raise DeviceError(f"cannot join the coordinator: {error}") from None
         self._control = channel
 
-    def _greet_peer(
-        self, channel: MessageChannel, _: str, deadline: float
-    ) -> tuple[str, MessageChannel] | None:  # See handshake.GreetConnection.
+    def _greet_peer(self, channel: MessageChannel, _: str, deadline: float) -> tuple[str, MessageChannel] | None:
         return self.peers.accept(channel.receive_greeting(deadline), channel, deadline)
 
     def _greet_coordinator(self, address: Any) -> None:
@@ -193,18 +183,24 @@ class DeviceRun:
         control.send_greeting(MessageType.HELLO, hello, self._settings.deadline)
         control.start(self._loop, self._check_control, self._deliver_control, self._handle_control_end)
 
-    def _run_frames(self, arriving: ConnectionQueue, sessions: list[Any], stop_accepting: Callable[[], object]) -> None:
-        """Connect to the peers and execute all frames."""
+    def _run_frames(
+        self, arriving: ConnectionQueue, sessions: list[Any], stop_accepting: Callable[[], object]
+    ) -> StepExecutor:
+        """Connect to the peers, execute all frames, and return the executor.
+
+        `arriving` has the connections of peers that were accepted. `stop_accepting` is called when no more peers can
+        connect.
+        """
         deadline = self._settings.deadline + DEADLINE_GRACE_S
         message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
         self._loop.let_helper_run(math.inf)
         self.peers.adopt_run(message)
-        with self._loop.lock:  # A failure may have been reported already.
+        with self._loop.lock:  # The helper thread may apply a change of roles at the same time.
             self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
             self._window.drop(self._last_change)
             self._input_filter = self._make_input_filter()
         self.peers.connect_all(arriving, message)
-        self.executor = StepExecutor(
+        self.executor = executor = StepExecutor(
             self._manifest,
             sessions,
             self._mailbox,
@@ -217,23 +213,20 @@ class DeviceRun:
         )
         self.peers.is_complete = True
         if not self._schedule.tolerates_failures:
-            stop_accepting()  # No peer rejoins.
+            stop_accepting()  # Failed peers end the run, so that none can rejoin.
         if message.get("rejoins"):
-            self._files.check()  # The others run without this device meanwhile, and damage would end all of them.
+            self._files.check()  # A damaged file must be found before READY, because afterwards it would end the run.
         self._get_control().send(MessageType.READY)
-        self._files.check()  # The remaining digests need not delay the others. Nothing is computed before.
-        self._execute_frames(self.executor)
+        self._files.check()  # Other devices need not wait for the digests, but this one must not compute before.
+        self._execute_frames(executor)
+        return executor
 
     def _make_input_filter(self) -> ReceiveFilter:
-        return ReceiveFilter(self._inputs, self._window, self._other_role_inputs, self._schedule)
+        return ReceiveFilter(self._inputs_by_role, self._window, self._schedule)
 
     def _get_control(self) -> MessageChannel:
         assert self._control is not None
         return self._control
-
-    def _get_executor(self) -> StepExecutor:
-        assert self.executor is not None
-        return self.executor
 
     # -- messages of the coordinator
 
@@ -288,16 +281,16 @@ class DeviceRun:
             self._mailbox.put_order(("frame", header.frame), times)
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Use the roles for other failed devices from frame `first` on.
+        """Use other roles (ways of a frame through the devices) from a frame on, as a CHANGE_ROLES message says.
 
-        With `drop`, all frames in flight are discarded. Frames that use the new roles can then arrive at once, from
-        peers that heard of the change earlier than others.
+        If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
+        Tensors of the new roles can then arrive at once, from peers that have applied the change already.
         """
         self._last_change = first = int(message["first"])
         self.failed_peers += self.peers.set_down(set(message["down"]))
         self._schedule.change(message["failed"], first, self._window.oldest)
         if not message["drop"]:
-            if self._next_announced < first:  # This device takes no part in the frames between.
+            if self._next_announced < first:  # This device has no work in the frames that were not announced to it.
                 self._window.skip(self._next_announced, first)
                 self._mailbox.put_order(("skip", self._next_announced), first)
                 self._next_announced = first
@@ -310,23 +303,22 @@ class DeviceRun:
         if self.executor is not None:
             self.executor.stop_before(first)
         self._mailbox.drop(first)
-        self._peers_to_notify = set(self.peers)
-        self._loop.spin_next()  # Frames arrive together with the change.
+        self._peers_to_notify = set(self.peers.channels)
+        self._loop.spin_next()  # The coordinator sends the dropped frames again right after the change.
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Read again from peers that had applied a change before this device, if this device has applied it too."""
+        """Continue to read from each peer if this device has applied the changes of roles that the peer announced."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
 
     def _handle_control_end(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
-            # Telling the coordinator may fail, which must not hide the cause.
+            # The reason is stored first: if it cannot be sent, `_handle_control_end` is called again.
             self._end_reason = f"from the coordinator: {error}: copy this device's directory again"
             self._fail_early(DeviceError(self._end_reason))
             return
-        # There is nobody to report to, and the main thread may be in a long segment.
         reason = self._end_reason or f"the connection to the coordinator ended: {error}"
         if self._is_resident:
             self._mailbox.fail(DeviceError(reason))
@@ -335,19 +327,19 @@ class DeviceRun:
                 self.executor.stop_before(sys.maxsize)
             return
         print(f"{self.name}: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(1)  # The main thread may be in a long segment, and there is no coordinator to report to.
 
     # -- messages of peers
 
     def _make_peer_callbacks(self, peer: str) -> ChannelCallbacks:
-        """Return the callbacks of a peer's channel: see MessageChannel.start."""
+        """Return the callbacks of the channel to a peer: check a header, deliver a message, handle the end."""
         ends = (peer, self.name)
-        expected, *others = (
+        transfers_by_role = [
             {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}
             for role in role_manifests(self._manifest)
-        )
-        tensor_filter = ReceiveFilter(expected, self._window, others, self._schedule)
-        names = {index: t["name"] for transfers in (expected, *others) for index, t in transfers.items()}
+        ]
+        tensor_filter = ReceiveFilter(transfers_by_role, self._window, self._schedule)
+        names = {index: t["name"] for transfers in transfers_by_role for index, t in transfers.items()}
         allowed = {MessageType.BYE} | ({MessageType.ROLES_CHANGED} if self._schedule.tolerates_failures else set())
 
         def check(header: MessageHeader) -> None:
@@ -359,7 +351,8 @@ class DeviceRun:
         def deliver(header: MessageHeader, payload: Any) -> bool:
             if header.type is MessageType.ROLES_CHANGED:
                 self._early_changes[peer] = header.frame
-                return header.frame > self._last_change  # Further messages fit roles that are not in use here yet.
+                # Stop reading if the peer's next tensors are of roles that this device does not use yet.
+                return header.frame > self._last_change
             if header.type is MessageType.BYE:
                 if self._window.oldest < self._next_announced:
                     raise ProtocolError(f"received BYE while frame {self._window.oldest} is in flight")
@@ -383,10 +376,10 @@ class DeviceRun:
 
     def _report_failed_peer(self, peer: str, message: str) -> None:
         self._get_control().send_json(MessageType.PEER_FAILED, {"message": message, "peer": peer})
-        self._loop.spin_next()  # Usually all devices noticed the failure, and a change of roles arrives soon.
+        self._loop.spin_next()  # The coordinator usually changes the roles soon after a failure.
 
     def _fail_early(self, error: DeviceError) -> None:
-        """Report an error now, because the main thread may be in a long segment."""
+        """Send an error to the coordinator at once, because the main thread may be in a long segment."""
         content = {"message": one_line(error), "peer": error.peer}
         self._get_control().send_json(MessageType.ERROR, content)
         self._mailbox.fail(error)
@@ -394,7 +387,11 @@ class DeviceRun:
     # -- frames
 
     def _post_value(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
-        """Post a transfer to its receiver, or an output to the coordinator: see executor.PostValue."""
+        """Post a transfer to its receiver, or an output to the coordinator.
+
+        `value` is the manifest's entry of the transfer or output. `keep` owns the payload's memory and is kept alive
+        until the payload is sent.
+        """
         if "receiver" in value:
             channel = self._notified_channel(value["receiver"])
             channel.post(MessageType.TENSOR, payload, value["index"], frame, keep)
@@ -402,14 +399,17 @@ class DeviceRun:
             self._get_control().post(MessageType.OUTPUT, payload, value["index"], frame, keep)
 
     def _report_overdue(self, frame: int, error: DeviceError) -> None:
-        """Report an overdue tensor; raise the error if no failure of the sender can explain it."""
+        """Report a tensor that did not arrive in time; raise the error if no failed sender can explain it."""
         if error.peer is None or not self._schedule.tolerates_failures:
             raise error
         content = json.dumps({"message": one_line(error), "peer": error.peer})
         self._get_control().send(MessageType.TENSOR_OVERDUE, content.encode(), frame=frame)
 
     def _notified_channel(self, peer: str) -> MessageChannel:
-        """Return the channel of a peer, after telling it about the last change of roles."""
+        """Return the channel to a peer.
+
+        If the peer has not been told about the last change of roles, a message about it is posted first.
+        """
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:
             self._peers_to_notify.discard(peer)
@@ -417,7 +417,7 @@ class DeviceRun:
         return channel
 
     def _execute_frames(self, executor: StepExecutor) -> None:
-        """Execute all frames, until the coordinator says that there are no more."""
+        """Execute all frames until the coordinator has sent FINISH and the last frame is finished."""
         next_frame, has_ended, seen_orders = 0, False, -1
         while not has_ended or executor.frames:
             seen = self._mailbox.changes
@@ -428,11 +428,13 @@ class DeviceRun:
             self._mailbox.check()
             if not executor.advance(self._finish_frame) and (executor.frames or not has_ended):
                 if self._unacknowledged_change is not None and not executor.frames:
-                    self._acknowledge_change(self._unacknowledged_change)
+                    # No DONE message has told the coordinator that the change is applied.
+                    self._get_control().send(MessageType.ROLES_CHANGED, frame=self._unacknowledged_change)
+                    self._unacknowledged_change = None
                 executor.wait(seen)
 
     def _handle_orders(self, executor: StepExecutor, next_frame: int) -> int:
-        """Drop the frames to be dropped and begin the announced ones; return the next frame to begin."""
+        """Drop and begin frames as the orders in the mailbox say; return the number of the next frame to begin."""
         if (first := self._mailbox.pop("drop")) is not None:
             executor.drop_stopped()
             next_frame = self._unacknowledged_change = first
@@ -442,22 +444,19 @@ class DeviceRun:
             next_frame = self._mailbox.skip_frames(next_frame + 1)
         return next_frame
 
-    def _acknowledge_change(self, change: int) -> None:
-        """Tell the coordinator that a change is applied, if no finished frame has told it."""
-        self._unacknowledged_change = None
-        self._get_control().send(MessageType.ROLES_CHANGED, frame=change)
-
     def _finish_frame(self, frame: FrameExecution) -> None:
-        with self._loop.lock:  # Frames may be dropped at any time.
-            self._window.finish(frame.number)  # Before DONE, because tensors of further frames can arrive at once.
+        with self._loop.lock:  # The helper thread may drop frames at the same time.
+            # The window moves before DONE is sent: the coordinator then announces a frame, whose tensors soon arrive.
+            self._window.finish(frame.number)
         self.finished_frames += 1
         self._unacknowledged_change = None
         duration_us = int(1e6 * (time.perf_counter() - frame.started_at)) + 1 if frame.started_at else 0
         self._get_control().post(MessageType.DONE, index=min(duration_us, 2**32 - 1), frame=frame.number)
 
     def _finish_run(self, executor: StepExecutor) -> None:
-        """Exchange BYE with all peers, then send the report."""
-        deadline, peers, disconnected = time.monotonic() + DEADLINE_GRACE_S, tuple(self.peers), self.peers.disconnected
+        """Exchange BYE messages with all peers, then send the report to the coordinator."""
+        deadline, disconnected = time.monotonic() + DEADLINE_GRACE_S, self.peers.disconnected
+        peers = tuple(self.peers.channels)
         for channel in map(self._notified_channel, peers):
             channel.send(MessageType.BYE)
             channel.flush(deadline)
@@ -474,7 +473,11 @@ class DeviceRun:
 def make_checked_sessions(
     files: FileIntegrity, directory: Path, manifest: Mapping[str, Any], threads: int
 ) -> list[Any]:
-    """Make the sessions while the digests of the files are computed; raise ValueError for a file with a fault."""
+    """Make the sessions of all segments while the digests of the device's files are computed.
+
+    `threads` is the number of threads that compute a segment. Raise ValueError for a missing or damaged file, or a
+    segment that onnxruntime cannot load.
+    """
     files.begin_digests()
     try:
         return make_sessions(directory, manifest, threads)
@@ -484,9 +487,10 @@ def make_checked_sessions(
 
 
 def make_report(executor: StepExecutor, channels: Iterable[MessageChannel] = ()) -> dict[str, Any]:
-    """Return a device's report at the end of a run.
+    """Return the device's report at the end of a run, with sums over all frames and a timeline of the last one.
 
-    Its timeline has entries from the announcement of the last frame on, in seconds since then, sorted by start.
+    The timeline lists segments, waits and sends after the announcement of the last frame, in seconds since then, sorted
+    by their start.
     """
     sent: Counter[int] = Counter()
     entries, send_s = list(executor.timeline), 0.0

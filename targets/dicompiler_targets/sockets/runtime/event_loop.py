@@ -1,7 +1,7 @@
-"""The event loop of a process: moves the bytes of all connections in the thread that waits for them.
+"""The event loop of a process: sends and receives on all connections, in the thread that waits for messages.
 
 The main thread runs the loop while it waits, so that messages need not be passed between threads. While the main thread
-computes for long, a helper thread runs the loop. Otherwise the helper sleeps between two heartbeats.
+computes for long, a helper thread runs the loop. Otherwise the helper thread sleeps from heartbeat to heartbeat.
 """
 
 from __future__ import annotations
@@ -12,65 +12,49 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .channel import MessageChannel
 
 HELPER_MIN_BUSY_S = 0.002
-"""The helper runs the loop if the main thread is busy for longer.
+"""The helper thread runs the loop only if the main thread is busy for longer than this.
 
 For shorter times the kernel's buffers suffice, and waking a thread takes some hundredths of this time.
 """
 MAX_SPIN_S = 0.0005
-"""A thread polls for this time before it blocks, if the last wait was not longer.
+"""A thread polls without blocking for this time before it blocks, if the last wait was not longer.
 
-Waking it costs a tenth of this time on an idle processor.
+On an idle processor, waking a blocked thread takes a tenth of this time.
 """
 READ, WRITE = select.POLLIN, select.POLLOUT
 
 
-class EventSource(Protocol):
-    """A channel that the loop serves. All methods but `fileno` are called with `EventLoop.lock` held."""
-
-    def fileno(self) -> int:
-        """Return the descriptor to watch."""
-
-    def receive(self) -> None:
-        """Process the available data."""
-
-    def push(self) -> None:
-        """Send as much queued data as the kernel accepts."""
-
-    def pause_s(self) -> float:
-        """Return the seconds until `push` should be called again, if sending is paused."""
-
-    def tick(self, tick_s: float, interval_s: float) -> None:
-        """Send a heartbeat and check for the other end's in every interval; called every `tick_s` seconds."""
-
-
 class EventLoop:
-    """Polls all connections of the process.
+    """Sends and receives on all connections of a process, in the main thread or in a helper thread.
 
-    The helper thread runs the loop at first. After `run_until` the calling thread does, and after `let_helper_run` the
-    helper if the given time is long.
+    DeviceRun and the coordinator create the object, and `MessageChannel.start` adds a channel to it. The loop calls
+    `receive` of a channel whose connection has data, and `push` of a channel with a queued message. The helper thread
+    runs the loop at first. `run_until` moves it to the calling thread, and `let_helper_run` back to the helper thread.
 
     Attributes:
-        lock: Held while a channel is changed.
-        can_spin: The loop may poll before it blocks, because no other process needs the processor.
+        lock: A thread holds this lock while it changes a channel.
+        can_spin: Polling without blocking is allowed, because no other process needs the processor.
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
         """Start the helper thread.
 
-        Args:
-            interval_s: Seconds between two heartbeats.
-            local_processes: Number of other device processes that share this process's processors.
+        Channels send heartbeats every `interval_s` seconds. `local_processes` is the number of other device processes
+        that share the processors of this process.
         """
         self.lock = threading.RLock()
         self._interval_s = interval_s
         self._poll = select.poll()
-        self._sources: dict[int, EventSource] = {}
-        self._blocked: set[EventSource] = set()
-        self._posted: dict[EventSource, None] = {}
-        self._paused: set[EventSource] = set()
+        self._sources: dict[int, MessageChannel] = {}
+        self._blocked: set[MessageChannel] = set()
+        self._posted: dict[MessageChannel, None] = {}
+        self._paused: set[MessageChannel] = set()
         self._driver_lock = threading.Lock()  # Held by the thread that runs the loop.
         self._helper_drives, self._is_closed = True, False
         self._is_polling = False
@@ -87,14 +71,10 @@ class EventLoop:
 
     # -- for channels
 
-    def watch(self, channel: EventSource, reads: bool, is_blocked: bool, is_paused: bool) -> None:
-        """Set the events that a channel waits for.
+    def watch(self, channel: MessageChannel, reads: bool, is_blocked: bool, is_paused: bool) -> None:
+        """Wait for data if `reads`, for space in the kernel's send buffer if `is_blocked`, for a time if `is_paused`.
 
-        Args:
-            channel: The channel.
-            reads: It waits for data.
-            is_blocked: It waits for space in the kernel's send buffer.
-            is_paused: It waits for `pause_s` seconds.
+        The channel's `pause_s` returns that time.
         """
         number, mask = channel.fileno(), (READ if reads else 0) | (WRITE if is_blocked else 0)
         if mask:
@@ -106,14 +86,14 @@ class EventLoop:
             channels.add(channel) if is_waiting else channels.discard(channel)
         self.wake()
 
-    def post(self, channel: EventSource) -> None:
-        """Send the channel's queue at the next `push`."""
+    def post(self, channel: MessageChannel) -> None:
+        """Let the next `push` of the loop send the channel's queue."""
         self._posted[channel] = None
 
     # -- for the main thread
 
     def push(self) -> None:
-        """Send the queues of all posted channels."""
+        """Send the queues of all channels that were posted."""
         if self._posted:
             with self.lock:
                 posted, self._posted = self._posted, {}
@@ -121,7 +101,7 @@ class EventLoop:
                     channel.push()
 
     def run_until(self, is_ready: Callable[[], object], deadline: float | None = None) -> bool:
-        """Send and receive until `is_ready` or the deadline (time.monotonic); return True if ready."""
+        """Run the loop until `is_ready` returns true or the deadline (time.monotonic) passes; return True if ready."""
         if self._posted:
             self.push()
         if is_ready():
@@ -140,7 +120,7 @@ class EventLoop:
                     return True
 
     def let_helper_run(self, seconds: float) -> None:
-        """Let the helper run the loop if the caller is busy for long (about `seconds`) or data is still queued."""
+        """Let the helper thread run the loop if queued data remains, or the caller is busy for about `seconds`."""
         if self._posted:
             self.push()
         if not self._helper_drives and (seconds > HELPER_MIN_BUSY_S or self.has_backlog()):
@@ -148,21 +128,20 @@ class EventLoop:
             self._helper_event.set()
 
     def spin_next(self) -> None:
-        """Poll before blocking in the next wait, however long the last one was: data arrives soon."""
+        """Poll without blocking in the next wait, because data will arrive soon."""
         self._last_wait_s = 0.0
 
     def has_backlog(self) -> bool:
-        """Return True if pushed data is still queued."""
+        """Return True if a channel could not send all of its queue."""
         return bool(self._blocked or self._paused)
 
     def wake(self) -> None:
-        """Make the thread that runs the loop check its condition and channels again."""
+        """Make the thread that runs the loop check its condition and its channels again."""
         if self._is_polling:
             with contextlib.suppress(OSError):  # The pipe is full or closed.
                 os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
-        """Stop the loop and its helper."""
         if not self._is_closed:
             self._is_closed, self._helper_drives = True, False
             self._helper_event.set()
@@ -174,16 +153,16 @@ class EventLoop:
     # -- running
 
     def _run_once(self, should_stop: Callable[[], object], seconds: float | None) -> None:
-        """Wait for events, at most `seconds` and not at all if `should_stop`, and process them."""
+        """Wait for at most `seconds` for events, unless `should_stop` returns true, and let the channels react."""
         if self._paused:
             pause_s = min(channel.pause_s() for channel in tuple(self._paused))
             seconds = pause_s if seconds is None else min(seconds, pause_s)
-        self._is_polling = True  # From here on, threads that change something wake this one.
+        self._is_polling = True  # Other threads now wake this thread when they change a channel or the condition.
         try:
             if should_stop():
                 return
             if self._paused and seconds is not None and seconds < 0.001:
-                time.sleep(seconds)  # poll() counts in milliseconds.
+                time.sleep(seconds)  # poll() rounds times to milliseconds.
                 seconds = 0.0
             events = self._wait(seconds)
         finally:
@@ -193,7 +172,7 @@ class EventLoop:
                 if (channel := self._sources.get(number)) is None:
                     self._drain_wake_pipe(number)
                     continue
-                if event != READ:  # There is space to send, or the connection ended, which `push` reports.
+                if event != READ:  # There is space to send, or the connection ended, which sending detects.
                     channel.push()
                 if event != WRITE:
                     channel.receive()
@@ -203,7 +182,7 @@ class EventLoop:
                     channel.push()
 
     def _wait(self, seconds: float | None) -> list[tuple[int, int]]:
-        """Poll for at most `seconds`, first without blocking if data is expected soon."""
+        """Return the events of the connections, after at most `seconds`; poll without blocking first."""
         events: list[tuple[int, int]] = []
         start = time.perf_counter()
         if self.can_spin and self._last_wait_s < MAX_SPIN_S:
@@ -229,15 +208,15 @@ class EventLoop:
                     while self._helper_drives and (left_s := due - time.monotonic()) > 0:
                         self._run_once(lambda: not self._helper_drives, left_s)
                     if time.monotonic() >= due:
-                        self._run_once(lambda: False, 0.0)  # Received data counts as a heartbeat.
+                        self._run_once(lambda: False, 0.0)  # Arrived data must count before `tick` checks for silence.
                 finally:
                     self._driver_lock.release()
             if time.monotonic() >= due and not self._is_closed:
-                due = max(due, time.monotonic() - tick_s / 2) + tick_s  # Small delays must not add up.
+                due = max(due, time.monotonic() - tick_s / 2) + tick_s  # Small delays do not add up.
                 self._tick(tick_s)
 
     def _tick(self, tick_s: float) -> None:
         for channel in tuple(self._sources.values()):
             with self.lock:
                 channel.tick(tick_s, self._interval_s)
-        self.wake()  # A waiting thread must check whether it waits in vain.
+        self.wake()  # The main thread may wait for a channel that `tick` has just ended.

@@ -1,6 +1,6 @@
-"""The step executor: runs a device's steps for all frames in flight, always for the oldest frame that can continue.
+"""The step executor: runs a device's steps for all frames in flight, the oldest frame first.
 
-Tensors that arrive in the mailbox and sessions ⇒ posted transfers and outputs, and a timeline.
+A step runs a segment (an ONNX sub-model) or posts its result to another device or the coordinator.
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ from .segments import (
 )
 
 DEADLINE_GRACE_S = 10.0
-"""Seconds after a frame's deadline in which the coordinator must have found the device at fault and ended the run."""
+"""Seconds after a frame's deadline for which a device waits for an input.
+
+Within this time, the coordinator finds the device at fault and ends the run.
+"""
 SLEEP_OVERRUN_S = 100e-6
-"""Seconds by which a sleep ends late, without timer slack."""
+"""Seconds by which a sleep ends late, even without timer slack of the kernel."""
 PR_SET_TIMERSLACK = 29
 MAX_TIMELINE_ENTRIES = 10_000
-"""Limits the length of a report."""
+"""Maximum number of timeline entries in a report, because a message has limited length."""
 
 
 @dataclass(frozen=True)
 class ExecutorStep:
-    """A step that does something: it runs a segment, or posts a transfer or an output.
+    """A step that runs a segment, or posts a transfer or an output.
 
     Attributes:
-        is_segment: It runs a segment.
-        index: Index of the segment, transfer or output.
-        value: The entry of the segment, transfer or output in the manifest.
-        needed: Tensors that the step needs.
-        released: Tensors that no later step needs.
+        is_segment: The step runs a segment.
+        index: Index of the segment, transfer or output in the manifest.
+        value: The manifest's entry of the segment, transfer or output.
+        needed: Names of the tensors that the step reads.
+        released: Names of the tensors that no later step needs.
     """
 
     is_segment: bool
@@ -60,14 +63,24 @@ class ExecutorStep:
 
 
 class RoleSteps:
-    """The device's steps in the frames of one role.
+    """The device's steps for the frames of one role (a way of frames through the devices).
+
+    `manifest` is the manifest of that role, and `sessions` are those of its segments.
 
     Attributes:
-        first: Number of the role's first segment among those of all roles.
+        first_segment: Index of the role's first segment among the segments of all roles.
+        transfers: The manifest's entries of transfers, by index.
+        received: The manifest's entries of all tensors that arrive or are states, by name.
+        states: The manifest's entries of states (tensors that one frame leaves to the next), by name.
+        states_by_tensor: The names of the states that each computed tensor becomes.
+        segment_ios: The copies before and after each segment.
+        buffers: Memory for small tensors.
+        raw_inputs: Names of received tensors that are only copied, so that no onnxruntime value is made of them.
+        steps: The steps in the order of the manifest, and then one step per output.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], first: int, sessions: Sequence[Any]) -> None:
-        self.manifest, self.first = manifest, first
+    def __init__(self, manifest: Mapping[str, Any], first_segment: int, sessions: Sequence[Any]) -> None:
+        self.manifest, self.first_segment = manifest, first_segment
         self.transfers = {t["index"]: t for t in manifest["transfers"]}
         self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
         self.states = {state["name"]: state for state in manifest.get("states", ())}
@@ -101,15 +114,18 @@ class RoleSteps:
 class FrameExecution:
     """A frame in flight on this device.
 
+    `StepExecutor.begin_frame` creates the object, and `StepExecutor.advance` runs its steps.
+
     Attributes:
         number: The frame's number.
-        deadline: When it must be finished (time.monotonic).
-        role: The steps of its role.
+        deadline: Time (time.monotonic) by which the frame must be finished.
+        role: The steps of the frame's role.
         position: Index of the next step.
-        values: Tensors by name.
-        buffer_set: Memory of its small tensors, once it is needed.
-        started_at: When its first segment started (time.perf_counter); 0 before.
-        resets_states: States start again with this frame: as given (true) or as zeros (false). None: they continue.
+        values: The tensors that a later step needs, by name.
+        buffer_set: Memory of the frame's small tensors; None until it is needed.
+        started_at: Time (time.perf_counter) when the frame's first segment started; 0 before.
+        resets_states: True if the states restart with the received values, False if they restart as zeros, None if they
+            continue from the previous frame.
     """
 
     number: int
@@ -123,26 +139,31 @@ class FrameExecution:
 
 
 PostValue = Callable[[Mapping[str, Any], int, Any, Any], None]
-"""Posts a transfer or an output of a frame: (entry in the manifest, frame, payload, object to keep alive)."""
+"""A function that posts a transfer or an output, with four arguments.
+
+They are the manifest's entry, the frame's number, the payload, and the object that owns the payload's memory.
+"""
 ReportOverdue = Callable[[int, DeviceError], None]
-"""Called when a tensor of a frame is overdue: (frame, error); may raise the error."""
+"""A function that is called with frame number and error if a tensor is overdue; it may raise the error."""
 
 
 def raise_overdue(_: int, error: DeviceError) -> None:
-    """Raise the error; a `ReportOverdue`."""
     raise error
 
 
 class StepExecutor:
     """Runs the steps of all frames in flight.
 
+    DeviceRun, or a session within the user's process, creates the executor. It takes a frame's tensors from the
+    mailbox, runs the segments in onnxruntime, and passes results to `post`, which sends them.
+
     Attributes:
         frames: The frames in flight, oldest first.
         wait_s: Seconds in which no frame could continue.
-        segments_s: Seconds of each segment, in the order of the sessions.
-        announced_at: When the last frame was announced (time.perf_counter).
-        timeline: Entries since then: ("run", number of the segment) or ("wait", index of the transfer, -1 for an
-            input), frame, start, end.
+        segments_s: Seconds of each segment in all frames, in the order of the sessions.
+        announced_at: Time (time.perf_counter) when the last frame was announced.
+        timeline: Entries since then, as a tuple: "run" or "wait", index of the segment or of the awaited transfer (-1:
+            an input), frame, start, end.
     """
 
     def __init__(
@@ -157,18 +178,11 @@ class StepExecutor:
         can_stop: bool = False,
         report_overdue: ReportOverdue = raise_overdue,
     ) -> None:
-        """Create the executor.
+        """Create the executor with the sessions of the segments of all roles.
 
-        Args:
-            manifest: The device's manifest.
-            sessions: Sessions of the segments of all roles.
-            mailbox: Received tensors.
-            loop: The event loop.
-            post: Posts transfers and outputs.
-            min_segment_s: Minimum seconds of a call of each segment, to emulate slower boards; () for no limit.
-            schedule: The role of each frame.
-            can_stop: `stop_before` may be called even if the schedule does not tolerate failures.
-            report_overdue: Called for overdue tensors.
+        `min_segment_s` has the minimum seconds of each segment's call, to emulate slower boards. `schedule` maps frames
+        to roles; by default, the manifest's schedule is used. `can_stop` allows `stop_before` even if the schedule
+        tolerates no failures.
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
@@ -177,7 +191,7 @@ class StepExecutor:
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s = min_segment_s
         if min_segment_s:
-            # One nanosecond of timer slack. By default the kernel delays sleeps by 50 µs.
+            # A timer slack of 1 ns, because by default the kernel ends sleeps up to 50 µs late.
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self._roles: list[RoleSteps] = []
         first = 0
@@ -186,15 +200,15 @@ class StepExecutor:
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        self._states: dict[tuple[int, str], Any] = {}  # By frame and name: states that the frame before computed.
+        self._states: dict[tuple[int, str], Any] = {}  # States by name and the frame that reads them.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
-        self._last_run_s: dict[int, float] = {}  # Segments that have not run count as the longest of these.
+        self._last_run_s: dict[int, float] = {}  # Duration of the last call of each segment that has run.
         self.announced_at = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
     def begin_frame(self, number: int, announced_at: float, deadline: float) -> None:
-        """Add a frame that was announced at `announced_at` (time.perf_counter)."""
+        """Add a frame, announced at `announced_at` (time.perf_counter), with a deadline (time.monotonic)."""
         self.announced_at = announced_at
         self.timeline = [entry for entry in self.timeline if entry[4] > announced_at]
         resets_states: bool | None = self._mailbox.pop(("reset states", number))
@@ -204,13 +218,16 @@ class StepExecutor:
         self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
 
     def stop_before(self, first: int) -> None:
-        """Stop the frames before `first`; any thread may call. The main thread then calls `drop_stopped`."""
+        """Stop computing the frames before number `first`, from any thread.
+
+        The main thread must then call `drop_stopped`.
+        """
         self._first_valid = first
         if self._run_options is not None:
             self._run_options.terminate = True
 
     def drop_stopped(self) -> None:
-        """Remove the frames that were stopped."""
+        """Remove the frames that `stop_before` stopped."""
         if self._run_options is not None:
             self._run_options = _make_run_options()
         for frame in self.frames:
@@ -219,13 +236,10 @@ class StepExecutor:
         self.frames = [frame for frame in self.frames if frame.number >= self._first_valid]
 
     def advance(self, on_finished: Callable[[FrameExecution], None]) -> bool:
-        """Run steps until a frame is finished or none can continue.
+        """Run steps until a frame is finished or no frame can continue.
 
-        Args:
-            on_finished: Called with the first frame that finishes, which is removed.
-
-        Returns:
-            True if a frame finished, or frames must be dropped.
+        The finished frame is removed and passed to `on_finished`. Return True if a frame was finished, or if stopped
+        frames must be dropped.
         """
         position, seen = 0, self._mailbox.changes
         while position < len(self.frames):
@@ -241,7 +255,7 @@ class StepExecutor:
                 try:
                     self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
                 except ValueError:
-                    if frame.number < self._first_valid:  # The frame was stopped within the step.
+                    if frame.number < self._first_valid:  # `stop_before` stopped the frame within the step.
                         return True
                     raise
                 for name in step.released:
@@ -250,7 +264,7 @@ class StepExecutor:
             if frame.position == len(steps):
                 self._finish(frame, on_finished)
                 return True
-            if position and self._mailbox.changes != seen:  # An older frame may be able to continue.
+            if position and self._mailbox.changes != seen:  # A tensor of an older frame may have arrived.
                 position, seen = 0, self._mailbox.changes
         self._loop.push()
         return False
@@ -263,9 +277,9 @@ class StepExecutor:
             frame.role.buffers.give_back(frame.buffer_set, not self._loop.has_backlog())
 
     def wait(self, seen: int) -> None:
-        """Run the loop until the mailbox's `changes` differs from `seen`.
+        """Run the event loop until the mailbox's number of changes differs from `seen`.
 
-        If a tensor of the oldest frame is overdue, report that together with the peer that should have sent it.
+        If a tensor of the oldest frame is overdue, report it and the peer that should have sent it.
         """
         if not self.frames:
             self._loop.run_until(lambda: self._mailbox.changes != seen)
@@ -281,18 +295,18 @@ class StepExecutor:
         )
         self.wait_s += self._record_span("wait", awaited["index"] if peer else -1, frame.number, start)
         if not has_changed:
-            frame.deadline = math.inf  # It is reported once.
+            frame.deadline = math.inf  # A frame is reported once.
             self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not arrive in time", peer))
 
     def _record_span(self, kind: str, index: int, frame: int, start: float) -> float:
-        """Add an entry from `start` to now to the timeline; return its seconds."""
+        """Add a timeline entry that ends now; return its duration in seconds."""
         end = time.perf_counter()
         if len(self.timeline) < MAX_TIMELINE_ENTRIES:
             self.timeline.append((kind, index, frame, start, end))
         return end - start
 
     def _has_inputs(self, step: ExecutorStep, frame: FrameExecution) -> bool:
-        """Take arrived tensors from the mailbox; return True if all that the step needs are available."""
+        """Take the tensors that the step needs from the mailbox; return True if all of them are available."""
         for name in step.needed:
             if name not in frame.values:
                 payload = self._take_payload(name, frame)
@@ -300,7 +314,7 @@ class StepExecutor:
                     return False
                 buffer_set = frame.buffer_set or self._take_buffers(frame)
                 view = buffer_set.views.get(name)
-                if isinstance(payload, ort.OrtValue):  # A state with its own memory.
+                if isinstance(payload, ort.OrtValue):  # A state that `_keep_states` did not copy.
                     if view is None:
                         frame.values[name] = payload
                         continue
@@ -315,7 +329,7 @@ class StepExecutor:
         return True
 
     def _take_payload(self, name: str, frame: FrameExecution) -> Any:
-        """Return the received tensor or stored state of that name, or None if it is not available yet."""
+        """Remove and return the received tensor or the stored state of that name, or None if it is not available."""
         if not frame.role.states or frame.resets_states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
         if frame.resets_states is None:
@@ -323,7 +337,7 @@ class StepExecutor:
         return np.zeros(state["bytes"], np.uint8)
 
     def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, buffer_set: BufferSet) -> None:
-        """Keep the states that a segment computed for the next frame, copied if they are in a buffer set."""
+        """Keep the segment's outputs that are states of the next frame, copied if they are in a buffer set."""
         for tensor in segment["outputs"]:
             for name in frame.role.states_by_tensor.get(tensor, ()):
                 view = buffer_set.views.get(tensor)
@@ -335,9 +349,10 @@ class StepExecutor:
         return buffer_set
 
     def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
-        buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first + step.index
-        last_s = self._last_run_s.get(number)
-        self._loop.let_helper_run(max(self._last_run_s.values(), default=math.inf) if last_s is None else last_s)
+        buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first_segment + step.index
+        if (expected_s := self._last_run_s.get(number)) is None:  # A segment may first take as long as any other.
+            expected_s = max(self._last_run_s.values(), default=math.inf)
+        self._loop.let_helper_run(expected_s)
         start = time.perf_counter()
         frame.started_at = frame.started_at or start
         if self._min_segment_s:
@@ -354,7 +369,7 @@ class StepExecutor:
     def _compute_outputs(
         self, step: ExecutorStep, number: int, frame: FrameExecution, buffer_set: BufferSet
     ) -> Mapping[str, Any]:
-        """Return the segment's outputs by name."""
+        """Run a segment and return its outputs by name; `number` is its index among the segments of all roles."""
         if (bound := buffer_set.bindings.get(step.index)) is None:
             segment_io = frame.role.segment_ios[step.index]
             values, computed = segment_io.join_inputs(frame.values), dict[str, Any]()
@@ -369,7 +384,6 @@ class StepExecutor:
         return outputs
 
     def _post_step(self, step: ExecutorStep, frame: FrameExecution) -> None:
-        """Post a transfer or an output."""
         buffer_set, name = frame.buffer_set or self._take_buffers(frame), step.needed[0]
         if (view := buffer_set.views.get(name)) is not None:
             self._post(step.value, frame.number, view, None)
@@ -379,13 +393,13 @@ class StepExecutor:
 
 
 def _make_run_options() -> Any:
-    """Return run options that can end a call of onnxruntime.
+    """Return run options with which a call of onnxruntime can be ended.
 
-    onnxruntime's Python package looks for a CUDA graph ID in them before each call. A missing entry raises an internal
-    exception, which takes ten times as long as the call.
+    Before each call, onnxruntime's Python package looks for a CUDA graph ID in the options. Without one it raises an
+    exception internally, which takes ten times as long as the call.
     """
     options = ort.RunOptions()
-    options.log_severity_level = 4  # Errors are reported as exceptions.
+    options.log_severity_level = 4  # Errors are raised as exceptions and need not be logged too.
     options.add_run_config_entry("gpu_graph_id", "-1")
     return options
 
@@ -394,7 +408,7 @@ def _make_run_options() -> Any:
 def _emulated_duration(end: float) -> Iterator[None]:
     """Let the context last until `end` (time.perf_counter), to emulate a slower board.
 
-    The computation runs with idle priority, because it has time and other emulated boards run on the same host.
+    The context's code runs with idle priority, because it has time, and other emulated boards run on the same host.
     """
     has_time = end > time.perf_counter()
     if has_time:
@@ -411,7 +425,7 @@ def _emulated_duration(end: float) -> Iterator[None]:
 
 
 def released_tensors(manifest: Mapping[str, Any]) -> list[list[str]]:
-    """Return for each step the tensors that no later step or output needs, so that their memory can be freed."""
+    """Return for each step the tensors that no later step or output needs, so that their memory is freed."""
     names = {t["index"]: t["name"] for t in manifest["transfers"]}
     last_use: dict[str, int] = {}
     for position, (kind, index) in enumerate(manifest["steps"]):

@@ -1,8 +1,4 @@
-"""Handshakes: accepting connections, proving membership of a run, and refusing all others.
-
-A listening socket and the credentials of a run ⇒ message channels of its members. Handshakes run concurrently, each
-with its own deadline.
-"""
+"""Handshakes: accepting connections, proving that both ends belong to one run, and refusing all others."""
 
 from __future__ import annotations
 
@@ -25,32 +21,35 @@ from .transport import TlsKeys, open_connection
 
 GREETING_TIMEOUT_S = 5.0
 MAX_GREETINGS = 64
-"""Concurrent handshakes. Beyond, the oldest one of the host with most of them is dropped."""
+"""Maximum number of concurrent handshakes; for another one, the oldest of the host with the most is dropped."""
 TOKEN_VARIABLE = "DICOMPILER_TOKEN"
-"""Environment variable with the run's token, for devices that are started manually."""
+"""Environment variable with the run's secret token, for devices that are started manually."""
 COORDINATOR_NAME = ""
-"""Stands for the coordinator in the place of a device's name."""
+"""The coordinator's name in messages; devices have names that are not empty."""
 
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """Credentials that the members of one run share; '' for those that this end does not know.
+    """The ID and the secret token that the members of one run share; '' for an unknown one.
 
     Attributes:
         run: The public ID of the run.
         token: A secret that proves membership if there are no certificates. It is passed to devices through standard
-            input or the environment and never sent over the network.
+            input or the environment, and never sent over the network.
     """
 
     run: str = ""
     token: str = ""
 
     def make_proof(self, sender: str, receiver: str) -> dict[str, str]:
-        """Return the fields of a message that prove to `receiver` that `sender` is a member of the run."""
+        """Return the fields `run` and `proof` for a message from `sender` to `receiver`.
+
+        The fields prove that the sender knows the token, and are useless in a message between two other devices.
+        """
         return {"run": self.run, "proof": self._proof(sender, receiver)}
 
     def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
-        """Raise ProtocolError if the message lacks the fields of `make_proof`."""
+        """Raise ProtocolError if the message from `sender` to `receiver` does not have the fields of `make_proof`."""
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run and run != self.run:
             raise ProtocolError("it belongs to another run: start it again for this one")
@@ -66,17 +65,20 @@ class RunCredentials:
         return hmac.new(self.token.encode(), text, hashlib.sha256).hexdigest()
 
 
-def derive_token(token: str, *words: str) -> str:
-    """Return a token for one handshake or run that only an owner of `token` can derive; '' without a token."""
-    text = json.dumps(words).encode()
+def derive_token(token: str, *context: str) -> str:
+    """Return another secret token for the handshake or run that `context` names; '' without a token.
+
+    Only processes that know `token` can derive it.
+    """
+    text = json.dumps(context).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 
 
 class ConnectionQueue:
-    """Connections that passed the handshake.
+    """A queue of connections that passed their handshakes, in the order of their arrival.
 
     Attributes:
-        last_refusal: Why the last other connection was refused; '' if none was.
+        last_refusal: Address of the last refused connection and the reason; '' if none was refused.
     """
 
     def __init__(self) -> None:
@@ -84,11 +86,11 @@ class ConnectionQueue:
         self._accepted: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def put(self, accepted: Any) -> None:
-        """Add a connection, or an error that `take` raises."""
+        """Add the result of a handshake, or an error that `take` raises."""
         self._accepted.put(accepted)
 
     def take(self, seconds: float) -> Any:
-        """Return the next connection, or None if none arrives in time; raise an error that was put."""
+        """Return the next result of a handshake, or None after `seconds`; raise an error that was put."""
         try:
             accepted = self._accepted.get(timeout=seconds)
         except queue.Empty:
@@ -99,18 +101,19 @@ class ConnectionQueue:
 
 
 GreetConnection = Callable[[MessageChannel, str, float], Any]
-"""Identifies the other end of a channel: (channel, host, deadline) → the result of `ConnectionAcceptor.take`.
+"""A function that performs a handshake, with arguments (channel, address of the other host, deadline).
 
-It raises ProtocolError to refuse the connection with a message, PeerRefused or OSError to drop it, and any other error
-to let `take` raise it.
+Its result is the result of `ConnectionAcceptor.take`. To refuse the connection with a message, it raises ProtocolError;
+to drop the connection, PeerRefused or OSError. `take` raises all other errors.
 """
 
 
 class ConnectionAcceptor(ConnectionQueue):
-    """Accepts connections and runs each handshake in its own thread.
+    """Accepts connections at a listening socket, and runs each handshake in its own thread.
 
-    Unknown clients delay nobody: each handshake has GREETING_TIMEOUT_S, and at most MAX_GREETINGS run at once. The
-    acceptor closes its listening socket.
+    DeviceRun, the daemon and the coordinator create an acceptor. They `take` the results of the handshakes, and then
+    start the message channels. Unknown clients delay nobody: each handshake has GREETING_TIMEOUT_S, and at most
+    MAX_GREETINGS run at once.
     """
 
     def __init__(self, listener: socket.socket, keys: TlsKeys | None, greet_connection: GreetConnection) -> None:
@@ -121,19 +124,19 @@ class ConnectionAcceptor(ConnectionQueue):
         threading.Thread(target=self._accept_all, daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting, and drop connections with incomplete handshakes."""
+        """Close the listening socket, and drop connections with incomplete handshakes."""
         with self._lock:
             self._closed = True
             for connection in self._greeting:
                 _shut_down(connection)
-        _shut_down(self._listener)  # Wakes the accepting thread.
+        _shut_down(self._listener)  # This wakes the thread in `_accept_all`.
         self._listener.close()
 
     def _accept_all(self) -> None:
         while not self._closed:
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # The socket is closed, or the process has no free descriptors for a moment.
+            except OSError:  # The listener is closed, or the process has no free descriptor at the moment.
                 time.sleep(0.05)
                 continue
             with self._lock:
@@ -146,17 +149,18 @@ class ConnectionAcceptor(ConnectionQueue):
             busiest_host = Counter(self._greeting.values()).most_common(1)[0][0]
             oldest = next(connection for connection, host in self._greeting.items() if host == busiest_host)
             del self._greeting[oldest]
-            _shut_down(oldest)  # Its thread notices.
+            _shut_down(oldest)  # Its handshake fails and its thread ends.
 
     def _greet(self, connection: socket.socket, host: str) -> None:
         accepted = self._accept_or_refuse(connection, host)
-        with self._lock:  # Before it can be taken, because `close` drops all connections in this dictionary.
+        # The connection is removed before it is put in the queue, because `close` shuts down all in `_greeting`.
+        with self._lock:
             self._greeting.pop(connection, None)
         if accepted is not None:
             self.put(accepted)
 
     def _accept_or_refuse(self, connection: socket.socket, host: str) -> Any:
-        """Return the result of `greet_connection` or an error for `take`; None for a refused connection."""
+        """Return the result of the handshake or an error for `take`; None for a refused connection."""
         deadline = time.monotonic() + GREETING_TIMEOUT_S
         channel = None
         try:
@@ -176,5 +180,5 @@ class ConnectionAcceptor(ConnectionQueue):
 
 
 def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # It may be closed already.
+    with contextlib.suppress(OSError):  # The socket may be closed already.
         connection.shutdown(socket.SHUT_RDWR)

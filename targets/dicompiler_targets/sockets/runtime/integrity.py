@@ -1,7 +1,6 @@
-"""Integrity of a device's files: finds damage before the device returns a result.
+"""The integrity of a device's files: finds damage before the device returns a result.
 
-manifest.json ⇒ its content, or a ValueError that names the file, the cause and the remedy. Digests are computed in the
-background while the sessions, which read the same files, are created.
+Digests are computed in the background while the sessions, which read the same files, are made.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _CHECKSUM = re.compile(rb'\n "checksum": "([0-9a-f]{64})"')
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest in a file; raise ValueError if its checksum (SHA-256 of the other bytes) does not match."""
+    """Return the manifest in a file; raise ValueError if its checksum, a SHA-256 of the other bytes, does not match."""
     data = path.read_bytes()
     match = _CHECKSUM.search(data)
     if match is None or hashlib.sha256(data[: match.start(1)] + data[match.end(1) :]).hexdigest() != match[1].decode():
@@ -39,9 +38,10 @@ class FileIntegrity:
         self._digests: dict[str, Future[str]] = {}
 
     def begin_digests(self) -> None:
-        """Start to compute all digests; call it just before code that releases the interpreter's lock.
+        """Start to compute the digests of all files in two threads.
 
-        Raise ValueError if a file is missing, is a link or has another size, or if the kind of a digest is unknown.
+        Call it just before code that releases the interpreter's lock. Raise ValueError if a file is missing, is a link
+        or has another size than in the manifest, or if a digest has an unknown kind.
         """
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]
@@ -52,14 +52,14 @@ class FileIntegrity:
             if size != record["bytes"]:
                 problem = "is missing" if size is None else f"has {size} bytes, expected {record['bytes']}"
                 raise ValueError(f"file {name} {problem}: {COPY_AGAIN}")
-        # With a lower priority, the threads could hold the interpreter's lock for so long that heartbeats are missed.
+        # The threads keep their priority: with a low one, they could hold the interpreter's lock until heartbeats fail.
         pool = ThreadPoolExecutor(2)
         for name in self._records:
             self._digests[name] = pool.submit(self._compute_digest, name)
         pool.shutdown(wait=False)
 
     def check(self) -> None:
-        """Wait for all digests that were not checked yet; raise ValueError for a file that is damaged."""
+        """Wait for all digests that were begun; raise ValueError if one differs from the manifest."""
         for name in tuple(self._digests):
             future = self._digests.pop(name)
             digest = self._compute_digest(name) if future.cancel() else future.result()
@@ -68,7 +68,7 @@ class FileIntegrity:
 
     def _compute_digest(self, name: str) -> str:
         path = self._directory / name
-        if not path.is_file():  # Reading a pipe would block.
+        if not path.is_file():  # The file may have become a pipe, and reading that would block.
             return ""
         with path.open("rb") as file:
             if self._records[name]["digest"].startswith("sha256:"):

@@ -1,6 +1,6 @@
-"""Received tensors and orders that the main thread has not taken yet.
+"""The mailbox of a device: received tensors and orders that wait for the main thread.
 
-The thread that runs the event loop puts items; the main thread takes each once, by key.
+The thread that runs the event loop puts items in; the main thread removes each item by its key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from .protocol import ProtocolError
 
 
 class DeviceError(Exception):
-    """The reason why this device cannot continue; `peer` names the device that seems to have caused it."""
+    """An error after which this device cannot continue.
+
+    Attributes:
+        peer: Name of the device that seems to have caused the error, if any.
+    """
 
     def __init__(self, message: str, peer: str | None = None) -> None:
         super().__init__(message)
@@ -20,11 +24,15 @@ class DeviceError(Exception):
 
 
 class Mailbox:
-    """Items by key.
+    """Tensors and orders that have arrived for one device, by key.
+
+    DeviceRun creates the object and puts items in. A tensor's key is its frame number and its name; the executor takes
+    it out. An order is a coordinator's or a peer's message without a tensor; its key is a string or starts with a
+    string, for example ("frame", 3) for the announcement of frame 3.
 
     Attributes:
-        changes: Number of changes so far.
-        order_changes: Number of changes that concern orders, not tensors.
+        changes: Number of changes so far, by which a waiting thread notices that something arrived.
+        order_changes: Number of changes that concern orders.
     """
 
     def __init__(self) -> None:
@@ -33,19 +41,18 @@ class Mailbox:
         self.changes = self.order_changes = 0
 
     def put(self, key: Any, item: Any) -> None:
-        """Store an item; raise ProtocolError if the key is in use."""
+        """Store an item; raise ProtocolError if an item with this key is stored."""
         if key in self._items:
             raise ProtocolError(f"received twice: {key}")
         self._items[key] = item
         self.changes += 1
 
     def put_order(self, key: Any, item: Any) -> None:
-        """Store an item that is not a tensor."""
         self.put(key, item)
         self.order_changes += 1
 
     def drop(self, first: int) -> None:
-        """Discard all items and announcements of frames before `first`, and tell the main thread."""
+        """Discard everything of frames before `first`, and order the main thread to drop these frames."""
         for key in list(self._items):
             number = key[1] if key[0] in ("frame", "skip") else key[0]
             if isinstance(number, int) and number < first:
@@ -55,36 +62,40 @@ class Mailbox:
         self.changes += 1
 
     def has(self, key: Any) -> bool:
-        """Return True if `take` would not wait for this key."""
+        """Return True if `pop` would return an item with this key or raise an error."""
         return key in self._items or self._failure is not None
 
     def wake(self) -> None:
-        """Make waiting threads check their condition again."""
+        """Make waiting threads check their condition again, although nothing arrived."""
         self.changes += 1
 
     def fail(self, error: DeviceError) -> None:
-        """End all waits with `error`; only the first error counts."""
+        """Let `check`, `pop` and `take` raise this error from now on; a second error is ignored."""
         self._failure = self._failure or error
         self.changes += 1
 
     def check(self) -> None:
-        """Raise the error given to `fail`, if any."""
+        """Raise the error that was passed to `fail`, if any."""
         if self._failure is not None:
             raise self._failure
 
     def pop(self, key: Any) -> Any:
-        """Remove and return an item, or return None if it is missing; raise the error given to `fail`."""
+        """Remove and return an item, or return None if it is missing; raise the error that was passed to `fail`."""
         self.check()
         return self._items.pop(key, None)
 
     def skip_frames(self, frame: int) -> int:
-        """Return the first frame from `frame` on that is not skipped."""
+        """Return the first frame number, from `frame` on, that no order skips."""
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame
 
     def take(self, loop: EventLoop, key: Any, deadline: float, description: str, peer: str | None = None) -> Any:
-        """Run the loop until the item arrives, then remove and return it; raise DeviceError at the deadline."""
+        """Run the event loop until the item arrives, then remove and return it.
+
+        At the deadline (time.monotonic), raise a DeviceError that names the item by its `description` and the peer that
+        should have sent it.
+        """
         loop.run_until(lambda: self.has(key), deadline)
         if (item := self.pop(key)) is None:
             raise DeviceError(f"{description} did not arrive in time", peer)

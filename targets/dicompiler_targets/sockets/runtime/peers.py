@@ -1,14 +1,11 @@
-"""A device's connections to its peers: identity, connecting, accepting, and dropping failed peers.
-
-The coordinator's PEERS message ⇒ a message channel to each peer that is up.
-"""
+"""A device's connections to its peers (the other devices): connecting, accepting, identity checks and failures."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +18,20 @@ from .role_schedule import RoleSchedule
 from .transport import DEVICE_IDENTITY, TlsKeys, check_encryption, check_identity, open_connection, seconds_left
 
 POLL_INTERVAL_S = 0.05
-"""Seconds between two checks whether a peer is still awaited."""
+"""Seconds between two checks for peers that failed while the device waits for their connections."""
 
 ChannelCallbacks = tuple[CheckHeader, DeliverMessage, HandleEnd]
-"""Callbacks of a peer's channel: see MessageChannel.start."""
+"""Three callbacks of a channel: check a header, deliver a message, handle the end (see MessageChannel.start)."""
 
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """How a device connects to others.
+    """Settings of a device's connections to the coordinator and to other devices.
 
     Attributes:
-        deadline: When the run must have started (time.monotonic).
-        keys: TLS keys of this end; None for plain connections.
-        is_insecure: Plain connections to other hosts are allowed.
+        deadline: Time (time.monotonic) by which the run must have started.
+        keys: TLS keys of this device; None for connections without encryption.
+        is_insecure: Connections without encryption to other hosts are allowed.
         heartbeat_s: Seconds between two heartbeats.
     """
 
@@ -45,15 +42,19 @@ class ConnectionSettings:
 
 
 class PeerConnections:
-    """The peers of a device in one run.
+    """The channels from a device to its peers (the other devices) in one run.
+
+    DeviceRun creates the object. Each pair of devices has one channel: the earlier device in the manifest's order
+    connects to the later one. The event loop passes messages that arrive on a channel to the callbacks of
+    `make_callbacks`.
 
     Attributes:
-        credentials: Credentials of the run.
-        channels: Channels by peer.
-        all_channels: All channels so far, those to failed peers included.
-        down: Devices that are down, as the coordinator says.
-        disconnected: Peers that are disconnected, whether the coordinator knows it or not.
-        is_complete: Frames are being executed. Only peers that are down may connect from then on.
+        credentials: ID and token of the run, with which peers prove their membership.
+        channels: The channel to each connected peer, by the peer's name.
+        all_channels: All channels of the run so far, including those to peers that failed later.
+        down: Names of failed devices, as the coordinator reports them.
+        disconnected: Names of disconnected peers, even if the coordinator does not know of the failure yet.
+        is_complete: All peers were connected and frames are executed. From then on, only failed peers may connect.
     """
 
     def __init__(
@@ -67,17 +68,10 @@ class PeerConnections:
         make_callbacks: Callable[[str], ChannelCallbacks],
         report_failed: Callable[[str, str], None],
     ) -> None:
-        """Create the collection without connecting.
+        """Create the object without connecting.
 
-        Args:
-            manifest: The device's manifest.
-            settings: How to connect.
-            credentials: What this end knows of the run's credentials.
-            loop: The event loop.
-            mailbox: The device's mailbox.
-            schedule: The roles in use.
-            make_callbacks: Makes the callbacks of a peer's channel.
-            report_failed: Tells the coordinator that a peer failed: (peer, message).
+        `make_callbacks` returns the callbacks for the channel to the peer with that name. `report_failed` is called
+        with a peer's name and a message, and tells the coordinator that the peer failed.
         """
         self._manifest, self._settings, self.credentials = manifest, settings, credentials
         self._loop, self._mailbox, self._schedule = loop, mailbox, schedule
@@ -94,12 +88,15 @@ class PeerConnections:
     # -- identity
 
     def make_hello(self, receiver: str) -> dict[str, Any]:
-        """Return the HELLO that proves this device's identity to `receiver`."""
+        """Return the HELLO message that proves this device's identity to `receiver`, the name of a device."""
         proof = self.credentials.make_proof(self._name, receiver)
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Take the run's ID from the PEERS message; raise DeviceError if its sender is not the run's coordinator."""
+        """Adopt the run ID in the coordinator's PEERS message.
+
+        Raise DeviceError if the message does not prove that it comes from the run's coordinator.
+        """
         try:
             self.credentials.check(message, COORDINATOR_NAME, self._name)
         except ProtocolError as error:
@@ -109,16 +106,12 @@ class PeerConnections:
     # -- connecting
 
     def connect_all(self, arriving: ConnectionQueue, message: Mapping[str, Any]) -> None:
-        """Connect to the following peers in the order of devices, and wait for the preceding ones to connect.
+        """Connect to peers, and wait for the peers that connect to this device.
 
-        A device that rejoins connects to all peers that are up. Peers that fail meanwhile are not waited for.
-
-        Args:
-            arriving: Accepted connections of peers.
-            message: The PEERS message.
-
-        Raises:
-            DeviceError: A peer cannot be reached, or did not connect in time.
+        The peers before this device in the manifest's order connect to it through `arriving`; it connects to the peers
+        after it. After a failure, a device that rejoins connects to all peers. Failed peers are left out, even if they
+        fail meanwhile. `message` is the coordinator's PEERS message. Raise DeviceError if a peer cannot be reached or
+        does not connect in time.
         """
         expected = set() if message.get("rejoins") else self._preceding - self.down
         for peer in self._manifest["peers"]:
@@ -141,7 +134,7 @@ class PeerConnections:
                 self._start_channel(peer, channel)
 
     def _connect_if_up(self, peer: str, address: Any) -> None:
-        """Connect to a peer; continue without it if the run tolerates its failure."""
+        """Connect to a peer; if that fails and the run tolerates failures, report the peer as failed."""
         try:
             self._connect(peer, address)
         except DeviceError as error:
@@ -175,9 +168,10 @@ class PeerConnections:
     def accept(
         self, hello: Mapping[str, Any], channel: MessageChannel, deadline: float
     ) -> tuple[str, MessageChannel] | None:
-        """Accept a peer that connected and sent its HELLO; raise ProtocolError if it is not an expected one.
+        """Accept a peer that has connected and sent the HELLO message `hello`.
 
-        Return name and channel for `connect_all`, or None for a peer that rejoins while frames are executed.
+        Return name and channel of the peer for connect_all. If frames are executed already, start the channel and
+        return None. Raise ProtocolError for a peer that is not expected.
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
         channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
@@ -194,10 +188,10 @@ class PeerConnections:
     def _check_peer(
         self, hello: Mapping[str, Any], channel: MessageChannel, expected: set[str], deadline: float
     ) -> str:
-        """Return the name of the peer that sent a HELLO.
+        """Return the name of the peer that sent the HELLO message `hello`.
 
-        Raise ProtocolError if it is not one of `expected` or cannot prove it. Raise DeviceError, and tell the peer, if
-        it has another artifact.
+        Raise ProtocolError if the peer is not one of `expected` or cannot prove its identity. If it has another
+        artifact, raise DeviceError and tell the peer the reason.
         """
         peer = str(hello.get("device"))
         if peer not in expected:
@@ -217,7 +211,7 @@ class PeerConnections:
     # -- failures
 
     def set_down(self, down: set[str]) -> int:
-        """Apply the coordinator's list of devices that are down; return the number of new ones."""
+        """Disconnect the failed devices that the coordinator reports; return how many of them are new."""
         count = len(down - self.down)
         self.down = down
         for peer in sorted(down - self.disconnected):
@@ -225,11 +219,11 @@ class PeerConnections:
         return count
 
     def set_initially_down(self, down: set[str]) -> None:
-        """Set the devices that are down before any peer is connected."""
+        """Set the failed devices before any peer is connected."""
         self.down, self.disconnected = down, set(down)
 
     def report_failure(self, peer: str, message: str) -> None:
-        """Disconnect a peer and tell the coordinator, which knows the state of all devices."""
+        """Disconnect a failed peer and tell the coordinator, which decides how the run continues."""
         self._disconnect(peer)
         self._report_failed(peer, message)
 
@@ -241,14 +235,11 @@ class PeerConnections:
         self._mailbox.wake()
 
     def cancel_connect(self, peer: str = "") -> None:
-        """End the wait for the greeting of that peer, or of any peer."""
+        """Interrupt the connecting to this peer, or to any peer if no name is passed."""
         connecting = self._connecting
         if connecting is not None and peer in ("", connecting[0]):
-            with contextlib.suppress(OSError):  # It may be closed already.
+            with contextlib.suppress(OSError):  # The socket may be closed already.
                 connecting[1].shutdown(socket.SHUT_RDWR)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self.channels))
 
     def close(self) -> None:
         for channel in self.channels.values():

@@ -1,7 +1,7 @@
-"""The wire protocol: message headers, message types, and filters that decide which messages may be received.
+"""The wire protocol: message headers and types, reading messages, and checks of the tensors that arrive.
 
-A message is a fixed header and a payload. Payloads of tensors are raw little-endian bytes, whose length follows from
-the plan. All other payloads are JSON objects of bounded length.
+A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes, whose
+number follows from the plan. All other payloads are JSON objects of limited length.
 """
 
 from __future__ import annotations
@@ -10,52 +10,56 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .role_schedule import RoleSchedule
 
+if TYPE_CHECKING:
+    from .transport import Connection
+
 MAGIC, PROTOCOL_VERSION = b"DICO", 5
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
-"""Magic, protocol version, message type, flags (0), index (of a transfer, input or output), frame, payload length."""
+"""Fields: magic, protocol version, message type, flags (0), index, frame number, length of the payload."""
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
-"""Limit for JSON messages of a peer that has not proved its identity yet."""
+"""Length limit for JSON messages of an other end that has not proved its identity yet."""
 MAX_UNPLANNED_BYTES = 1 << 31
-"""Limit for tensors whose shape is not known before the run."""
+"""Length limit for tensors of unknown shape, because the plan has no length for them."""
 MAX_FRAMES_IN_FLIGHT = 1024
 READ_BUFFER_BYTES = 1 << 14
-"""Bytes that one call reads at the start of a message."""
+"""Size of a reader's buffer, into which headers and short messages are read."""
 CLOSED_IN_MESSAGE = "closed in the middle of a message"
 EMPTY_PAYLOAD: Any = np.empty(0, np.uint8)
 
 
 class MessageType(IntEnum):
-    """The type of a message. "C" is the coordinator and "D" a device.
+    """The type of a message. C is the coordinator and D a device; "C to D" is the direction.
 
     Attributes:
-        HELLO: Any direction: the sender's identity (JSON).
-        PEERS: C to D: addresses of all devices, failed devices, credentials (JSON).
-        READY: D to C: sessions are created and all peers are connected.
-        BEGIN_FRAME: C to D: starts a frame; index: milliseconds that the frame may take.
+        HELLO: Any direction: proves the sender's identity (JSON).
+        PEERS: C to D: addresses of all devices, names of failed devices, credentials (JSON).
+        READY: D to C: the device has made its sessions and is connected to all peers.
+        BEGIN_FRAME: C to D: announces a frame; the index is the time limit of the frame in milliseconds.
         INPUT: C to D: an input or an initial state of a frame.
         TENSOR: D to D: a transfer of a frame.
         OUTPUT: D to C: an output of a frame.
-        DONE: D to C: the device has finished the frame; index: microseconds since it started to compute (0: it computes
-            nothing in this frame).
+        DONE: D to C: the device has finished the frame; the index is the microseconds since its first segment started
+            (0: the device runs no segment in this frame).
         FINISH: C to D: there are no more frames.
         BYE: D to D: the sender sends no more tensors.
         REPORT: D to C: measurements of the run (JSON).
         ERROR: Any direction: why the sender ends the connection (JSON).
         HEARTBEAT: Any direction: the sender is alive.
-        CHANGE_ROLES: C to D: which devices are down, and from which frame on other roles are used (JSON).
-        ROLES_CHANGED: D to C and D to D: the device has applied a CHANGE_ROLES.
-        PEER_FAILED: D to C: the connection to a peer was lost; the sender continues (JSON).
-        RESET_STATES: C to D, before BEGIN_FRAME: states start again with this frame, as zeros, or with index 1 as given
-            by INPUT messages.
+        CHANGE_ROLES: C to D: which devices are down, and from which frame on the roles for them are used (JSON).
+        ROLES_CHANGED: D to C and D to D: the device has applied a CHANGE_ROLES; the frame is the first with other
+            roles.
+        PEER_FAILED: D to C: the connection to a peer was lost, and the sender continues (JSON).
+        RESET_STATES: C to D, before BEGIN_FRAME: states (tensors that one frame leaves to the next) start again as
+            zeros, or, if the index is 1, as the values of INPUT messages.
         TENSOR_OVERDUE: D to C: a tensor did not arrive in time, perhaps because of a failure that the coordinator has
-            not handled yet (JSON).
+            not reacted to yet (JSON).
     """
 
     HELLO = 1
@@ -82,7 +86,14 @@ MESSAGE_TYPES = {int(message_type): message_type for message_type in MessageType
 
 
 class MessageHeader(NamedTuple):
-    """The header of a message; `length` is the payload's size in bytes."""
+    """The header of a message.
+
+    Attributes:
+        type: The message's type.
+        index: Index of the transfer, input or output in the manifest, or the number that MessageType describes.
+        frame: Number of the frame.
+        length: Number of bytes of the payload.
+    """
 
     type: MessageType
     index: int  # type: ignore[assignment]  # tuple has a method of this name
@@ -91,40 +102,23 @@ class MessageHeader(NamedTuple):
 
 
 class ProtocolError(Exception):
-    """The other end violated the protocol or could not prove its identity; nothing of its message was stored."""
+    """The other end violated the protocol or could not prove its identity; its message was not stored."""
 
 
 class PeerRefused(Exception):
-    """The other end refused the connection; the text is its own message."""
+    """The other end refused the connection; the text is its message."""
 
 
 class ConnectionClosed(ConnectionError):
     """The other end closed the connection between two messages."""
 
 
-class ByteSource(Protocol):
-    """A stream of received bytes.
-
-    Attributes:
-        is_drained: The last call returned everything that was available. A reader that does not ask again resets it.
-    """
-
-    is_drained: bool
-
-    def receive_into(self, view: memoryview) -> int | None:
-        """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
-
-    def expect_bytes(self, count: int) -> None:
-        """Announce that at least `count` more bytes will arrive, so that fewer need not wake the reader."""
-
-
 def pack_header(header: MessageHeader) -> bytes:
-    """Return the bytes of a header."""
     return HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, header.type, 0, header.index, header.frame, header.length)
 
 
 def unpack_header(raw: bytes | bytearray, start: int = 0) -> MessageHeader:
-    """Return the header in the HEADER_STRUCT.size bytes from `start`; raise ProtocolError if it is invalid."""
+    """Return the header that begins at offset `start` of `raw`; raise ProtocolError if it is invalid."""
     magic, version, number, flags, index, frame, length = HEADER_STRUCT.unpack_from(raw, start)
     message_type = MESSAGE_TYPES.get(number)
     if magic != MAGIC:
@@ -137,42 +131,40 @@ def unpack_header(raw: bytes | bytearray, start: int = 0) -> MessageHeader:
 
 
 class MessageReader:
-    """Reads messages from a byte source without blocking.
+    """Reads the messages that arrive on a connection.
 
-    Small messages that arrive together are read with one call. A large payload is read directly into its own memory.
+    A MessageChannel creates the reader and passes on its messages. Short messages that arrive together are read with
+    one call. A long payload is read directly into its own memory, an array of bytes that `allocate` returns.
 
     Attributes:
-        has_received: Set to true whenever a byte arrives; the user resets it.
+        has_received: Becomes true when a byte arrives; the channel sets it to false before it watches for silence.
     """
 
-    def __init__(self, source: ByteSource, allocate: Callable[[int], Any] | None = None) -> None:
-        self._source = source
+    def __init__(self, connection: Connection, allocate: Callable[[int], Any] | None = None) -> None:
+        self._connection = connection
         self._allocate: Callable[[int], Any] = allocate or (lambda length: np.empty(length, np.uint8))
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0  # The unread part of the buffer.
-        self._expects_payload = False  # The source was told to expect more than one byte.
+        self._start = self._end = 0  # Start and end of the unread bytes in the buffer.
+        self._expects_payload = False  # The connection was told to expect more than one byte.
         self._header: MessageHeader | None = None  # Header of the message that is being read.
         self._payload: Any = None
         self._filled = 0
         self.has_received = True
 
     def read_message(self, check: Callable[[MessageHeader], None]) -> tuple[MessageHeader, Any] | None:
-        """Return the next message and its payload, or None if it is incomplete (call again later to continue).
+        """Return the next message as header and payload, or None if it has not arrived completely.
 
-        Args:
-            check: Called with each header, except for HEARTBEAT, before memory for the payload is allocated; may raise.
-
-        Raises:
-            ProtocolError: The header is invalid, or the payload does not fit into memory.
-            ConnectionClosed: The connection was closed between two messages.
-            OSError: The connection was closed or failed within a message.
+        After None, the next call continues with the same message. `check` is called with each header, except those of
+        heartbeats, before memory for the payload is allocated; its errors are passed on. Raise ProtocolError if the
+        header is invalid or the payload does not fit into memory. Raise ConnectionClosed if the connection was closed
+        between two messages, and OSError if it was closed or failed within a message.
         """
         if self._header is not None:
             return self._continue_payload()
         while self._end - self._start < HEADER_STRUCT.size:
-            if self._source.is_drained and self._start == self._end:
-                self._source.is_drained = False
+            if self._connection.is_drained and self._start == self._end:
+                self._connection.is_drained = False
                 self._expect_any_byte()
                 return None
             if not self._fill_buffer():
@@ -185,10 +177,10 @@ class MessageReader:
     def _expect_any_byte(self) -> None:
         if self._expects_payload:
             self._expects_payload = False
-            self._source.expect_bytes(1)
+            self._connection.expect_bytes(1)
 
     def _fill_buffer(self) -> bool:
-        """Read into the buffer; return True if bytes arrived."""
+        """Read from the connection into the buffer; return True if bytes arrived."""
         free = self._view
         if self._start == self._end:
             self._start = self._end = 0
@@ -198,7 +190,7 @@ class MessageReader:
                 free[:unread] = bytes(free[self._start : self._end])
                 self._start, self._end = 0, unread
             free = free[self._end :]
-        count = self._source.receive_into(free)
+        count = self._connection.receive_into(free)
         if count is None:
             self._expect_any_byte()
             return False
@@ -214,7 +206,7 @@ class MessageReader:
         return True
 
     def _begin_payload(self, header: MessageHeader) -> tuple[MessageHeader, Any] | None:
-        """Allocate the payload and copy the part of it that is in the buffer."""
+        """Allocate the payload and copy its first bytes, which are in the buffer already."""
         if not header.length:
             return header, EMPTY_PAYLOAD
         try:
@@ -233,14 +225,14 @@ class MessageReader:
         return self._continue_payload()
 
     def _continue_payload(self) -> tuple[MessageHeader, Any] | None:
-        """Read more of the payload; return the message if it is complete."""
+        """Read more bytes of the payload; return the message once it is complete."""
         header, payload = self._header, self._payload
         assert header is not None
         while self._filled < header.length:
-            count = self._source.receive_into(memoryview(payload)[self._filled :])
+            count = self._connection.receive_into(memoryview(payload)[self._filled :])
             if count is None:
                 self._expects_payload = True
-                self._source.expect_bytes(header.length - self._filled)
+                self._connection.expect_bytes(header.length - self._filled)
                 return None
             if count == 0:
                 raise ConnectionError(CLOSED_IN_MESSAGE)
@@ -251,24 +243,27 @@ class MessageReader:
 
 
 def read_messages(
-    reader: MessageReader,
-    check: Callable[[MessageHeader], None],
-    deliver: Callable[[MessageHeader, Any], object],
+    reader: MessageReader, check: Callable[[MessageHeader], None], deliver: Callable[[MessageHeader, Any], object]
 ) -> None:
-    """Deliver all available messages, until `deliver` returns something true; errors: see read_message."""
+    """Call `deliver` with each available message, until it returns a true value.
+
+    Heartbeats are not delivered. `check` and the errors are those of MessageReader.read_message.
+    """
     while (message := reader.read_message(check)) is not None:
         if message[0].type is not MessageType.HEARTBEAT and deliver(*message):
             return
 
 
 class FrameWindow:
-    """The frames that may be in flight: from the oldest unfinished one to before `end`.
+    """The frames that may be in flight: unfinished frames from number `oldest` to before number `end`.
+
+    A window of a given size always admits that many frames from the oldest one on. Without a size, `open` admits
+    frames.
 
     Attributes:
-        oldest: The oldest unfinished frame.
-        end: The frame after the last one that may be in flight. It moves with `oldest` if the window has a size;
-            otherwise `open` moves it.
-        first: Frames before this one were dropped; messages for them are late.
+        oldest: Number of the oldest unfinished frame.
+        end: Number after that of the last frame that may be in flight.
+        first: Frames before this number were dropped, and messages for them are late.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -297,13 +292,13 @@ class FrameWindow:
             self.end = self.oldest + self._size
 
     def drop(self, first: int) -> None:
-        """Drop all frames before `first`."""
+        """Drop all frames before number `first`, which becomes the oldest."""
         self._finished.clear()
         self.first = self.oldest = first
         self.end = first + (self._size or 0)
 
     def skip(self, first: int, end: int) -> None:
-        """Skip the frames from `first`, the next one, to before `end`: this device takes no part in them."""
+        """Leave out the frames from `first`, the next one, to before `end`, in which this device has no work."""
         if self.oldest < first:
             self._finished.update(range(first, end))
         else:
@@ -313,7 +308,7 @@ class FrameWindow:
         return self.oldest <= frame < self.end and frame not in self._finished
 
     def check(self, frame: int, place: str) -> None:
-        """Raise ProtocolError if the frame is not in flight."""
+        """Raise ProtocolError, with `place` as the name of the message, if the frame is not in flight."""
         if not self.is_in_flight(frame):
             raise ProtocolError(
                 f"{place} is for frame {frame}, but frames {self.oldest} to {self.end - 1} are in flight"
@@ -321,33 +316,30 @@ class FrameWindow:
 
 
 class ReceiveFilter:
-    """Decides which tensors may arrive on a connection: each expected one once per frame in flight.
+    """Decides which tensors may arrive on a connection: each expected tensor once in each frame in flight.
 
-    So the stored bytes never exceed the expected bytes of the frames in flight. Late tensors are not stored.
+    DeviceRun and the coordinator create a filter for each connection. A channel checks the header of a tensor, and then
+    reads its payload. So the stored bytes never exceed those that the plan expects for the frames in flight.
     """
 
     def __init__(
         self,
-        expected: Mapping[int, Mapping[str, Any]],
+        expected_by_role: Sequence[Mapping[int, Mapping[str, Any]]],
         window: FrameWindow,
-        others: Sequence[Mapping[int, Mapping[str, Any]]] = (),
         schedule: RoleSchedule | None = None,
     ) -> None:
-        """Create the filter.
+        """Create a filter for the frames in a window.
 
-        Args:
-            expected: Values by index, in frames of the first role.
-            window: The frames in flight.
-            others: The same for the other roles.
-            schedule: The role of each frame. Default: all roles in turn.
+        `expected_by_role` has, for each role (a way of a frame through the devices), the manifest's entries of the
+        tensors that may arrive, by index. `schedule` maps frames to roles; by default, they use all roles in turn.
         """
-        self._roles, self._window = (expected, *others), window
+        self._roles, self._window = expected_by_role, window
         self._schedule = schedule or RoleSchedule([()] * len(self._roles))
         self._max_values = max(map(len, self._roles))
         self._seen: set[tuple[int, int]] = set()
 
     def check(self, header: MessageHeader) -> None:
-        """Raise ProtocolError, before memory is allocated, if this tensor must not arrive now or in this length."""
+        """Raise ProtocolError if the tensor with this header may not arrive now or has another length than expected."""
         if header.frame < self._window.first:
             self._check_late(header)
             return
@@ -361,15 +353,15 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Check a tensor that was sent before its frame was dropped; it is read and then discarded."""
-        known = [role[header.index]["bytes"] for role in self._roles if header.index in role]
-        if header.length not in known and not (None in known and header.length <= MAX_UNPLANNED_BYTES):
+        """Raise ProtocolError if the plan has no such tensor; tensors of dropped frames are read and discarded."""
+        lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
+        if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
             raise ProtocolError(
                 f"received {header.type.name} {header.index} of {header.length} bytes, late and not in the plan"
             )
 
     def _refuse(self, header: MessageHeader, value: Mapping[str, Any] | None) -> None:
-        """Raise a ProtocolError that names the violation; return if only the length was unknown and is allowed."""
+        """Raise a ProtocolError with the reason; return if only the length is unplanned and within its limit."""
         if value is None:
             raise ProtocolError(f"received {header.type.name} {header.index}, which is not in the plan")
         place, wanted = f"{header.type.name} {header.index} ({value['name']!r})", value["bytes"]
@@ -383,19 +375,17 @@ class ReceiveFilter:
 
 
 def check_json_length(header: MessageHeader, limit: int = MAX_JSON_BYTES) -> None:
-    """Raise ProtocolError if a JSON message is too long."""
     if header.length > limit:
         raise ProtocolError(f"{header.type.name} has {header.length} bytes, the limit is {limit}")
 
 
 def check_no_payload(header: MessageHeader) -> None:
-    """Raise ProtocolError if the message has a payload."""
     if header.length:
         raise ProtocolError(f"{header.type.name} has {header.length} bytes, expected none")
 
 
 def decode_json(payload: Any) -> dict[str, Any]:
-    """Return the JSON object in a payload; raise ProtocolError if it is not one."""
+    """Return the JSON object in a payload, an array of bytes; raise ProtocolError if it is not a JSON object."""
     try:
         message = json.loads(payload.tobytes())
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Roles of a device, and which role each frame uses.
+"""The roles of a device, and the role of each frame.
 
-With replicas, frames are distributed over several roles in turn. With failure plans, a role is used while the devices
-that it does without are down. A manifest describes all roles ⇒ one manifest per role.
+A role is a way of frames through the devices. With replicas, frames use several roles in turn. With failure plans, some
+roles are only used while certain devices are down.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Any
 
 
 def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return a manifest for each role.
+    """Return a complete manifest for each role in a device's manifest.
 
-    They differ in inputs, outputs, segments, steps, transfers, and in `failed`, the devices that the role does without.
+    They differ in inputs, outputs, segments, steps and transfers, and in `failed`, the devices that the role does
+    without.
     """
     return (manifest, *({**manifest, **role} for role in manifest.get("other_roles", ())))
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return for each role True if the device works while that role, or another for the same failure, is in use.
+    """Return for each role True if the device has work in it, or in another role for the same failed devices.
 
-    A device that is not active is not told about frames.
+    A device without such work is not told about frames.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
@@ -31,18 +32,19 @@ def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 class RoleSchedule:
-    """Maps frames to roles: among the roles for the current failed devices, frame i uses entry i mod n.
+    """Maps frames to roles (ways of a frame through the devices).
+
+    Among the n roles for the devices that are down, frame i uses role i mod n.
 
     Attributes:
-        tolerates_failures: The schedule has roles for failed devices.
+        tolerates_failures: Some roles are for frames after a failure.
     """
 
     def __init__(self, failed: Sequence[Collection[str]], active: Sequence[bool] = ()) -> None:
-        """Create a schedule that starts without failed devices.
+        """Create a schedule that begins without failed devices.
 
-        Args:
-            failed: For each role the devices that it does without.
-            active: See active_roles. Default: always active.
+        `failed` has the failed devices that each role does without. `active` is the result of active_roles; by default,
+        all values are true.
         """
         self._failed_sets = tuple(map(frozenset, failed))
         self._is_active = active or [True] * len(failed)
@@ -55,39 +57,33 @@ class RoleSchedule:
 
     @property
     def is_idle(self) -> bool:
-        """True if the device has no work in the frames since the last change."""
+        """True if the device has no work in frames after the last change of roles."""
         return not self._is_active[self._changes[-1][1][0]]
 
     @property
     def last_change(self) -> int:
-        """The first frame after the last change."""
+        """Number of the first frame after the last change of roles."""
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
-        """Return the smallest set of failed devices that has roles and includes all of `down`, or None."""
+        """Return the smallest set of devices that has roles and includes all of `down`, or None."""
         candidates = [failed for failed in self._failed_sets if failed.issuperset(down)]
         return min(candidates, key=len, default=None)
 
     def change(self, failed: Collection[str], first: int, oldest: int) -> None:
-        """Use the roles for the failed devices from frame `first` on.
+        """Use the roles for a set of failed devices from frame `first` on.
 
-        Args:
-            failed: A set that `find_failed_set` returned.
-            first: The first frame that uses them.
-            oldest: Roles of frames before this one are not needed any more.
-
-        Raises:
-            ValueError: There is no role for these failed devices.
+        `failed` must be a result of find_failed_set; raise ValueError if it has no role. The roles of frames before
+        `oldest` are forgotten.
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:
             raise ValueError(f"there is no role for the failure of {sorted(failed)}")
         ends = [*(start for start, _ in self._changes[1:]), first]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest]
-        self._changes = [*needed, (first, chosen)]  # One assignment, because other threads read it.
+        self._changes = [*needed, (first, chosen)]  # Other threads read the list, so it is replaced at once.
 
     def role_index(self, frame: int) -> int:
-        """Return the index of the frame's role among all roles."""
         first, chosen = self._changes[-1]
         if frame < first:
             chosen = next((roles for start, roles in reversed(self._changes) if frame >= start), chosen)

@@ -1,7 +1,7 @@
-"""Segments in onnxruntime: sessions, tensors as bytes, copies at segment boundaries, and reused buffers.
+"""Segments in onnxruntime: sessions, tensors as bytes, copies before and after a segment, and reused buffers.
 
-A manifest ⇒ sessions, and for each role the copies and buffers of its segments. onnxruntime's own values are used
-throughout, because numpy lacks some types (bfloat16, float8) and would need copies.
+A segment is an ONNX sub-model that the device runs as soon as its inputs have arrived. Tensors are kept as
+onnxruntime's own values, because numpy lacks some types (bfloat16, float8), whose values would have to be copied.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TENSOR_TYPES = {
     "BFLOAT16": (16, 2), "FLOAT8E4M3FN": (17, 1), "FLOAT8E4M3FNUZ": (18, 1), "FLOAT8E5M2": (19, 1),
     "FLOAT8E5M2FNUZ": (20, 1),
 }  # fmt: skip
-"""Types that can be sent: ONNX's number and the bytes per element."""
+"""Element types that can be sent: ONNX's number of the type, and the bytes per element."""
 OPTIMIZATION_LEVELS = {
     "none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL",
 }  # fmt: skip
 MAX_BUFFERED_BYTES = 1 << 14
-"""Largest tensor that is kept in a buffer set."""
+"""Size of the largest tensor that is stored in a buffer set."""
 MAX_BUFFER_SETS = 8
-"""Buffer sets of a role; further frames in flight do without."""
+"""Maximum number of buffer sets of a role. Further frames in flight allocate memory for each tensor."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameters of glibc's mallopt.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 
@@ -42,17 +42,11 @@ _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 
 
 def value_from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
-    """Return the onnxruntime value on an array of bytes.
+    """Return the tensor in an array of bytes as an onnxruntime value that uses the same memory.
 
-    If the manifest does not know the shape, the payload starts with rank and dimensions as 64-bit integers. For strings
-    and non-tensors, of which no onnxruntime value can be made, the Python value is returned.
-
-    Args:
-        payload: The bytes; the value uses the same memory.
-        value: The value's entry in the manifest.
-
-    Raises:
-        ValueError: The bytes do not have the type and shape of the entry.
+    `value` is the manifest's entry of the tensor. If the entry has no shape, the payload begins with rank and
+    dimensions as 64-bit integers. Strings and values that are not tensors are returned as Python objects. Raise
+    ValueError if the bytes do not have the type and shape of the entry.
     """
     if value["dtype"] in UNSIZED_TYPES:
         return decode_value(payload)
@@ -68,20 +62,16 @@ def value_from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
 
 
 def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """Return an onnxruntime value that uses the memory of an array of bytes."""
+    """Return an onnxruntime value that uses the memory of an array of bytes, `raw`."""
     number, size = TENSOR_TYPES[dtype]
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw.view(f"u{size}").reshape(shape), number)
 
 
 def value_to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
-    """Return the bytes of an onnxruntime value; arrays, which are bytes already, are returned as they are.
+    """Return the bytes of an onnxruntime value, which use its memory, so that it must stay alive as long.
 
-    Args:
-        tensor: The value. It must stay alive as long as the bytes, which use its memory.
-        value: The value's entry in the manifest.
-
-    Raises:
-        ValueError: The value does not have the type and shape of the entry.
+    `value` is the manifest's entry of the tensor. An array of bytes is returned as it is. Raise ValueError if the
+    tensor does not have the type and shape of the entry.
     """
     if value["dtype"] in UNSIZED_TYPES:
         return encode_value(tensor)
@@ -103,11 +93,12 @@ def value_to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
 
 
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
-    """Return a session per segment of all roles, None for segments without a file.
+    """Return the session of each segment of all roles, None for segments without a file, which only copy.
 
-    Segments with the same file share a session. Raise ValueError with the segment's name if it cannot be loaded.
+    Segments with the same file share a session; `threads` threads compute it. Raise ValueError with the segment's name
+    if onnxruntime cannot load it.
     """
-    # All sessions share one arena. Otherwise each would keep the most memory that it ever needed.
+    # All sessions share one arena. Separate arenas would each keep the most memory that their session ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, None)
     segments = [segment for role in role_manifests(manifest) for segment in role["segments"]]
@@ -124,27 +115,22 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     return [sessions[segment.get("file")] for segment in segments]
 
 
-def _session_options(manifest: Mapping[str, Any], threads: int) -> Any:
+def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
+    """Return the session of a file; if onnxruntime refuses a QuantizeLinear, try again with int8 allowed.
+
+    On some processors, onnxruntime converts int8 to uint8 at levels from "extended" on. It then refuses its own
+    QuantizeLinear of opset 21, whose type is an attribute (onnxruntime issue 25526).
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     level = OPTIMIZATION_LEVELS[manifest["optimization"]]
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
-    if manifest["optimization"] != "all":  # Fused QDQ groups differ from segment to segment and round differently.
+    if manifest["optimization"] != "all":  # Fused groups of QDQ nodes depend on the segment and round differently.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
     if manifest["peers"]:  # Between two segments, the processor is needed for sending and receiving.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    return options
-
-
-def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
-    """Return the session of a file; if onnxruntime refuses its QuantizeLinear, try again with int8 kept.
-
-    On some processors, onnxruntime converts int8 to uint8 at levels from "extended" on, and then refuses its own
-    QuantizeLinear of opset 21, whose type is given by an attribute (onnxruntime issue 25526).
-    """
-    options = _session_options(manifest, threads)
     try:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no other common base.
@@ -163,20 +149,14 @@ def run_segment(
 ) -> dict[str, Any]:
     """Run a segment and return its outputs by name.
 
-    Args:
-        session: The segment's session.
-        segment: Its entry in the manifest.
-        values: Its inputs by name.
-        places: Preallocated values for some of the outputs.
-        run_options: onnxruntime's RunOptions, whose `terminate` ends the call.
-
-    Raises:
-        ValueError: onnxruntime failed; the message names the segment.
+    `segment` is its entry in the manifest, and `values` has its inputs by name. `places` has existing onnxruntime
+    values into which outputs of these names are written. `run_options` are onnxruntime's, whose `terminate` ends the
+    call. Raise ValueError with the segment's name if onnxruntime fails.
     """
     try:
         if segment.get("unsized"):
             return _run_non_tensor(session, segment, values, places or {}, run_options)
-        # A binding takes a fifth of the time of run_with_ort_values, which checks, lists and copies.
+        # A binding takes a fifth of the time of run_with_ort_values, which checks and copies more.
         binding = session.io_binding()
         for name in segment["inputs"]:
             binding.bind_ortvalue_input(name, values[name])
@@ -194,7 +174,7 @@ def run_segment(
 def _run_non_tensor(
     session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any], run_options: Any
 ) -> dict[str, Any]:
-    """Run a segment with string or non-tensor inputs or outputs, which cannot be bound."""
+    """Run a segment with inputs or outputs that are strings or no tensors, which cannot be bound."""
     outputs = session.run(segment["outputs"], {name: values[name] for name in segment["inputs"]}, run_options)
     found = dict(zip(segment["outputs"], outputs, strict=True))
     for name in found.keys() - set(segment["unsized"]):
@@ -206,7 +186,7 @@ def _run_non_tensor(
 
 
 def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_options: Any = None) -> None:
-    """Run a segment on its bound inputs and outputs; raise ValueError that names it if onnxruntime fails."""
+    """Run a segment on the inputs and outputs that `binding` fixes; raise ValueError if onnxruntime fails."""
     try:
         session.run_with_iobinding(binding, run_options)
     except Exception as error:  # onnxruntime's errors have no other common base.
@@ -218,20 +198,23 @@ def _segment_error(segment: Mapping[str, Any], error: Exception) -> ValueError:
 
 
 def one_line(error: Exception) -> str:
-    """Return the error's message without line breaks, at most 1000 characters."""
+    """Return the error's message without line breaks, shortened to 1000 characters."""
     return " ".join(str(error).split())[:1000]
 
 
 # -- copies at segment boundaries
 
 RegionOfShape = tuple[Sequence[int], Sequence[Sequence[int]]]
-"""The shape of a tensor and a region of it."""
+"""The shape of a tensor, and a region of the tensor: start and end per axis."""
 MemoryCopy = tuple[Any, Any]
-"""Two array views: target and source of a copy."""
+"""Target and source of a copy, as two arrays that are views of tensors."""
 
 
 class RegionCopy:
-    """Copies a region of one tensor to a region of another, in blocks that are contiguous in both tensors."""
+    """Copies a region of one tensor to a region of another, in blocks that are contiguous in both tensors.
+
+    A SegmentIO creates the object from the manifest. `views` turns it into a copy between two memories.
+    """
 
     def __init__(self, source: RegionOfShape, target: RegionOfShape, element_bytes: int) -> None:
         counts = [end - begin for begin, end in source[1]]
@@ -243,13 +226,16 @@ class RegionCopy:
         self._target_offset, self._target_strides = _offset_and_strides(*target, axis, element_bytes)
 
     def views(self, source: Any, target: Any) -> MemoryCopy:
-        """Return target and source of the copy as views of both tensors' memory."""
+        """Return target and source of the copy as views of the memory of both tensors."""
         target_view = np.ndarray(self._counts, self._type, target, self._target_offset, self._target_strides)
         return target_view, np.ndarray(self._counts, self._type, source, self._source_offset, self._source_strides)
 
 
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the first axis from which on a region with these element counts is contiguous in memory."""
+    """Return the first axis from which on a region is contiguous in the memory of a tensor.
+
+    `counts` has the number of the region's elements along each axis.
+    """
     axis = len(shape) - 1
     while axis > 0 and counts[axis] == shape[axis]:
         axis -= 1
@@ -259,32 +245,33 @@ def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
 def _offset_and_strides(
     shape: Sequence[int], region: Sequence[Sequence[int]], axis: int, element_bytes: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the region's offset and its strides along the axes before `axis`, in bytes."""
+    """Return the offset of a region and its strides along the axes before `axis`, in bytes."""
     strides = tuple(element_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return sum(begin * stride for (begin, _), stride in zip(region, strides, strict=True)), strides[:axis]
 
 
 CopiedPiece = tuple[str, Mapping[str, Any], RegionCopy]
-"""Name of a source tensor, its type and shape, and the copy of its piece."""
+"""Name of the tensor with the piece, its manifest entry, and the copy of the piece."""
 AssembledTensor = tuple[Mapping[str, Any], Sequence[CopiedPiece]]
-"""A tensor of the manifest that is assembled from pieces, and the pieces."""
+"""The manifest's entry of a tensor that is assembled from pieces, and these pieces."""
 
 
 class SegmentIO:
-    """Inputs and outputs of a segment that the runtime copies itself.
+    """The copies before and after a segment, which the runtime makes instead of onnxruntime.
 
     Received pieces are copied directly to their place in the tensor that the segment reads. Pieces for other devices
-    are copied directly from the memory of the tensor that the segment computes.
+    are copied directly from the tensor that the segment computes. RoleSteps creates the object; the executor copies the
+    inputs, runs the segment, copies the outputs, and then posts them.
 
     Attributes:
-        inner: The segment with the inputs and outputs of its session.
-        copied_inputs: Inputs that are only copied.
-        outputs: All outputs of the segment.
-        names: All tensors that the segment reads and computes.
+        inner: The manifest's entry of the segment, with the inputs and outputs of its session.
+        copied_inputs: Names of inputs that the session does not read, because they are only copied.
+        outputs: Names of all outputs of the segment.
+        names: Names of all tensors that the segment reads or computes.
     """
 
     def __init__(self, segment: Mapping[str, Any], session: Any) -> None:
-        """Describe the segment; `session` is None if it only copies."""
+        """Describe a segment by its manifest entry; `session` is None if the segment only copies."""
         self._joins, self._cuts = (
             [(tensor, [_make_piece(tensor, piece) for piece in tensor["pieces"]]) for tensor in segment.get(key, ())]
             for key in ("assembled_inputs", "assembled_outputs")
@@ -298,7 +285,7 @@ class SegmentIO:
         self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` with the assembled inputs added; raise ValueError if a piece has another type or shape."""
+        """Return `values` and the inputs assembled from them; raise ValueError for a piece of another type or shape."""
         if not self._joins:
             return values
         joined = dict(values)
@@ -307,9 +294,10 @@ class SegmentIO:
         return joined
 
     def cut_outputs(self, computed: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the segment's outputs: computed tensors, and bytes of pieces of `computed` and `values`.
+        """Return the segment's outputs by name: computed tensors, and bytes of pieces for other devices.
 
-        Raise ValueError if the session computed a tensor of another type or shape than planned.
+        Pieces are cut from `computed`, the session's outputs, and from the inputs `values`. Raise ValueError if a
+        tensor does not have the planned type or shape.
         """
         assembled = _assemble(self._cuts, lambda name: computed[name] if name in computed else values[name])
         computed |= {tensor["name"]: raw for tensor, raw in assembled}
@@ -318,7 +306,7 @@ class SegmentIO:
         return computed
 
     def bind_copies(self, view: Callable[[str], Any]) -> tuple[list[MemoryCopy], list[MemoryCopy]]:
-        """Return the copies before and after the segment, if each tensor has a fixed memory (`view` by name)."""
+        """Return the copies before and after the segment between fixed memories, which `view` returns by name."""
         before, after = (
             [copy.views(view(name), view(tensor["name"])) for tensor, pieces in tensors for name, _, copy in pieces]
             for tensors in (self._joins, self._cuts)
@@ -327,7 +315,6 @@ class SegmentIO:
 
 
 def run_copies(copies: Sequence[MemoryCopy]) -> None:
-    """Execute all copies."""
     for target, source in copies:
         np.copyto(target, source)
 
@@ -335,7 +322,7 @@ def run_copies(copies: Sequence[MemoryCopy]) -> None:
 def _assemble(
     tensors: Sequence[AssembledTensor], find_tensor: Callable[[str], Any]
 ) -> list[tuple[Mapping[str, Any], Any]]:
-    """Return each tensor's entry in the manifest and its bytes, copied from its pieces."""
+    """Return the manifest's entry and the bytes of each tensor, copied from its pieces."""
     assembled, memories = list[tuple[Mapping[str, Any], Any]](), dict[str, Any]()
     for tensor, pieces in tensors:
         raw = np.empty(tensor["bytes"], np.uint8)
@@ -359,13 +346,15 @@ def _make_piece(tensor: Mapping[str, Any], piece: Mapping[str, Any]) -> CopiedPi
 class BufferSet:
     """Memory for the small tensors of one frame, bound once to the segments that have only small tensors.
 
-    Creating, looking up and binding a small tensor takes longer than computing it. Large tensors are allocated per
-    frame, because the predicted memory counts them so.
+    Creating and binding a small tensor takes longer than computing it. Large tensors are allocated for each frame,
+    because the predicted memory counts them so. A BufferPool creates the object; the executor uses it for one frame
+    after another.
 
     Attributes:
-        values: onnxruntime's value of each small tensor by name.
-        views: Their bytes.
-        bindings: By segment: the binding (None: it only copies), its outputs, and the copies before and after it.
+        values: The onnxruntime value of each small tensor, by name.
+        views: The bytes of each small tensor, by name.
+        bindings: By index of the segment: its binding (None if it only copies), its outputs by name, and the copies
+            before and after it.
     """
 
     def __init__(
@@ -394,7 +383,7 @@ class BufferSet:
 
 
 class BufferPool:
-    """The buffer sets of a role, which its frames use one after another."""
+    """The buffer sets of one role, each of which serves one frame at a time."""
 
     def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any], segment_ios: Sequence[SegmentIO]) -> None:
         self._segment_ios, self._sessions = segment_ios, sessions
@@ -402,12 +391,12 @@ class BufferPool:
         bound = {name for io in segment_ios if all(name in small for name in io.names) for name in io.names}
         self._small_tensors = {name: value for name, value in small.items() if name in bound}
         self._empty_set = BufferSet({}, (), ())
-        # Created now, because a role that takes over after a failure has no time for it.
+        # The first set is created in advance, because it would delay a role that is used after a failure.
         self._free = [BufferSet(self._small_tensors, self._segment_ios, self._sessions)]
         self._set_count = 1
 
     def take(self) -> BufferSet:
-        """Return a buffer set for a new frame, an empty one if MAX_BUFFER_SETS are in use."""
+        """Return a buffer set for a new frame; it is empty if MAX_BUFFER_SETS are in use."""
         if self._free:
             return self._free.pop()
         if self._set_count == MAX_BUFFER_SETS:
@@ -416,11 +405,9 @@ class BufferPool:
         return BufferSet(self._small_tensors, self._segment_ios, self._sessions)
 
     def give_back(self, buffer_set: BufferSet, is_unused: bool) -> None:
-        """Return the set of a finished frame.
+        """Take back the buffer set of a finished frame, for use by another frame.
 
-        Args:
-            buffer_set: The set.
-            is_unused: No data of the set is still to be sent. Otherwise the set is discarded.
+        If `is_unused` is false, data of the set is still to be sent, so that the set is discarded.
         """
         if buffer_set is not self._empty_set:
             self._free += [buffer_set] * is_unused
@@ -428,17 +415,17 @@ class BufferPool:
 
 
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
-    """Return type and shape of the small tensors of known shape in segments."""
+    """Return type and shape of the small tensors with a known shape, by name."""
     found: dict[str, tuple[str, Sequence[int]]] = {}
-    known = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
-    known += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
+    candidates = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
+    candidates += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
     for session in filter(None, sessions):
         for value in (*session.get_outputs(), *session.get_inputs()):
-            known.append((value.name, value.type[7:-1].upper(), value.shape))  # The type is like tensor(float).
-    excluded = {name for name, dtype, shape in known if not _is_small(dtype, shape)}
-    for name, dtype, shape in known:
+            candidates.append((value.name, value.type[7:-1].upper(), value.shape))  # "tensor(float)" becomes "FLOAT".
+    excluded = {name for name, dtype, shape in candidates if not _is_small(dtype, shape)}
+    for name, dtype, shape in candidates:
         if name not in excluded and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
-            excluded.add(name)  # The mismatch is reported when the tensor is computed.
+            excluded.add(name)  # `value_to_bytes` reports the different types when the tensor is computed.
     return {name: value for name, value in found.items() if name not in excluded}
 
 
@@ -455,9 +442,9 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 def freed_to_system() -> Iterator[None]:
     """Let glibc return each freed block of 128 KiB or more to the system within the context.
 
-    When the first large block is freed, glibc learns to keep such blocks. onnxruntime creates and frees a copy of many
-    weights while it makes a session, which would stay with the process: up to a quarter of its memory, and a different
-    amount each time. Other C libraries are not affected.
+    When the first large block is freed, glibc learns to keep such blocks. While it makes a session, onnxruntime creates
+    and frees copies of many weights, which would stay with the process: up to a quarter of its memory. Other C
+    libraries are not affected.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -467,15 +454,15 @@ def freed_to_system() -> Iterator[None]:
     try:
         yield
     finally:
-        # Memory of frames is better kept for the next frame. glibc would learn this value by itself.
+        # glibc should keep the freed memory of a frame for the next frame. Without mallopt, it learns the same values.
         mallopt(_MMAP_THRESHOLD, _LARGE_THRESHOLD_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _LARGE_THRESHOLD_BYTES)
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident memory of this process in bytes."""
+    """Return the largest resident memory that this process has had, in bytes."""
     try:
-        # On Linux, getrusage also counts the memory that the parent process had when it started this one.
+        # On Linux, getrusage also counts memory that the parent process had when it started this one.
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):

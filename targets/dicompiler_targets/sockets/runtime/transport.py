@@ -1,7 +1,4 @@
-"""Plain and TLS connections as byte streams, TLS keys, and addresses.
-
-A connected socket and, for TLS, the keys of this end ⇒ a byte stream and the identity of the other end.
-"""
+"""Plain and TLS connections as byte streams, TLS keys, and addresses."""
 
 from __future__ import annotations
 
@@ -22,44 +19,73 @@ from typing import Any
 from .protocol import MAGIC, MessageHeader, MessageType, PeerRefused, ProtocolError, pack_header
 
 KEY_FILES = ("ca.pem", "crl.pem", "cert.pem", "key.pem")
-"""Files in a directory of keys: the cluster's authority and revocation list, this end's certificate and private key."""
+"""Files in a directory of keys.
+
+They are the cluster's certificate authority and revocation list, and this end's certificate and private key.
+"""
 EXPIRY_NOTICE_S = 30 * 24 * 3600.0
-"""Users are warned when a certificate expires within this time."""
+"""Users are warned when a certificate expires within this number of seconds."""
 COORDINATOR_IDENTITY = "dicompiler:coordinator"
 DEVICE_IDENTITY = "dicompiler:device:{}"
-"""Identities in certificates: URIs among the subject's alternative names."""
+"""Identities in certificates: a URI among the alternative names of the subject."""
 CHUNK_BYTES = 1 << 16
-"""Bytes that are encrypted or received at once."""
+"""Maximum number of bytes that one call encrypts or receives."""
 MAX_TLS_RECORD_BYTES = 5 + (1 << 14) + 256
 MAX_LOW_WATER_BYTES = 1 << 16
-"""Bytes of a long message to wait for before reading.
+"""Maximum number of bytes of a long message that must have arrived before a thread is woken to read them.
 
-Slow links deliver one packet at a time, and waking a thread for each takes longer than reading all of them.
+Slow links deliver one packet at a time, and waking a thread for each packet takes longer than reading all of them.
 """
 MAX_UNSENT_BYTES = 1 << 16
-"""Bytes that the kernel may buffer in addition to those in flight. Later messages can still overtake all others."""
+"""Maximum number of bytes that the kernel buffers for sending, in addition to the unacknowledged ones.
+
+Bytes that wait in the channel's queue instead can be overtaken by urgent messages.
+"""
 MAX_FULL_READS = 16
-"""After this many reads that filled the whole buffer, other connections are served."""
+"""After this many reads that filled the whole buffer, the event loop reads from other connections."""
 _ZERO_INT = bytes(4)
 LINGER_S, MAX_LINGER_READS = 1.0, 64
-"""Seconds that the other end has to read why it is refused, and reads from it meanwhile."""
+"""For how many seconds, and with how many reads, a refused end's data is read so that it can read the reason."""
 RENEW_HINT = "create new ones with 'dicompiler keys'"
 RENEW_REVOKED_HINT = "to trust the device again, create new ones with 'dicompiler keys --revoke --renew'"
+WRONG_CRL = f"crl.pem, the list of revoked certificates, does not belong to this cluster: {RENEW_HINT}"
+VERIFICATION_ERRORS = {
+    3: WRONG_CRL,
+    8: WRONG_CRL,
+    9: "its certificate is not valid yet: compare the clocks of both hosts",
+    10: f"its certificate has expired: {RENEW_HINT}",
+    11: WRONG_CRL,
+    12: f"crl.pem, the list of revoked certificates, has expired: {RENEW_HINT}",
+    23: f"its certificate was revoked: {RENEW_REVOKED_HINT}",
+}
+"""Error messages by the code with which OpenSSL rejects the other end's certificate."""
+WRONG_CLUSTER = f"it refused this end's certificate, which does not belong to its cluster: {RENEW_HINT}"
+ALERTS = {
+    "CERTIFICATE_REQUIRED": "it requires a certificate: give keys to this end (--keys)",
+    "CERTIFICATE_EXPIRED": f"it refused this end's certificate, which has expired: {RENEW_HINT}",
+    "CERTIFICATE_REVOKED": f"it refused this end's certificate, which was revoked: {RENEW_REVOKED_HINT}",
+    "UNKNOWN_CA": WRONG_CLUSTER,
+    "DECRYPT_ERROR": WRONG_CLUSTER,
+}
+"""Error messages by the TLS alert with which the other end rejects this end's certificate."""
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until `deadline` (time.monotonic), more than 0, because 0 makes a socket non-blocking."""
+    """Return the seconds until `deadline` (time.monotonic), at least 0.001, because 0 would mean not to block."""
     return max(0.001, deadline - time.monotonic())
 
 
 class Connection:
-    """A plain connection. Its calls block until a deadline before `start`, and never afterwards.
+    """A TCP connection without encryption, as a stream of bytes.
 
-    Use it from one thread at a time.
+    `open_connection` creates the object, and a MessageChannel sends and receives its bytes. Until `start` is called,
+    all calls block until they succeed or a deadline passes; afterwards they never block. Use it from one thread at a
+    time.
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
-        is_drained: See protocol.ByteSource.
+        is_drained: The last `receive_into` returned all available bytes, so that the next one returns None without
+            asking the kernel. A caller that therefore omits the next call sets the attribute to false.
     """
 
     identity: str | None = None
@@ -76,24 +102,24 @@ class Connection:
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Make the connection non-blocking."""
+        """Let no call block from now on."""
         self._is_blocking = False
         self._socket.setblocking(False)
 
     def set_deadline(self, deadline: float | None) -> None:
-        """Set the time (time.monotonic) by which all calls before `start` must return."""
+        """Set the time (time.monotonic) by which all calls before `start` must return; None: no limit."""
         self._deadline = deadline
         self._socket.settimeout(None if deadline is None else seconds_left(deadline))
 
     def _apply_deadline(self) -> None:
-        """Limit the next call to the remaining time; raise TimeoutError if there is none."""
+        """Limit the next call to the time until the deadline; raise TimeoutError if it has passed."""
         if self._deadline is not None:
             if time.monotonic() >= self._deadline:
                 raise TimeoutError("timed out")
             self._socket.settimeout(seconds_left(self._deadline))
 
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Send some of the bytes; return their number, 0 if the kernel's buffer is full."""
+        """Send as many of the bytes as possible; return their number, 0 if the kernel's buffer is full."""
         if self._is_blocking:
             self._apply_deadline()
         try:
@@ -103,18 +129,21 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """True if bytes that `send` counted are still buffered here; call `send(())` to send them."""
+        """True if bytes that `send` has counted are still buffered in this object; `send(())` sends them."""
         return False
 
     def unacknowledged_bytes(self) -> int:
-        """Return the bytes that the kernel has accepted and the other end has not acknowledged."""
+        """Return the number of bytes that were sent and not acknowledged by the other end."""
         try:
             return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, _ZERO_INT), sys.byteorder)
         except (OSError, ValueError):  # The socket is closed; the next send reports it.
             return 0
 
     def receive_into(self, view: memoryview) -> int | None:
-        """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
+        """Store received bytes in `view` and return their number.
+
+        Return 0 if the other end has closed the connection, and None if no bytes are available.
+        """
         if self.is_drained:
             self.is_drained = False
             return None
@@ -123,16 +152,16 @@ class Connection:
         return count
 
     def expect_bytes(self, count: int) -> None:
-        """Let poll() report data once `count` bytes, or MAX_LOW_WATER_BYTES, are available."""
+        """Announce that `count` more bytes will arrive, so that fewer bytes do not wake the event loop."""
         low_water = max(1, min(count, MAX_LOW_WATER_BYTES))
         if low_water != self._low_water:
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-            if low_water > 1:  # The other end may wait for an acknowledgement, which the kernel delays by 40 ms.
+            if low_water > 1:  # The kernel delays acknowledgements by 40 ms, and the other end may wait for one.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
-        """Read from the socket as receive_into does; set `_drained_socket` if no more data is available."""
+        """Read from the socket as `receive_into` does, and set `_drained_socket` if no more bytes are available."""
         if self._is_blocking:
             self._apply_deadline()
         try:
@@ -140,13 +169,14 @@ class Connection:
         except BlockingIOError:
             count = None
         self._full_reads = self._full_reads + 1 if count == len(view) else 0
-        # A read that did not fill the buffer took everything. After several full reads, other connections are served.
+        # A read that did not fill the buffer has taken all bytes. Every MAX_FULL_READS full reads, the socket is
+        # treated as drained too, so that the event loop reads from other connections.
         self._drained_socket = bool(count) and not self._is_blocking and self._full_reads % MAX_FULL_READS == 0
         return count
 
     def linger(self) -> None:
-        """Give the other end time to read why it is refused: closing while it sends would discard the message."""
-        with contextlib.suppress(OSError):  # The other end may be gone or keep sending.
+        """Read the other end's data for a while: closing at once would discard the error that was just sent."""
+        with contextlib.suppress(OSError):  # The other end may have disconnected, or keep sending.
             self._socket.shutdown(socket.SHUT_WR)
             self.set_deadline(time.monotonic() + LINGER_S)
             scratch = memoryview(bytearray(CHUNK_BYTES))
@@ -161,10 +191,11 @@ class Connection:
 
 
 class TlsConnection(Connection):
-    """A TLS connection that encrypts and decrypts in memory buffers.
+    """A TLS connection, which encrypts and decrypts in memory.
 
-    A TLS socket could not take back data that it has encrypted but not sent. Decrypting a small message takes no longer
-    than a few Python calls, so the receive path makes as few as possible.
+    `send` returns at once even if the kernel accepts only some of the encrypted bytes; a TLS socket would have to
+    repeat the call. Decrypting a short message takes no longer than a few Python calls, so the receiving methods make
+    few calls.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, is_server: bool, deadline: float) -> None:
@@ -173,7 +204,7 @@ class TlsConnection(Connection):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._encrypted: bytes | memoryview = b""  # Encrypted bytes that were not sent yet.
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
-        self._may_have_plain = False  # Received bytes may not be decrypted yet.
+        self._may_have_plain = False  # The TLS object may have received bytes that were not decrypted yet.
         self.set_deadline(deadline)
         try:
             if is_server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -182,7 +213,7 @@ class TlsConnection(Connection):
                 raise ProtocolError("it does not use TLS: give keys to both ends (--keys)")
             self._handshake()
         except ssl.SSLError as error:
-            with contextlib.suppress(OSError):  # Send the alert that tells the other end the reason.
+            with contextlib.suppress(OSError):  # The TLS alert tells the other end the reason.
                 self._flush()
             self.linger()
             raise tls_error(error) from None
@@ -217,7 +248,7 @@ class TlsConnection(Connection):
         return not unsent
 
     def _receive_encrypted(self) -> int | None:
-        """Read encrypted bytes from the socket; return as receive_into does."""
+        """Read encrypted bytes from the socket; return their number, 0 or None as `receive_into` does."""
         if self._drained_socket:
             self._drained_socket = False
             return None
@@ -228,7 +259,7 @@ class TlsConnection(Connection):
         return count
 
     def _refuse_plain(self) -> None:
-        """Send an unencrypted error to an end that uses this protocol without TLS."""
+        """Send an unencrypted error to the other end, which uses the protocol without TLS."""
         self._socket.settimeout(seconds_left(time.monotonic() + LINGER_S))
         message = json.dumps({"message": "this end uses TLS: give keys to the other end too (--keys)"}).encode()
         with contextlib.suppress(OSError):
@@ -237,7 +268,9 @@ class TlsConnection(Connection):
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         if self._encrypted and not self._flush():
             return 0
-        plain = b"".join(buffers) if sum(map(len, buffers)) <= CHUNK_BYTES else _first_bytes(buffers, CHUNK_BYTES)
+        if sum(map(len, buffers)) > CHUNK_BYTES:
+            buffers = limit_buffers(buffers, CHUNK_BYTES)
+        plain = buffers[0] if len(buffers) == 1 else b"".join(buffers)
         count = self._tls.write(plain) if plain else 0
         self._flush()
         return count
@@ -247,7 +280,7 @@ class TlsConnection(Connection):
         return len(self._encrypted) > 0
 
     def expect_bytes(self, count: int) -> None:
-        # The TLS object may hold part of the data, in a record that is not complete.
+        # Some of the bytes may be in the TLS object already, in an incomplete record.
         super().expect_bytes(count - self._incoming.pending - MAX_TLS_RECORD_BYTES)
 
     def receive_into(self, view: memoryview) -> int | None:
@@ -260,7 +293,7 @@ class TlsConnection(Connection):
                 return received
             try:
                 count = int(self._tls.read(size, view))
-            except ssl.SSLWantReadError:  # Only part of a record arrived.
+            except ssl.SSLWantReadError:  # The TLS record has not arrived completely.
                 self._may_have_plain = False
                 continue
             except ssl.SSLZeroReturnError:
@@ -273,25 +306,27 @@ class TlsConnection(Connection):
             return count
 
 
-def _first_bytes(buffers: Sequence[bytes | memoryview], size: int) -> bytes | memoryview:
-    """Return the first `size` bytes of the buffers, which hold more."""
-    parts: list[bytes | memoryview] = []
+def limit_buffers(buffers: Sequence[bytes | memoryview], size: int) -> list[bytes | memoryview]:
+    """Return buffers with the first `size` bytes of the given ones, without copying."""
+    limited: list[bytes | memoryview] = []
     for buffer in buffers:
-        if buffer and size:
-            parts.append(buffer[:size])
-            size -= len(parts[-1])
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        if buffer:
+            limited.append(buffer[:size])
+            size -= len(limited[-1])
+            if not size:
+                break
+    return limited
 
 
 class TlsKeys:
-    """The certificate and keys of this end, from a directory with KEY_FILES.
+    """The keys and the certificate of this end, from a directory with the files KEY_FILES.
 
     Attributes:
         expiry_notice: A warning that the certificate expires soon; '' otherwise.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Load the keys; raise ValueError that names a file that cannot be used."""
+        """Load the keys; raise ValueError with the name of a file that is missing or cannot be used."""
         for name in KEY_FILES:
             if not (directory / name).is_file():
                 raise ValueError(f"keys: {directory / name} is missing: create keys with 'dicompiler keys'")
@@ -299,7 +334,7 @@ class TlsKeys:
         self._contexts = {}
         for is_server, protocol in ((True, ssl.PROTOCOL_TLS_SERVER), (False, ssl.PROTOCOL_TLS_CLIENT)):
             context = ssl.SSLContext(protocol)
-            # Boards change their addresses. The certificate names the device, and is compared after its HELLO.
+            # Certificates have no host names, because boards change them; `check_identity` checks the device's name.
             context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             try:
@@ -317,9 +352,9 @@ class TlsKeys:
         self.expiry_notice = notice if expires_soon else ""
 
     def _check(self, directory: Path) -> float:
-        """Check the keys by a handshake with themselves; return the time when the certificate expires.
+        """Check the keys by a TLS handshake with themselves; return the time when the certificate expires.
 
-        So errors that other ends would report are found at the end that can correct them.
+        So errors that only other ends would notice are reported at this end, where they can be corrected.
         """
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self._contexts[False].wrap_bio(to_client, to_server)
@@ -335,44 +370,32 @@ class TlsKeys:
         return ssl.cert_time_to_seconds(certificate["notAfter"])
 
     def context(self, is_server: bool) -> ssl.SSLContext:
-        """Return the context of the end that accepts connections, or of the end that opens them."""
+        """Return the TLS context for accepting connections (`is_server`) or for opening them."""
         return self._contexts[is_server]
 
 
 def tls_error(error: ssl.SSLError) -> Exception:
-    """Return an exception with the cause and a remedy: PeerRefused if the other end sent the error as an alert."""
+    """Return an exception with cause and remedy for an error of OpenSSL.
+
+    It is a PeerRefused if the other end reported the error as a TLS alert, and a ProtocolError otherwise.
+    """
     code, reason = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
-        if code == 10:
-            return ProtocolError(f"its certificate has expired: {RENEW_HINT}")
-        if code == 9:
-            return ProtocolError("its certificate is not valid yet: compare the clocks of both hosts")
-        if code == 23:
-            return ProtocolError(f"its certificate was revoked: {RENEW_REVOKED_HINT}")
-        if code in (3, 8, 11, 12):
-            problem = "has expired" if code == 12 else "does not belong to this cluster"
-            return ProtocolError(f"crl.pem, the list of revoked certificates, {problem}: {RENEW_HINT}")
-        return ProtocolError(f"its certificate does not belong to this cluster: {RENEW_HINT}")
+        unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
+        return ProtocolError(VERIFICATION_ERRORS.get(code, unknown))
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return ProtocolError("it sent no certificate: give it keys (--keys)")
     if "ALERT" not in reason:
         return ProtocolError(f"it does not use TLS as expected ({reason}): give keys to both ends (--keys)")
-    if "CERTIFICATE_REQUIRED" in reason:
-        return PeerRefused("it requires a certificate: give keys to this end (--keys)")
-    if "CERTIFICATE_EXPIRED" in reason:
-        return PeerRefused(f"it refused this end's certificate, which has expired: {RENEW_HINT}")
-    if "CERTIFICATE_REVOKED" in reason:
-        return PeerRefused(f"it refused this end's certificate, which was revoked: {RENEW_REVOKED_HINT}")
-    if "UNKNOWN_CA" in reason or "DECRYPT_ERROR" in reason:
-        return PeerRefused(f"it refused this end's certificate, which does not belong to its cluster: {RENEW_HINT}")
-    return PeerRefused(f"it refused the TLS connection ({reason}): {RENEW_HINT}")
+    unknown = f"it refused the TLS connection ({reason}): {RENEW_HINT}"
+    return PeerRefused(next((message for alert, message in ALERTS.items() if alert in reason), unknown))
 
 
 def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: bool, deadline: float) -> Connection:
-    """Return a connection over the socket, with TLS if this end has keys.
+    """Return a connection over the socket, with TLS if `keys` are given.
 
-    Raise ProtocolError if the other end cannot be trusted, PeerRefused if it refused this one, and OSError if the
-    connection failed or the deadline passed.
+    `is_server` is true at the end that accepted the connection. Raise ProtocolError if the other end cannot be trusted,
+    PeerRefused if it refused this end, and OSError if the connection failed or the deadline (time.monotonic) passed.
     """
     try:
         if keys is None:
@@ -387,7 +410,7 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
 
 
 def check_identity(identity: str | None, expected: str, peer: str) -> None:
-    """Raise ProtocolError if `peer` (as it calls itself) has a certificate with another identity than `expected`."""
+    """Raise ProtocolError, naming `peer`, if the other end's certificate has another identity than expected."""
     if identity is not None and identity != expected:
         raise ProtocolError(f"{peer} has the certificate of {identity!r}: give each device its own keys")
 
@@ -402,12 +425,12 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return the string that `split_address` accepts."""
+    """Return HOST:PORT, with brackets around an IPv6 host, as `split_address` reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen_error(address: tuple[str, int], error: OSError) -> ValueError:
-    """Return an error with the reason why this host cannot listen at the address, and a remedy."""
+    """Return an error that says why this host cannot listen at the address, and what to do."""
     cause, remedy = error.strerror or str(error), "give an address of this host"
     if error.errno == errno.EADDRINUSE:
         cause, remedy = "the port is in use", "end the process that uses it, or choose another port (0: any)"
@@ -415,14 +438,14 @@ def listen_error(address: tuple[str, int], error: OSError) -> ValueError:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if packets to this address (not a name) stay on this host."""
+    """Return True if packets to this IP address stay on this host."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
 
 
 def check_encryption(host: str, keys: TlsKeys | None, is_insecure: bool) -> None:
-    """Raise ValueError if tensors would be sent to another host without encryption and that is not allowed."""
+    """Raise ValueError if unencrypted tensors would be sent to another host, and `is_insecure` is false."""
     if keys is None and not is_insecure and not is_loopback(host):
         raise ValueError(
             f"{host} is not a loopback address and there are no keys: give those that 'dicompiler keys' created "

@@ -1,7 +1,8 @@
-"""Encoding of values of unknown size: strings, sequences, maps and optional values.
+"""Encoding of values of unknown size as bytes: strings, sequences, maps and optional values.
 
-A Python value as onnxruntime returns it (arrays, lists, dicts, numbers, None) ⇔ an array of bytes: 8 bytes with the
-length of a JSON text, the JSON text that describes the structure, then the elements of all tensors. Strings are UTF-8.
+The encoding consists of 8 bytes with the length of a JSON text, the JSON text, which describes the structure of the
+value, and the elements of all its tensors. Strings are UTF-8. Values are the Python objects that onnxruntime returns:
+arrays, lists, dicts, numbers and None.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from typing import Any
 import numpy as np
 
 STRING_TYPE, NON_TENSOR_TYPE = "STRING", "NESTED"
-"""Names in manifests for tensors of strings, and for all values that are not tensors."""
+"""Types in manifests: tensors of strings, and all values that are not tensors."""
 UNSIZED_TYPES = (STRING_TYPE, NON_TENSOR_TYPE)
-"""Types of values that are never sent between devices, only between a device and the coordinator."""
+"""Types of values that are only sent between a device and the coordinator, never between devices."""
 _NUMPY_KINDS = "biufc"
 _LENGTH_BYTES = 8
 
 
 def encode_value(value: Any) -> Any:
-    """Return the value as an array of bytes; raise ValueError for values of other types."""
+    """Return the encoding of a value as an array of bytes; raise ValueError for a value of another type."""
     parts: list[bytes] = []
     text = json.dumps(_describe_value(value, parts)).encode()
     return np.frombuffer(b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts]), np.uint8)
 
 
 def decode_value(payload: Any) -> Any:
-    """Return the value in an array of bytes; raise ValueError if the bytes are not an encoded value."""
+    """Return the value that is encoded in an array of bytes; raise ValueError for an invalid encoding."""
     raw = payload.tobytes()
     start = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
     try:
@@ -43,7 +44,7 @@ def decode_value(payload: Any) -> Any:
 
 
 def _describe_value(value: Any, parts: list[bytes]) -> Any:
-    """Return the JSON description of the value and append its elements to `parts`."""
+    """Return the JSON description of a value, and append the bytes of its elements to `parts`."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
         strings = [_encode_string(string) for string in value.ravel().tolist()]
         parts.extend(strings)
@@ -69,7 +70,7 @@ def _encode_string(string: Any) -> bytes:
 
 
 def _build_value(description: Any, raw: bytes, start: int) -> tuple[Any, int]:
-    """Return the described value, whose elements begin at `start`, and the end of its elements."""
+    """Return the value with elements from offset `start` of `raw` on, and the offset after its elements."""
     if isinstance(description, list):
         values: list[Any] = []
         for element in description:
