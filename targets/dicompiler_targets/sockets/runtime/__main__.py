@@ -86,7 +86,8 @@ def _run_daemon(options: Any, token: str) -> int:
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon  # Loads onnxruntime.
+        # The import is late and within `try`, because it loads onnxruntime, which may fail.
+        from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon
 
         log = DaemonLog(options.log)
         os.environ.pop(TOKEN_VARIABLE, None)
@@ -119,10 +120,7 @@ def _load_manifest(path: Path) -> dict[str, Any]:
 
 
 def _end_with_stdin() -> None:
-    """End this process when its standard input ends, because the process that started it has ended.
-
-    Until the device has joined the coordinator, it learns the end of the run in no other way.
-    """
+    """End this process when its standard input ends, because the process that started it has then ended."""
     while os.read(0, 4096):
         continue
     os._exit(1)
@@ -149,32 +147,19 @@ def _parse_options() -> Any:
     parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
-    add(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of the coordinator; with --resident: only selects the network",
-    )
+    add("--coordinator", metavar="HOST:PORT", help="the coordinator's address; with --resident, selects the network")
     add("--run", default="", metavar="ID", help="ID of the run to join, as the coordinator printed it")
     add("--listen", metavar="HOST:PORT", help="address for connections from peers (port 0: any)")
     add("--keys", type=Path, help="this device's directory of keys, made by 'dicompiler keys'")
     add("--insecure", action="store_true", help="allow unencrypted connections to other hosts")
     add("--threads", type=int, default=0, help="threads that compute (default: as in the manifest)")
     add("--cores", help="run only on the processors with these numbers (0,1,…)")
-    add(
-        "--min-seconds",
-        default="",
-        metavar="S,S,…",
-        help="minimum seconds that each segment computes, to emulate a board",
-    )
+    add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of each segment, to emulate a board")
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have started")
-    add(
-        "--heartbeat", type=float, default=2.0, help="seconds between heartbeats; a device that misses three has failed"
-    )
+    add("--heartbeat", type=float, default=2.0, help="seconds between heartbeats; missing three counts as a failure")
     add("--end-with-stdin", action="store_true", help="read the run's token from standard input, and end when it ends")
     add("--resident", action="store_true", help="keep running, and serve one client after another at --listen")
-    add(
-        "--detach", action="store_true", help="with --resident: run in the background, with the token on standard input"
-    )
+    add("--detach", action="store_true", help="with --resident: run in the background; token on standard input")
     add("--announce", type=int, help=argparse.SUPPRESS)
     add("--log", type=Path, help="with --resident: append events and all output to this file")
     parser.epilog = f"Without keys, give the run's token in the variable {TOKEN_VARIABLE} or on standard input."

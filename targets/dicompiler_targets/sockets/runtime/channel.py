@@ -58,7 +58,8 @@ class HeartbeatTimeout(Exception):
 class SendPacing:
     """Limits the unacknowledged bytes of a connection, so that urgent messages do not wait long in the kernel.
 
-    The limit follows the speed of the link, which is measured by `unacknowledged_bytes`.
+    The limit follows the speed of the link, which is measured with the current numbers that `unacknowledged_bytes`
+    returns.
 
     Attributes:
         allowed: Current limit of unacknowledged bytes.
@@ -295,9 +296,8 @@ class MessageChannel:
         that was stopped must not blame the other end when it continues.
         """
         self._since_heartbeat_s += tick_s
-        if (
-            self._since_heartbeat_s >= interval_s and not self._queue
-        ):  # Queued data shows the other end that this one is alive.
+        # Queued data will show the other end that this end is alive.
+        if self._since_heartbeat_s >= interval_s and not self._queue:
             self._since_heartbeat_s = 0.0
             self.send(MessageType.HEARTBEAT)
         self.receive()  # Bytes too few to wake the event loop also show that the other end is alive.

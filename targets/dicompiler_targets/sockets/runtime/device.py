@@ -44,8 +44,8 @@ from .transport import COORDINATOR_IDENTITY, check_encryption, check_identity, l
 class DeviceRun:
     """One device during one run: connects it, receives its messages, and sends its results.
 
-    `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device. The path of a
-    frame:
+    `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device. A frame passes
+    it in three steps:
 
     1. The event loop calls `_deliver_control` with the coordinator's BEGIN_FRAME and INPUT messages, and a callback of
        `_make_peer_callbacks` with the peers' TENSOR messages. Both put the content into the mailbox.
@@ -53,7 +53,6 @@ class DeviceRun:
     3. The executor calls `_post_value` for each transfer and output, and `_finish_frame` when the frame is finished.
 
     Attributes:
-        name: The device's name.
         peers: Connections to other devices.
         executor: Runs the device's steps; None until all peers are connected.
         finished_frames: Number of frames that this device has finished.
@@ -104,9 +103,9 @@ class DeviceRun:
         self._peers_done: set[str] = set()
         # Peers that have not been told yet that this device has applied the last change of roles.
         self._peers_to_notify: set[str] = set()
-        # For each peer, the last change that the peer has applied, perhaps before this device; by its first frame.
+        # For each peer, the first frame of the last change of roles that the peer announced.
         self._early_changes: dict[str, int] = {}
-        # The first frame of an applied change that the coordinator has not been told about.
+        # The first frame of an applied change of roles that the coordinator has not been told about.
         self._unacknowledged_change: int | None = None
         self._inputs_by_role = [
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))}
@@ -115,14 +114,14 @@ class DeviceRun:
         self._input_names = {i: value["name"] for inputs in self._inputs_by_role for i, value in inputs.items()}
         self._input_filter = self._make_input_filter()
 
-    def run(self, control: socket.socket, threads: int) -> None:
+    def run(self, coordinator_socket: socket.socket, threads: int) -> None:
         """Take part in the run from beginning to end, with a socket that is connected to the coordinator.
 
         `threads` is the number of threads that compute a segment. Raise DeviceError if the run fails, and OSError if
         the device cannot listen or connect.
         """
-        host, port = self._listen or (control.getsockname()[0], 0)
-        self._join_coordinator(control)
+        host, port = self._listen or (coordinator_socket.getsockname()[0], 0)
+        self._join_coordinator(coordinator_socket)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with contextlib.ExitStack() as stack:
             try:
@@ -142,8 +141,8 @@ class DeviceRun:
     def serve(self, control: MessageChannel, address: Any, arriving: ConnectionQueue, sessions: list[Any]) -> None:
         """Take part in the run as `run` does, in a resident device that the coordinator has called.
 
-        The daemon accepts peers at `address` and puts their connections into `arriving`. It keeps the sessions, one
-        loaded segment each, between runs.
+        The daemon accepts peers at `address` and puts their connections into `arriving`. The daemon also keeps the
+        sessions, one loaded segment each, between runs.
         """
         self._control = control
         self._greet_coordinator(address)
@@ -164,11 +163,11 @@ class DeviceRun:
 
     # -- joining
 
-    def _join_coordinator(self, control: socket.socket) -> None:
+    def _join_coordinator(self, coordinator_socket: socket.socket) -> None:
         settings = self._settings
         try:
-            check_encryption(control.getpeername()[0], settings.keys, settings.is_insecure)
-            channel = MessageChannel(open_connection(control, settings.keys, False, settings.deadline))
+            check_encryption(coordinator_socket.getpeername()[0], settings.keys, settings.is_insecure)
+            channel = MessageChannel(open_connection(coordinator_socket, settings.keys, False, settings.deadline))
             check_identity(channel.identity, COORDINATOR_IDENTITY, "the coordinator")
         except (ProtocolError, PeerRefused, OSError) as error:
             raise DeviceError(f"cannot join the coordinator: {error}") from None
@@ -213,9 +212,10 @@ class DeviceRun:
         )
         self.peers.is_complete = True
         if not self._schedule.tolerates_failures:
-            stop_accepting()  # Failed peers end the run, so that none can rejoin.
+            stop_accepting()  # Without failure plans, a failed peer ends the run and cannot rejoin.
         if message.get("rejoins"):
-            self._files.check()  # A damaged file must be found before READY, because afterwards it would end the run.
+            # The run continues while this device rejoins, but damage that is found after READY would end the run.
+            self._files.check()
         self._get_control().send(MessageType.READY)
         self._files.check()  # Other devices need not wait for the digests, but this one must not compute before.
         self._execute_frames(executor)
@@ -308,14 +308,14 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Continue to read from each peer if this device has applied the changes of roles that the peer announced."""
+        """Read again from each peer that announced a change of roles, if this device has applied that change too."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
 
     def _handle_control_end(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
-            # The reason is stored first: if it cannot be sent, `_handle_control_end` is called again.
+            # The reason is stored for a second call of `_handle_control_end`, in case it cannot be sent.
             self._end_reason = f"from the coordinator: {error}: copy this device's directory again"
             self._fail_early(DeviceError(self._end_reason))
             return

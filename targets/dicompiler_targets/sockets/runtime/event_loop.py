@@ -170,7 +170,8 @@ class EventLoop:
         for number, event in events:
             with self.lock:
                 if (channel := self._sources.get(number)) is None:
-                    self._drain_wake_pipe(number)
+                    if number == self._wake_read:
+                        os.read(number, 4096)
                     continue
                 if event != READ:  # There is space to send, or the connection ended, which sending detects.
                     channel.push()
@@ -194,10 +195,6 @@ class EventLoop:
         self._last_wait_s = time.perf_counter() - start
         return events
 
-    def _drain_wake_pipe(self, number: int) -> None:
-        if number == self._wake_read:
-            os.read(number, 4096)
-
     def _run_helper(self) -> None:
         tick_s = self._interval_s / 4
         due = time.monotonic() + tick_s
@@ -213,10 +210,7 @@ class EventLoop:
                     self._driver_lock.release()
             if time.monotonic() >= due and not self._is_closed:
                 due = max(due, time.monotonic() - tick_s / 2) + tick_s  # Small delays do not add up.
-                self._tick(tick_s)
-
-    def _tick(self, tick_s: float) -> None:
-        for channel in tuple(self._sources.values()):
-            with self.lock:
-                channel.tick(tick_s, self._interval_s)
-        self.wake()  # The main thread may wait for a channel that `tick` has just ended.
+                for channel in tuple(self._sources.values()):
+                    with self.lock:
+                        channel.tick(tick_s, self._interval_s)
+                self.wake()  # The main thread may wait for a channel that `tick` has just ended.

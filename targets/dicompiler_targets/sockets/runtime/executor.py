@@ -43,40 +43,26 @@ MAX_TIMELINE_ENTRIES = 10_000
 """Maximum number of timeline entries in a report, because a message has limited length."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ExecutorStep:
     """A step that runs a segment, or posts a transfer or an output.
 
-    Attributes:
-        is_segment: The step runs a segment.
-        index: Index of the segment, transfer or output in the manifest.
-        value: The manifest's entry of the segment, transfer or output.
-        needed: Names of the tensors that the step reads.
-        released: Names of the tensors that no later step needs.
+    `value` is the manifest's entry of the segment, transfer or output. The step reads the tensors named `needed`;
+    afterwards the tensors named `released` are not needed any more.
     """
 
     is_segment: bool
     index: int
     value: Mapping[str, Any]
     needed: tuple[str, ...]
-    released: tuple[str, ...]
+    released: list[str] = field(default_factory=list)
 
 
 class RoleSteps:
     """The device's steps for the frames of one role (a way of frames through the devices).
 
-    `manifest` is the manifest of that role, and `sessions` are those of its segments.
-
-    Attributes:
-        first_segment: Index of the role's first segment among the segments of all roles.
-        transfers: The manifest's entries of transfers, by index.
-        received: The manifest's entries of all tensors that arrive or are states, by name.
-        states: The manifest's entries of states (tensors that one frame leaves to the next), by name.
-        states_by_tensor: The names of the states that each computed tensor becomes.
-        segment_ios: The copies before and after each segment.
-        buffers: Memory for small tensors.
-        raw_inputs: Names of received tensors that are only copied, so that no onnxruntime value is made of them.
-        steps: The steps in the order of the manifest, and then one step per output.
+    StepExecutor creates an object for each role. `manifest` is the role's manifest, `first_segment` is the index of its
+    first segment among those of all roles, and `sessions` are the sessions of its segments.
     """
 
     def __init__(self, manifest: Mapping[str, Any], first_segment: int, sessions: Sequence[Any]) -> None:
@@ -98,16 +84,20 @@ class RoleSteps:
         self.steps = self._make_steps()
 
     def _make_steps(self) -> list[ExecutorStep]:
-        steps, segments = [], self.manifest["segments"]
-        for (kind, index), released in zip(self.manifest["steps"], released_tensors(self.manifest), strict=True):
+        """Return the steps in the manifest's order, and then a step for each output."""
+        steps, last_steps, outputs = list[ExecutorStep](), dict[str, ExecutorStep](), self.manifest["outputs"]
+        for kind, index in self.manifest["steps"]:
             if kind == "run":
-                needed = tuple(segments[index]["inputs"])
-                steps.append(ExecutorStep(True, index, segments[index], needed, tuple(released)))
+                segment = self.manifest["segments"][index]
+                steps.append(ExecutorStep(True, index, segment, tuple(segment["inputs"])))
+                last_steps |= dict.fromkeys([*segment["inputs"], *segment["outputs"]], steps[-1])
             elif kind == "send":
                 transfer = self.transfers[index]
-                steps.append(ExecutorStep(False, index, transfer, (transfer["name"],), tuple(released)))
-        outputs = self.manifest["outputs"]
-        return steps + [ExecutorStep(False, i, output, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+                steps.append(ExecutorStep(False, index, transfer, (transfer["name"],)))
+                last_steps[transfer["name"]] = steps[-1]
+        for name in last_steps.keys() - {output["tensor"] for output in outputs}:
+            last_steps[name].released.append(name)
+        return steps + [ExecutorStep(False, i, output, (output["tensor"],)) for i, output in enumerate(outputs)]
 
 
 @dataclass(eq=False)
@@ -119,13 +109,11 @@ class FrameExecution:
     Attributes:
         number: The frame's number.
         deadline: Time (time.monotonic) by which the frame must be finished.
-        role: The steps of the frame's role.
         position: Index of the next step.
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
         started_at: Time (time.perf_counter) when the frame's first segment started; 0 before.
-        resets_states: True if the states restart with the received values, False if they restart as zeros, None if they
-            continue from the previous frame.
+        resets_states: True if the states restart with received values, False if as zeros; None if they continue.
     """
 
     number: int
@@ -232,7 +220,7 @@ class StepExecutor:
             self._run_options = _make_run_options()
         for frame in self.frames:
             if frame.number < self._first_valid and frame.buffer_set is not None:
-                frame.role.buffers.give_back(frame.buffer_set, is_unused=False)
+                frame.role.buffers.give_back(frame.buffer_set, is_sent=False)
         self.frames = [frame for frame in self.frames if frame.number >= self._first_valid]
 
     def advance(self, on_finished: Callable[[FrameExecution], None]) -> bool:
@@ -276,13 +264,13 @@ class StepExecutor:
         if frame.buffer_set is not None:
             frame.role.buffers.give_back(frame.buffer_set, not self._loop.has_backlog())
 
-    def wait(self, seen: int) -> None:
-        """Run the event loop until the mailbox's number of changes differs from `seen`.
+    def wait(self, seen_changes: int) -> None:
+        """Run the event loop until the mailbox's number of changes differs from `seen_changes`.
 
         If a tensor of the oldest frame is overdue, report it and the peer that should have sent it.
         """
         if not self.frames:
-            self._loop.run_until(lambda: self._mailbox.changes != seen)
+            self._loop.run_until(lambda: self._mailbox.changes != seen_changes)
             return
         frame = self.frames[0]
         name = next(name for name in frame.role.steps[frame.position].needed if name not in frame.values)
@@ -291,15 +279,15 @@ class StepExecutor:
         deadline = frame.deadline if peer else frame.deadline + DEADLINE_GRACE_S
         start = time.perf_counter()
         has_changed = self._loop.run_until(
-            lambda: self._mailbox.changes != seen, None if deadline == math.inf else deadline
+            lambda: self._mailbox.changes != seen_changes, None if deadline == math.inf else deadline
         )
         self.wait_s += self._record_span("wait", awaited["index"] if peer else -1, frame.number, start)
         if not has_changed:
-            frame.deadline = math.inf  # A frame is reported once.
+            frame.deadline = math.inf  # The frame is reported only once.
             self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not arrive in time", peer))
 
     def _record_span(self, kind: str, index: int, frame: int, start: float) -> float:
-        """Add a timeline entry that ends now; return its duration in seconds."""
+        """Add a timeline entry from `start` (time.perf_counter) to now; return its duration in seconds."""
         end = time.perf_counter()
         if len(self.timeline) < MAX_TIMELINE_ENTRIES:
             self.timeline.append((kind, index, frame, start, end))
@@ -422,18 +410,3 @@ def _emulated_duration(end: float) -> Iterator[None]:
         time.sleep(sleep_s)
     while time.perf_counter() < end:
         os.sched_yield()
-
-
-def released_tensors(manifest: Mapping[str, Any]) -> list[list[str]]:
-    """Return for each step the tensors that no later step or output needs, so that their memory is freed."""
-    names = {t["index"]: t["name"] for t in manifest["transfers"]}
-    last_use: dict[str, int] = {}
-    for position, (kind, index) in enumerate(manifest["steps"]):
-        if kind == "run":
-            segment = manifest["segments"][index]
-            last_use |= dict.fromkeys([*segment["inputs"], *segment["outputs"]], position)
-        elif kind == "send":
-            last_use[names[index]] = position
-    for output in manifest["outputs"]:
-        last_use.pop(output["tensor"], None)
-    return [[name for name, last in last_use.items() if last == position] for position in range(len(manifest["steps"]))]

@@ -30,7 +30,7 @@ COORDINATOR_NAME = ""
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """The ID and the secret token that the members of one run share; '' for an unknown one.
+    """The ID and the secret token that the members of one run share; an unknown one is ''.
 
     Attributes:
         run: The public ID of the run.
@@ -152,20 +152,11 @@ class ConnectionAcceptor(ConnectionQueue):
             _shut_down(oldest)  # Its handshake fails and its thread ends.
 
     def _greet(self, connection: socket.socket, host: str) -> None:
-        accepted = self._accept_or_refuse(connection, host)
-        # The connection is removed before it is put in the queue, because `close` shuts down all in `_greeting`.
-        with self._lock:
-            self._greeting.pop(connection, None)
-        if accepted is not None:
-            self.put(accepted)
-
-    def _accept_or_refuse(self, connection: socket.socket, host: str) -> Any:
-        """Return the result of the handshake or an error for `take`; None for a refused connection."""
         deadline = time.monotonic() + GREETING_TIMEOUT_S
-        channel = None
+        channel = accepted = None
         try:
             channel = MessageChannel(open_connection(connection, self._keys, True, deadline))
-            return self._greet_connection(channel, host, deadline)
+            accepted = self._greet_connection(channel, host, deadline)
         except (OSError, ProtocolError, PeerRefused) as error:
             self.last_refusal = f"{host}: {error}"
             if channel is None:
@@ -174,9 +165,13 @@ class ConnectionAcceptor(ConnectionQueue):
                 channel.refuse(str(error), deadline)
             else:
                 channel.close()
-            return None
         except Exception as error:
-            return error
+            accepted = error
+        # The connection is removed before it is put in the queue, because `close` shuts down all in `_greeting`.
+        with self._lock:
+            self._greeting.pop(connection, None)
+        if accepted is not None:
+            self.put(accepted)
 
 
 def _shut_down(connection: socket.socket) -> None:

@@ -85,7 +85,7 @@ class Mailbox:
         return self._items.pop(key, None)
 
     def skip_frames(self, frame: int) -> int:
-        """Return the first frame number, from `frame` on, that no order skips."""
+        """Return the number of the first frame, from `frame` on, in which this device takes part."""
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame

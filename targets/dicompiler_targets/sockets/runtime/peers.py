@@ -88,7 +88,7 @@ class PeerConnections:
     # -- identity
 
     def make_hello(self, receiver: str) -> dict[str, Any]:
-        """Return the HELLO message that proves this device's identity to `receiver`, the name of a device."""
+        """Return the HELLO message that proves this device's identity to the receiver, a device or COORDINATOR_NAME."""
         proof = self.credentials.make_proof(self._name, receiver)
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
@@ -235,7 +235,7 @@ class PeerConnections:
         self._mailbox.wake()
 
     def cancel_connect(self, peer: str = "") -> None:
-        """Interrupt the connecting to this peer, or to any peer if no name is passed."""
+        """Interrupt the attempt to connect to this peer, or to any peer if `peer` is ''."""
         connecting = self._connecting
         if connecting is not None and peer in ("", connecting[0]):
             with contextlib.suppress(OSError):  # The socket may be closed already.

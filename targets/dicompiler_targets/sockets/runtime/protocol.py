@@ -35,64 +35,36 @@ EMPTY_PAYLOAD: Any = np.empty(0, np.uint8)
 
 
 class MessageType(IntEnum):
-    """The type of a message. C is the coordinator and D a device; "C to D" is the direction.
+    """The type of a message; the comments name the direction (C: coordinator, D: device) and the content."""
 
-    Attributes:
-        HELLO: Any direction: proves the sender's identity (JSON).
-        PEERS: C to D: addresses of all devices, names of failed devices, credentials (JSON).
-        READY: D to C: the device has made its sessions and is connected to all peers.
-        BEGIN_FRAME: C to D: announces a frame; the index is the time limit of the frame in milliseconds.
-        INPUT: C to D: an input or an initial state of a frame.
-        TENSOR: D to D: a transfer of a frame.
-        OUTPUT: D to C: an output of a frame.
-        DONE: D to C: the device has finished the frame; the index is the microseconds since its first segment started
-            (0: the device runs no segment in this frame).
-        FINISH: C to D: there are no more frames.
-        BYE: D to D: the sender sends no more tensors.
-        REPORT: D to C: measurements of the run (JSON).
-        ERROR: Any direction: why the sender ends the connection (JSON).
-        HEARTBEAT: Any direction: the sender is alive.
-        CHANGE_ROLES: C to D: which devices are down, and from which frame on the roles for them are used (JSON).
-        ROLES_CHANGED: D to C and D to D: the device has applied a CHANGE_ROLES; the frame is the first with other
-            roles.
-        PEER_FAILED: D to C: the connection to a peer was lost, and the sender continues (JSON).
-        RESET_STATES: C to D, before BEGIN_FRAME: states (tensors that one frame leaves to the next) start again as
-            zeros, or, if the index is 1, as the values of INPUT messages.
-        TENSOR_OVERDUE: D to C: a tensor did not arrive in time, perhaps because of a failure that the coordinator has
-            not reacted to yet (JSON).
-    """
-
-    HELLO = 1
-    PEERS = 2
-    READY = 3
-    BEGIN_FRAME = 4
-    INPUT = 5
-    TENSOR = 6
-    OUTPUT = 7
-    DONE = 8
-    FINISH = 9
-    BYE = 10
-    REPORT = 11
-    ERROR = 12
-    HEARTBEAT = 13
-    CHANGE_ROLES = 14
-    ROLES_CHANGED = 15
-    PEER_FAILED = 16
-    RESET_STATES = 17
-    TENSOR_OVERDUE = 18
+    HELLO = 1  # Any direction: proves the sender's identity (JSON).
+    PEERS = 2  # C to D: addresses of all devices, names of failed devices, credentials (JSON).
+    READY = 3  # D to C: the device has made its sessions and is connected to all peers.
+    BEGIN_FRAME = 4  # C to D: announces a frame; the index is the time limit of the frame in milliseconds.
+    INPUT = 5  # C to D: an input or an initial state of a frame.
+    TENSOR = 6  # D to D: a transfer of a frame.
+    OUTPUT = 7  # D to C: an output of a frame.
+    DONE = 8  # D to C: the frame is finished; the index is the microseconds since its first segment started, or 0.
+    FINISH = 9  # C to D: there are no more frames.
+    BYE = 10  # D to D: the sender sends no more tensors.
+    REPORT = 11  # D to C: measurements of the run (JSON).
+    ERROR = 12  # Any direction: the reason why the sender ends the connection (JSON).
+    HEARTBEAT = 13  # Any direction: the sender is alive.
+    CHANGE_ROLES = 14  # C to D: which devices are down, and the first frame with the roles for them (JSON).
+    ROLES_CHANGED = 15  # D to C and D to D: the sender uses the roles of a CHANGE_ROLES from this frame on.
+    PEER_FAILED = 16  # D to C: the connection to a peer was lost, and the sender continues (JSON).
+    RESET_STATES = 17  # C to D: the frame's states start as zeros, or, if the index is 1, as values of INPUT messages.
+    TENSOR_OVERDUE = 18  # D to C: a tensor did not arrive in time, perhaps because its sender has failed (JSON).
 
 
 MESSAGE_TYPES = {int(message_type): message_type for message_type in MessageType}
 
 
 class MessageHeader(NamedTuple):
-    """The header of a message.
+    """The header of a message; `length` is the number of bytes of the payload.
 
-    Attributes:
-        type: The message's type.
-        index: Index of the transfer, input or output in the manifest, or the number that MessageType describes.
-        frame: Number of the frame.
-        length: Number of bytes of the payload.
+    `index` is the index of the transfer, input or output in the manifest, or the number that the type's comment
+    describes.
     """
 
     type: MessageType
@@ -180,7 +152,6 @@ class MessageReader:
             self._connection.expect_bytes(1)
 
     def _fill_buffer(self) -> bool:
-        """Read from the connection into the buffer; return True if bytes arrived."""
         free = self._view
         if self._start == self._end:
             self._start = self._end = 0
@@ -225,7 +196,6 @@ class MessageReader:
         return self._continue_payload()
 
     def _continue_payload(self) -> tuple[MessageHeader, Any] | None:
-        """Read more bytes of the payload; return the message once it is complete."""
         header, payload = self._header, self._payload
         assert header is not None
         while self._filled < header.length:
@@ -307,11 +277,11 @@ class FrameWindow:
     def is_in_flight(self, frame: int) -> bool:
         return self.oldest <= frame < self.end and frame not in self._finished
 
-    def check(self, frame: int, place: str) -> None:
-        """Raise ProtocolError, with `place` as the name of the message, if the frame is not in flight."""
+    def check(self, frame: int, message: str) -> None:
+        """Raise ProtocolError, with the description of a received message, if the message's frame is not in flight."""
         if not self.is_in_flight(frame):
             raise ProtocolError(
-                f"{place} is for frame {frame}, but frames {self.oldest} to {self.end - 1} are in flight"
+                f"{message} is for frame {frame}, but frames {self.oldest} to {self.end - 1} are in flight"
             )
 
 
@@ -339,7 +309,7 @@ class ReceiveFilter:
         self._seen: set[tuple[int, int]] = set()
 
     def check(self, header: MessageHeader) -> None:
-        """Raise ProtocolError if the tensor with this header may not arrive now or has another length than expected."""
+        """Raise ProtocolError if this header's tensor may not arrive now, or has another length than the plan says."""
         if header.frame < self._window.first:
             self._check_late(header)
             return

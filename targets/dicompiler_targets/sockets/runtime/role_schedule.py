@@ -40,14 +40,14 @@ class RoleSchedule:
         tolerates_failures: Some roles are for frames after a failure.
     """
 
-    def __init__(self, failed: Sequence[Collection[str]], active: Sequence[bool] = ()) -> None:
+    def __init__(self, failed_by_role: Sequence[Collection[str]], active_by_role: Sequence[bool] = ()) -> None:
         """Create a schedule that begins without failed devices.
 
-        `failed` has the failed devices that each role does without. `active` is the result of active_roles; by default,
-        all values are true.
+        `failed_by_role` has the failed devices that each role does without. `active_by_role` is the result of
+        active_roles; by default, the device is active in all roles.
         """
-        self._failed_sets = tuple(map(frozenset, failed))
-        self._is_active = active or [True] * len(failed)
+        self._failed_sets = tuple(map(frozenset, failed_by_role))
+        self._is_active = active_by_role or [True] * len(failed_by_role)
         self._changes = [(0, self._roles_for(frozenset()))]
         self.tolerates_failures = any(self._failed_sets)
 
@@ -70,18 +70,17 @@ class RoleSchedule:
         candidates = [failed for failed in self._failed_sets if failed.issuperset(down)]
         return min(candidates, key=len, default=None)
 
-    def change(self, failed: Collection[str], first: int, oldest: int) -> None:
-        """Use the roles for a set of failed devices from frame `first` on.
+    def change(self, failed: Collection[str], first_frame: int, oldest_frame: int) -> None:
+        """Use the roles for a set of failed devices, a result of find_failed_set, from `first_frame` on.
 
-        `failed` must be a result of find_failed_set; raise ValueError if it has no role. The roles of frames before
-        `oldest` are forgotten.
+        The roles of frames before `oldest_frame` are forgotten. Raise ValueError if there is no role for the set.
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:
             raise ValueError(f"there is no role for the failure of {sorted(failed)}")
-        ends = [*(start for start, _ in self._changes[1:]), first]
-        needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest]
-        self._changes = [*needed, (first, chosen)]  # Other threads read the list, so it is replaced at once.
+        ends = [*(start for start, _ in self._changes[1:]), first_frame]
+        needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
+        self._changes = [*needed, (first_frame, chosen)]  # Other threads read the list, so it is replaced at once.
 
     def role_index(self, frame: int) -> int:
         first, chosen = self._changes[-1]

@@ -41,24 +41,24 @@ _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 # -- tensors as bytes
 
 
-def value_from_bytes(payload: Any, value: Mapping[str, Any]) -> Any:
+def value_from_bytes(payload: Any, entry: Mapping[str, Any]) -> Any:
     """Return the tensor in an array of bytes as an onnxruntime value that uses the same memory.
 
-    `value` is the manifest's entry of the tensor. If the entry has no shape, the payload begins with rank and
+    `entry` is the tensor's entry in the manifest. If the entry has no shape, the payload begins with rank and
     dimensions as 64-bit integers. Strings and values that are not tensors are returned as Python objects. Raise
     ValueError if the bytes do not have the type and shape of the entry.
     """
-    if value["dtype"] in UNSIZED_TYPES:
+    if entry["dtype"] in UNSIZED_TYPES:
         return decode_value(payload)
-    size = TENSOR_TYPES[value["dtype"]][1]
-    shape, start = value["shape"], 0
+    size = TENSOR_TYPES[entry["dtype"]][1]
+    shape, start = entry["shape"], 0
     if shape is None:
         dims = payload[: len(payload) // 8 * 8].view(np.int64)
         rank = int(dims[0]) if len(dims) and 0 <= dims[0] < len(dims) else -1
         shape, start = dims[1 : rank + 1].tolist(), 8 * (rank + 1)
         if rank < 0 or min(shape, default=0) < 0 or start + math.prod(shape) * size != len(payload):
-            raise ValueError(f"{value['name']!r}: {len(payload)} bytes do not match their shape")
-    return make_value(payload[start:], value["dtype"], shape)
+            raise ValueError(f"{entry['name']!r}: {len(payload)} bytes do not match their shape")
+    return make_value(payload[start:], entry["dtype"], shape)
 
 
 def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
@@ -67,20 +67,20 @@ def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw.view(f"u{size}").reshape(shape), number)
 
 
-def value_to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
+def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
     """Return the bytes of an onnxruntime value, which use its memory, so that it must stay alive as long.
 
-    `value` is the manifest's entry of the tensor. An array of bytes is returned as it is. Raise ValueError if the
+    `entry` is the tensor's entry in the manifest. An array of bytes is returned as it is. Raise ValueError if the
     tensor does not have the type and shape of the entry.
     """
-    if value["dtype"] in UNSIZED_TYPES:
+    if entry["dtype"] in UNSIZED_TYPES:
         return encode_value(tensor)
     if isinstance(tensor, np.ndarray):
         return tensor
-    number, shape = TENSOR_TYPES[value["dtype"]][0], value["shape"]
+    number, shape = TENSOR_TYPES[entry["dtype"]][0], entry["shape"]
     if not tensor.is_tensor() or tensor.element_type() != number or shape not in (None, list(tensor.shape())):
         found = f"{tensor.data_type()} {list(tensor.shape())}" if tensor.is_tensor() else "a value that is not a tensor"
-        raise ValueError(f"{value['name']!r}: computed {found}, expected {value['dtype']} {shape}")
+        raise ValueError(f"{entry['name']!r}: computed {found}, expected {entry['dtype']} {shape}")
     length = tensor.tensor_size_in_bytes()
     pointer = (ctypes.c_ubyte * length).from_address(tensor.data_ptr()) if length else b""
     raw = np.frombuffer(pointer, np.uint8)
@@ -174,7 +174,7 @@ def run_segment(
 def _run_non_tensor(
     session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any], run_options: Any
 ) -> dict[str, Any]:
-    """Run a segment with inputs or outputs that are strings or no tensors, which cannot be bound."""
+    """Run a segment with inputs or outputs that are strings or no tensors, which onnxruntime cannot bind."""
     outputs = session.run(segment["outputs"], {name: values[name] for name in segment["inputs"]}, run_options)
     found = dict(zip(segment["outputs"], outputs, strict=True))
     for name in found.keys() - set(segment["unsized"]):
@@ -232,10 +232,7 @@ class RegionCopy:
 
 
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the first axis from which on a region is contiguous in the memory of a tensor.
-
-    `counts` has the number of the region's elements along each axis.
-    """
+    """Return the first axis from which on a region of size `counts` is contiguous in a tensor."""
     axis = len(shape) - 1
     while axis > 0 and counts[axis] == shape[axis]:
         axis -= 1
@@ -404,14 +401,14 @@ class BufferPool:
         self._set_count += 1
         return BufferSet(self._small_tensors, self._segment_ios, self._sessions)
 
-    def give_back(self, buffer_set: BufferSet, is_unused: bool) -> None:
+    def give_back(self, buffer_set: BufferSet, is_sent: bool) -> None:
         """Take back the buffer set of a finished frame, for use by another frame.
 
-        If `is_unused` is false, data of the set is still to be sent, so that the set is discarded.
+        If some data of the set is not sent yet (`is_sent` is false), the set is discarded instead.
         """
         if buffer_set is not self._empty_set:
-            self._free += [buffer_set] * is_unused
-            self._set_count -= not is_unused
+            self._free += [buffer_set] * is_sent
+            self._set_count -= not is_sent
 
 
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:

@@ -42,10 +42,10 @@ MAX_UNSENT_BYTES = 1 << 16
 Bytes that wait in the channel's queue instead can be overtaken by urgent messages.
 """
 MAX_FULL_READS = 16
-"""After this many reads that filled the whole buffer, the event loop reads from other connections."""
+"""After this many reads in a row that filled the whole buffer, the event loop turns to other connections."""
 _ZERO_INT = bytes(4)
 LINGER_S, MAX_LINGER_READS = 1.0, 64
-"""For how many seconds, and with how many reads, a refused end's data is read so that it can read the reason."""
+"""Limits of the seconds and of the reads in which a refused end can read why it is refused."""
 RENEW_HINT = "create new ones with 'dicompiler keys'"
 RENEW_REVOKED_HINT = "to trust the device again, create new ones with 'dicompiler keys --revoke --renew'"
 WRONG_CRL = f"crl.pem, the list of revoked certificates, does not belong to this cluster: {RENEW_HINT}"
@@ -102,7 +102,7 @@ class Connection:
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Let no call block from now on."""
+        """Make all later calls return at once instead of waiting."""
         self._is_blocking = False
         self._socket.setblocking(False)
 
@@ -175,7 +175,7 @@ class Connection:
         return count
 
     def linger(self) -> None:
-        """Read the other end's data for a while: closing at once would discard the error that was just sent."""
+        """Read and discard data for a while, so that the other end can read the error that was just sent."""
         with contextlib.suppress(OSError):  # The other end may have disconnected, or keep sending.
             self._socket.shutdown(socket.SHUT_WR)
             self.set_deadline(time.monotonic() + LINGER_S)
@@ -234,7 +234,6 @@ class TlsConnection(Connection):
                 return
 
     def _flush(self) -> bool:
-        """Send encrypted bytes; return True if all of them were sent."""
         unsent = self._encrypted or self._outgoing.read()
         while unsent:
             if self._is_blocking:
@@ -307,7 +306,7 @@ class TlsConnection(Connection):
 
 
 def limit_buffers(buffers: Sequence[bytes | memoryview], size: int) -> list[bytes | memoryview]:
-    """Return buffers with the first `size` bytes of the given ones, without copying."""
+    """Return the first `size` bytes of the buffers as a list of buffers, without copying."""
     limited: list[bytes | memoryview] = []
     for buffer in buffers:
         if buffer:
@@ -410,7 +409,7 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
 
 
 def check_identity(identity: str | None, expected: str, peer: str) -> None:
-    """Raise ProtocolError, naming `peer`, if the other end's certificate has another identity than expected."""
+    """Raise ProtocolError if `identity`, from the certificate of `peer`, is neither None nor the expected one."""
     if identity is not None and identity != expected:
         raise ProtocolError(f"{peer} has the certificate of {identity!r}: give each device its own keys")
 
