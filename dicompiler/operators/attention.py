@@ -1,7 +1,7 @@
 """Rules of fused attention operators and of rotary embeddings.
 
-Batch and heads can be split, and rows of the query if no row depends on its position. An attention that is written as
-MatMul, Softmax and MatMul needs no rule of its own.
+Batch and heads can be split. Rows of the query can be split unless the result of a row depends on its position. An
+attention that is written as MatMul, Softmax and MatMul needs none of these rules.
 """
 
 from __future__ import annotations
@@ -16,72 +16,62 @@ from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Attention: y[batch, heads, rows] ← q[batch, heads, rows], k and v[batch, their heads], mask.
+    """Split an Attention: a region reads the query's rows and heads in it, and the keys and values of these heads.
 
-    Query heads that share a key head stay together. Rows can be split without causal mask and window. With a past, or
-    with lengths of the keys, the node stays whole.
+    Query heads that share a key head stay together. Rows can be split if there is neither a causal mask nor a window.
+    With a cache of past keys, or with lengths of the keys, the node stays whole.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
-    head_counts = (
-        operation.attribute(name, operation.input_shape(i)[1]) for i, name in enumerate(("q_num_heads", "kv_num_heads"))
-    )
-    counts, windows = tuple(head_counts), [operation.attribute(f"{side}_window_size", -1) for side in ("left", "right")]
-    passing = not operation.attribute("is_causal", 0) and max(windows) < 0
-    out, needs, heads = _split_heads(operation, region, counts, passing)
-    named = ("q_num_heads", "kv_num_heads") if len(out) == 3 else ()
+    names = ("q_num_heads", "kv_num_heads")
+    counts = tuple([operation.attribute(name, operation.input_shape(i)[1]) for i, name in enumerate(names)])
+    windows = [operation.attribute(f"{side}_window_size", -1) for side in ("left", "right")]
+    can_split_rows = not operation.attribute("is_causal", 0) and max(windows) < 0
+    out, needs, heads = _split_heads(operation, region, counts, can_split_rows)
     mask: list[Region | None] = [None for _ in operation.inputs[3:]]
-    if operation.has_input(3):  # its last axis can be shorter than the rows of k
+    if operation.has_input(3):  # The last axis of the mask can be shorter than the rows of the keys.
         shape = operation.input_shape(3)
         rows = out[1] if len(out) == 3 else out[2]
         mask[0] = (*broadcast_need(shape, (out[0], heads[0], rows, (0, shape[-1])))[:-1], (0, shape[-1]))
-    return Piece(out, (*needs, *mask), _changed_head_counts(named, heads, counts))
+    return Piece(out, (*needs, *mask), _changed_head_counts(names if len(out) == 3 else (), heads, counts))
 
 
 def _split_heads(
-    operation: Operation, region: Region, counts: tuple[int, ...], passing: bool
+    operation: Operation, region: Region, counts: tuple[int, ...], can_split_rows: bool
 ) -> tuple[Region, list[Region], tuple[Interval, Interval]]:
-    """Return the aligned output region, the needs of q, k and v, and the ranges of their heads.
+    """Return the extended output region, the regions of query, key and value, and the ranges of query and key heads.
 
-    Heads are an axis (rank 4) or blocks of the last axis (rank 3).
-
-    Args:
-        operation: The attention.
-        region: Requested region of the output.
-        counts: Number of query heads, and of key and value heads.
-        passing: True if rows of the query can be split.
+    Heads are an axis (rank 4) or blocks of the last axis (rank 3). `counts` are the numbers of query heads and of key
+    heads. Rows of the query can be split if `can_split_rows`.
     """
-    shape, (heads, shared) = operation.out_shape, (counts[0], counts[0] // counts[1])
-    flat = len(shape) == 3
-    rows = region[1 if flat else 2] if passing else (0, shape[1 if flat else 2])
-    first, last = block_interval(region[2 if flat else 1], shared * (shape[2] // heads if flat else 1))
-    own = ((first * shared, last * shared), (first, last))
+    shape, shared = operation.out_shape, counts[0] // counts[1]
+    row_axis, head_axis, head_size = (1, 2, shape[2] // counts[0]) if len(shape) == 3 else (2, 1, 1)
+    query_rows = region[row_axis] if can_split_rows else (0, shape[row_axis])
+    first, last = block_interval(region[head_axis], shared * head_size)
+    heads = ((first * shared, last * shared), (first, last))
 
-    def need(index: int, some: Interval, count: int, length: Interval | None) -> Region:
-        of = operation.input_shape(index)
-        if len(of) == 4:
-            return (region[0], some, length or (0, of[2]), (0, of[3]))
-        size = of[2] // count
-        return (region[0], length or (0, of[1]), (some[0] * size, some[1] * size))
+    def read(tensor_shape: Shape, interval: Interval, count: int, rows: Interval | None = None) -> Region:
+        if len(tensor_shape) == 4:
+            return (region[0], interval, rows or (0, tensor_shape[2]), (0, tensor_shape[3]))
+        size = tensor_shape[2] // count
+        return (region[0], rows or (0, tensor_shape[1]), (interval[0] * size, interval[1] * size))
 
-    needs = [need(0, own[0], heads, rows), *(need(index, own[1], counts[1], None) for index in (1, 2))]
-    if flat:
-        size = shape[2] // heads
-        return (region[0], rows, (own[0][0] * size, own[0][1] * size)), needs, own
-    return (region[0], own[0], rows, (0, shape[3])), needs, own
+    query = read(operation.input_shape(0), heads[0], counts[0], query_rows)
+    keys_and_values = [read(operation.input_shape(index), heads[1], counts[1]) for index in (1, 2)]
+    return read(shape, heads[0], counts[0], query_rows), [query, *keys_and_values], heads
 
 
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
-    own = (stop - start for start, stop in heads)
-    return {name: n for name, n, before in zip(names, own, counts, strict=False) if n != before}
+    """Return the attributes with numbers of heads that differ from the numbers `counts` of the whole node."""
+    new = (stop - start for start, stop in heads)
+    return {name: n for name, n, before in zip(names, new, counts, strict=False) if n != before}
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MultiHeadAttention: heads are blocks of the last axis. Packed inputs, a bias or a past: stays whole."""
-    several = (
-        operation.has_input(1) and operation.has_input(2) and all(len(operation.input_shape(i)) < 5 for i in (0, 1, 2))
-    )
-    if not several or any(operation.has_input(index) for index in (3, *range(6, len(operation.inputs)))):
+    """Split a MultiHeadAttention: batch, heads and rows, unless inputs are packed or there are a bias or past keys."""
+    has_all = operation.has_input(1) and operation.has_input(2)
+    is_packed = not has_all or any(len(operation.input_shape(i)) == 5 for i in (0, 1, 2))
+    if is_packed or any(operation.has_input(index) for index in (3, *range(6, len(operation.inputs)))):
         return whole_tensor(operation, region, reduce)
     count = operation.attribute("num_heads")
     out, needs, heads = _split_heads(operation, region, (count, count), not operation.attribute("unidirectional", 0))
@@ -98,36 +88,33 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """GroupQueryAttention: query heads that share keys stay together. Packed inputs: stays whole."""
-    if not (operation.has_input(1) and operation.has_input(2)) or any(
-        operation.has_input(i) for i in range(11, len(operation.inputs))
-    ):
+    """Split a GroupQueryAttention: batch and groups of heads that share keys, unless inputs are packed."""
+    is_packed = not (operation.has_input(1) and operation.has_input(2))
+    if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):
         return whole_tensor(operation, region, reduce)
     counts = operation.attribute("num_heads"), operation.attribute("kv_num_heads")
-    out, needs, heads = _split_heads(operation, region, counts, passing=False)
-    others: list[Region | None] = list(operation.full_needs()[3:])
-    for index, other in enumerate(others, 3):
-        if other is not None and index in (3, 4):
-            others[index - 3] = (out[0], heads[1], *other[2:])
-        elif other is not None and index in (5, 9):
-            others[index - 3] = (out[0], *other[1:])
-        elif other is not None and index == 10:
-            others[index - 3] = broadcast_need(operation.input_shape(10), (out[0], heads[0], *other[2:]))
-    return Piece(out, (*needs, *others), _changed_head_counts(("num_heads", "kv_num_heads"), heads, counts))
+    out, own_needs, heads = _split_heads(operation, region, counts, can_split_rows=False)
+    needs: list[Region | None] = [*own_needs]
+    for index, need in enumerate(operation.full_needs()[3:], 3):
+        if need is not None and index in (3, 4):
+            need = (out[0], heads[1], *need[2:])
+        elif need is not None and index in (5, 9):
+            need = (out[0], *need[1:])
+        elif need is not None and index == 10:
+            need = broadcast_need(operation.input_shape(10), (out[0], heads[0], *need[2:]))
+        needs.append(need)
+    return Piece(out, tuple(needs), _changed_head_counts(("num_heads", "kv_num_heads"), heads, counts))
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """RotaryEmbedding: y[batch, rows, heads] ← x[batch, rows, heads], positions, caches.
-
-    Rows can be split if each has its own position.
-    """
-    place = 1 if operation.node.domain else 3  # of the positions
-    caches = [index for index in (1, 2, 3) if index != place]
+    """Split a RotaryEmbedding: batch and heads, and rows if each row has its own position."""
+    positions_index = 1 if operation.node.domain else 3
+    caches = [index for index in (1, 2, 3) if index != positions_index]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)
-    positions = operation.input_shape(place) if operation.has_input(place) else None
+    positions = operation.input_shape(positions_index) if operation.has_input(positions_index) else None
     row = len(shape) - 2 if len(shape) == 4 else 1
     out = list(region)
-    if positions is not None and len(positions) == 1:  # the first one's
+    if positions is not None and len(positions) == 1:  # One number gives the position of the first row.
         out[row] = (0, shape[row])
     attributes = {}
     if len(shape) == 4:
@@ -142,67 +129,55 @@ def rotary_embedding(operation: Operation, region: Region, reduce: Interval | No
         for index in caches:
             needs[index] = (out[0], out[row], (0, operation.input_shape(index)[-1]))
     elif len(positions) == 2:
-        needs[place] = (out[0], out[row])
+        needs[positions_index] = (out[0], out[row])
     return Piece(tuple(out), tuple(needs), attributes)
 
 
 def _attention_cost(
-    operation: Operation, out: Shape, needs: Sequence[Shape], key: Shape, queries: int, past: int, projected: int = 0
+    operation: Operation,
+    out: Shape,
+    needs: Sequence[Shape],
+    key: Shape,
+    query_size: int,
+    past: int,
+    projections: int = 0,
 ) -> OpCost:
-    """Return the cost of Q Kᵀ and P V, of given projections, and of one FLOP per score.
+    """Return the cost of the products Q Kᵀ and P V, of projections, and of one FLOP per score.
 
-    Args:
-        operation: The attention.
-        out: Shape of the output region.
-        needs: Shapes of the input regions.
-        key: Shape of the keys: (batch, rows, width), (batch, heads, rows, size), or packed (batch, rows, …).
-        queries: Number of elements of q.
-        past: Index of the input with rows (second last axis) that precede those of the keys.
-        projected: Multiply-adds of the projections.
+    `key` is the shape of the keys: (batch, rows, features), (batch, heads, rows, features of a head), or packed
+    (batch, rows, …). Keys of `past`, the index of an optional input, precede them. `query_size` is the number of
+    elements of the query, and `projections` the number of multiply-adds of projections.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
-    own = heads * out[2] // operation.out_shape[2] if len(out) == 3 else 1
-    scores = math.prod(out[:-1]) * own * rows
-    return OpCost(projected + rows * (queries + math.prod(out)), other_flops=scores)
+    piece_heads = heads * out[2] // operation.out_shape[2] if len(out) == 3 else 1
+    scores = math.prod(out[:-1]) * piece_heads * rows
+    return OpCost(projections + rows * (query_size + math.prod(out)), other_flops=scores)
 
 
 def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of Attention or MultiHeadAttention; k can be packed with v, or with q and v."""
+    """Return the cost of Attention or MultiHeadAttention, whose keys can be packed with values and queries."""
     query, key = needs[0], needs[1] if operation.has_input(1) else needs[0]
     return _attention_cost(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 
 
 def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of onnxruntime's own Attention, including the projections to q, k and v."""
+    """Return the cost of onnxruntime's own Attention, including the projections to queries, keys and values."""
     x, columns = needs[0], needs[1][-1]
     queries = math.prod(x[:-1]) * (operation.attribute("qkv_hidden_sizes") or [columns // 3])[0]
     return _attention_cost(operation, out, needs, x, queries, past, math.prod(x) * columns)
 
 
 def grouped_query_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of GroupQueryAttention, an upper bound for SparseAttention."""
+    """Return the cost of GroupQueryAttention, which is an upper bound for SparseAttention."""
     return _attention_cost(operation, out, needs, needs[0], math.prod(out), 3)
 
 
+_attention = partial(OperatorRule, stand_in="attention", constant_stand_ins="shift")
 RULES = (
-    OperatorRule("Attention", attention, cost=attention_cost, stand_in="attention", constant_stand_ins="shift"),
-    OperatorRule(
-        "MultiHeadAttention",
-        multi_head,
-        ORT_DOMAIN,
-        cost=partial(attention_cost, past=6),
-        stand_in="attention",
-        constant_stand_ins="shift",
-    ),
-    OperatorRule(
-        "GroupQueryAttention",
-        grouped_query,
-        ORT_DOMAIN,
-        cost=grouped_query_cost,
-        stand_in="attention",
-        constant_stand_ins="shift",
-    ),
+    _attention("Attention", attention, cost=attention_cost),
+    _attention("MultiHeadAttention", multi_head, ORT_DOMAIN, cost=partial(attention_cost, past=6)),
+    _attention("GroupQueryAttention", grouped_query, ORT_DOMAIN, cost=grouped_query_cost),
     *(OperatorRule("RotaryEmbedding", rotary_embedding, domain, stand_in="remainder") for domain in ("", ORT_DOMAIN)),
     *counted_rules(projected_attention_cost, "Attention"),
     *counted_rules(partial(projected_attention_cost, past=8), "QAttention"),

@@ -1,10 +1,8 @@
-"""Rules of convolutions and pools.
+"""Rules of convolutions and pools, whose windows slide over the spatial axes: a tile of the output reads a halo.
 
-A window slides over the spatial axes, so a tile of the output needs a halo of the input.
-
-Pads exist only at the borders of the whole tensor. A tile that ends at the border reads to the end of the input, so a
-tile of everything equals the original node. For ConvTranspose, windows slide over the output: a tile needs the input
-elements with windows that overlap it, and pads cut away elements outside of the tile.
+Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that is the
+whole tensor therefore equals the original node. The windows of a ConvTranspose slide over its output: a tile reads the
+input elements with windows that overlap the tile, and pads cut elements away that are outside of the tile.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from dicompiler.base.errors import DicompilerError
@@ -35,10 +34,10 @@ class SpatialAxis:
     Attributes:
         extent: Number of elements over which windows slide.
         count: Number of windows.
-        span: Elements from a window's first to its last tap.
-        stride: Distance between windows.
-        pad_begin: Pads before the first element.
-        pad_end: Pads after the last element.
+        span: Number of elements from the first to the last that a window reads.
+        stride: Distance from one window to the next.
+        pad_begin: Number of pads before the first element.
+        pad_end: Number of pads after the last element.
     """
 
     extent: int
@@ -50,18 +49,18 @@ class SpatialAxis:
 
     @property
     def covered_extent(self) -> int:
-        """Number of elements that all windows cover."""
+        """Number of elements, with pads, from the start of the first window to the end of the last."""
         return (self.count - 1) * self.stride + self.span
 
 
 class AxisTile(NamedTuple):
-    """One axis of a tile.
+    """One axis of a tile (a region of the output with the input that it reads).
 
     Attributes:
         out: Interval of the output.
         need: Interval of the input.
-        pad_begin: Pads before the input interval.
-        pad_end: Pads after the input interval.
+        pad_begin: Number of pads before the input interval.
+        pad_end: Number of pads after the input interval.
     """
 
     out: Interval
@@ -71,19 +70,20 @@ class AxisTile(NamedTuple):
 
 
 def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """Return the tile of an output interval, with its halo.
+    """Return the tile of an output interval, which reads its input with a halo.
 
-    Windows that lie completely in the pads need no input; the interval is then extended towards the middle until it
-    does.
+    If all windows of the interval lie in the pads, the interval is extended towards the middle until it reads an
+    element, because a tile must have an input.
     """
     start, stop = interval
     while True:
         low = start * window.stride - window.pad_begin
         high = (stop - 1) * window.stride - window.pad_begin + window.span
-        last = stop == window.count
-        need = (max(0, low), window.extent if last else min(high, window.extent))
+        is_last = stop == window.count
+        need = (max(0, low), window.extent if is_last else min(high, window.extent))
         if need[0] < need[1]:
-            return AxisTile((start, stop), need, max(0, -low), window.pad_end if last else max(0, high - window.extent))
+            pad_end = window.pad_end if is_last else max(0, high - window.extent)
+            return AxisTile((start, stop), need, max(0, -low), pad_end)
         if low >= window.extent:
             start = min(start - 1, (window.extent - 1 + window.pad_begin) // window.stride)
         else:
@@ -91,13 +91,14 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 
 
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """Return the tile of a transposed convolution; its windows slide over the output.
+    """Return the tile of an output interval of a transposed convolution.
 
-    Its pads are elements to cut away (negative: zeros to append). A tile at the tensor's border reads to the border, so
-    a tile of everything equals the original node.
+    The pads of the tile are numbers of output elements to cut away, or zeros to append if they are negative. A tile at
+    the tensor's border reads up to the border, so that a tile that is the whole tensor equals the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
-    # The first input with a window that overlaps the tile; if a gap between windows comes first, the one before it.
+    # The first input element that the tile reads is the first one with a window that overlaps the tile. If the tile
+    # begins in a gap between windows, it is the element with the window before the gap.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
     low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)
@@ -107,17 +108,19 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 
 @memoized
 def window_axes(operation: Operation, kernel: tuple[int, ...], transposed: bool = False) -> tuple[SpatialAxis, ...]:
-    """Return the spatial axes of a convolution or pool.
+    """Return the spatial axes of a convolution or pool, with `auto_pad` converted to pads.
 
-    `auto_pad` is converted to pads, and so is `output_shape`, which gives the total pads of a transposed convolution.
+    The attribute `output_shape`, which determines the pads of a transposed convolution, is converted as well.
     """
     rank, mode = len(kernel), operation.attribute("auto_pad", "NOTSET")
     strides, dilations = (operation.attribute(name) or [1] * rank for name in ("strides", "dilations"))
     pads = (mode != "VALID" and operation.attribute("pads")) or [0] * (2 * rank)
     added = operation.attribute("output_padding") or [0] * rank
-    under, over = operation.input_shape(0)[2:], operation.out_shape[2:]
+    extents, counts = operation.input_shape(0)[2:], operation.out_shape[2:]
+    if transposed:
+        extents, counts = counts, extents
     axes = []
-    for i, (extent, count) in enumerate(zip(over, under, strict=True) if transposed else zip(under, over, strict=True)):
+    for i, (extent, count) in enumerate(zip(extents, counts, strict=True)):
         span, begin, end = (kernel[i] - 1) * dilations[i] + 1, pads[i], pads[rank + i]
         if mode.startswith("SAME") or operation.attribute("output_shape"):
             total = max(0, (count - 1) * strides[i] + span + added[i] - extent)
@@ -130,23 +133,22 @@ def window_axes(operation: Operation, kernel: tuple[int, ...], transposed: bool 
 def tile_spatial_axes(
     operation: Operation, kernel: tuple[int, ...], region: Region
 ) -> tuple[Region, Region, Mapping[str, Any]]:
-    """Return output region, input region and changed attributes of a tile's spatial axes.
+    """Return the output region, the input region and the changed attributes of a tile, for its spatial axes.
 
-    No attributes change for a tile of everything.
+    `region` is the requested output region without batch and channels. A tile that is the whole tensor changes no
+    attributes.
     """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
-    # ceil_mode stays: windows fit a tile exactly, except at the tensor's border, where tile and whole both round up.
-    return (
-        out,
-        need,
-        {} if out == full_region(operation.out_shape[2:]) else {"auto_pad": None, "pads": [*begins, *ends]},
-    )
+    # The attribute ceil_mode is kept: it has an effect only at the border of the whole tensor, and a tile at the border
+    # must round up like the whole tensor. In all other tiles, windows fit exactly.
+    is_whole = out == full_region(operation.out_shape[2:])
+    return out, need, {} if is_whole else {"auto_pad": None, "pads": [*begins, *ends]}
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
-    """Return the groups and the output channels of a range of channels.
+    """Return the groups of a range of output channels, and the range extended to whole groups.
 
-    A range is unchanged within one group, else extended to whole groups.
+    The range is not extended if it lies within one group.
     """
     per_group = channels // groups
     first, last = block_interval(interval, per_group)
@@ -154,17 +156,18 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Conv: y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range], b[m-range].
+    """Split a Conv: a region reads its rows and columns with a halo, and the weights and input channels of its groups.
 
-    A range within one group becomes an ungrouped convolution; other ranges are extended to whole groups. A partial sum
-    over input channels [r0, r1) reads x[:, r0:r1] and w[:, r0:r1]. The bias is added by the range that starts at 0.
+    A range of channels within one group becomes a convolution without groups, and other ranges are extended to whole
+    groups. A partial sum reads a range of input channels and of the weights. The partial sum that starts at channel 0
+    adds the bias.
     """
     shape = operation.input_shape(1)
     groups = operation.attribute("group", 1)
     if groups < 1 or shape[0] % groups or operation.input_shape(0)[1] != groups * shape[1]:
         raise DicompilerError(
             f"{operation.node.op} {operation.node.name!r}: {groups} groups do not fit an input of "
-            f"{operation.input_shape(0)[1]} channels and weights {shape}: correct the model"
+            f"{operation.input_shape(0)[1]} channels and weights of shape {shape}: correct the model"
         )
     out, need, attributes = tile_spatial_axes(operation, shape[2:], region[2:])
     (first, last), filters = group_range(groups, shape[0], region[1])
@@ -174,11 +177,9 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, inputs of the tile], w, b.
+    """Split a ConvTranspose: a region reads the input elements with windows that overlap it, and their weights.
 
-    The inputs of the tile are those with windows that overlap it.
-
-    w is read in those channels, and in the m-range of a group. Groups, partial sums and bias are handled as for Conv.
+    Groups, partial sums and the bias are treated as in `conv`.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:], True), region[2:]
@@ -189,83 +190,77 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
         attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
     inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
-    # Within one group, filters are counted from the group's first one.
+    # The weights have an axis for the output channels of one group, so a range starts at the group's first channel.
     start = channels[0] % weight[1]
     filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
     x, w = (region[0], inputs, *need), (inputs, filters, *full_region(weight[2:]))
-    return _with_groups_and_bias(
-        operation, last - first, Piece((region[0], channels, *tiled), (x, w), attributes), reduce
-    )
+    piece = Piece((region[0], channels, *tiled), (x, w), attributes)
+    return _with_groups_and_bias(operation, last - first, piece, reduce)
 
 
 def _with_groups_and_bias(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:
-    """Return the piece with a number of groups, and with the bias of its output channels."""
+    """Return `piece` with this number of groups, and with the bias of its output channels."""
     changed = {} if groups == operation.attribute("group", 1) else {"group": groups}
     bias = (piece.out[1],) if operation.has_input(2) and (reduce is None or reduce[0] == 0) else None
     return Piece(piece.out, (*piece.needs, *(bias for _ in operation.inputs[2:])), {**piece.attributes, **changed})
 
 
 def conv_reduction_length(operation: Operation) -> int | None:
-    """Return the number of input channels; None for grouped convolutions."""
+    """Return the number of input channels; None for grouped convolutions, which have no partial sums."""
     return operation.input_shape(0)[1] if operation.attribute("group", 1) == 1 else None
 
 
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo].
+    """Split a MaxPool, AveragePool or LpPool: a region reads its rows and columns with a halo.
 
-    If the indices are read, it stays whole.
-
-    It also stays whole if auto_pad SAME leaves input elements outside of all windows: onnxruntime's LpPool then starts
-    at another offset, and its other pools refuse it.
+    The pool stays whole if its indices are read, or if automatic pads leave input elements outside of all windows:
+    onnxruntime's LpPool then starts at another offset, and its other pools refuse the input.
     """
     kernel, same = tuple(operation.attribute("kernel_shape")), operation.attribute("auto_pad", "").startswith("SAME")
-    falls_short = same and any(window.covered_extent < window.extent for window in window_axes(operation, kernel))
-    if falls_short or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
+    leaves_elements = same and any(window.covered_extent < window.extent for window in window_axes(operation, kernel))
+    if leaves_elements or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
         return whole_tensor(operation, region, reduce)
     out, need, attributes = tile_spatial_axes(operation, kernel, region[2:])
     return Piece((*region[:2], *out), ((*region[:2], *need),), attributes)
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """GlobalAveragePool and similar: y[n, c] ← x[n, c, all spatial axes].
-
-    A partial maximum reads a range of rows.
-    """
-    rest = full_region(operation.input_shape(0)[2:])
-    return Piece(region, ((*region[:2], *(rest if reduce is None else (reduce, *rest[1:]))),))
+    """Split a global pool: each channel reads its whole image, and a partial maximum reads a range of rows."""
+    image = full_region(operation.input_shape(0)[2:])
+    return Piece(region, ((*region[:2], *(image if reduce is None else (reduce, *image[1:]))),))
 
 
-def global_pool_reduction_length(operation: Operation) -> int:
-    """Return the extent of the first spatial axis."""
+def global_pool_row_count(operation: Operation) -> int:
     return operation.input_shape(0)[2]
 
 
-def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight: int = 1) -> OpCost:  # noqa: ARG001
+def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight_index: int = 1) -> OpCost:  # noqa: ARG001
     """Return the cost of a convolution.
 
-    Each output element reads one filter of the weight (M, C/g, kernel…).
+    Each output element is a sum over one filter of the weights, which have the shape (M, C / groups, kernel…) and are
+    the input with index `weight_index`.
     """
-    return OpCost(math.prod(out) * math.prod(needs[weight][1:]))
+    return OpCost(math.prod(out) * math.prod(needs[weight_index][1:]))
 
 
 def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """Return the cost of a transposed convolution.
 
-    Each input element is multiplied by filters of (C, M/g, kernel…).
+    Each input element is multiplied by all weights of its channel, which have the shape (C, M / groups, kernel…).
     """
     return OpCost(math.prod(needs[0]) * math.prod(needs[1][1:]))
 
 
 def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Return the cost of a convolution with an addition and an activation."""
-    other = bool(operation.attribute("activation")) + operation.has_input(3)
-    return conv_cost(operation, out, needs)._replace(other_flops=other * math.prod(out))
+    extra = bool(operation.attribute("activation")) + operation.has_input(3)
+    return conv_cost(operation, out, needs)._replace(other_flops=extra * math.prod(out))
 
 
 def deform_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Return the cost of a deformable convolution.
 
-    It interpolates one element per channel, tap and output position.
+    It also interpolates one input element per channel, weight position and output position.
     """
     samples = out[0] * math.prod(out[2:]) * needs[0][1] * math.prod(needs[1][2:])
     return conv_cost(operation, out, needs)._replace(other_flops=samples)
@@ -276,38 +271,25 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
     return OpCost(pool_flops=math.prod(out) * math.prod(operation.attribute("kernel_shape", ())))
 
 
-def window_read_share(operation: Operation, weight: int = 1) -> float:
-    """Return the smallest share of x that is read: the product of min(1, kernel / stride) over axes."""
-    kernel = operation.attribute("kernel_shape") or (
-        operation.input_shape(weight)[2:] if operation.has_input(weight) else ()
-    )
-    strides = operation.attribute("strides", ())
+def window_read_share(operation: Operation, weight_index: int = 1) -> float:
+    """Return the smallest share of the input that a split reads: the product of min(1, kernel / stride) over axes.
+
+    The size of the kernel is an attribute, or follows from the weights, which are the input with index `weight_index`.
+    """
+    weight_shape = operation.input_shape(weight_index) if operation.has_input(weight_index) else ()
+    kernel, strides = operation.attribute("kernel_shape") or weight_shape[2:], operation.attribute("strides", ())
     return math.prod((min(1.0, size / stride) for size, stride in zip(kernel, strides, strict=False)), start=1.0)
 
 
-BIAS_STAND_IN = "- - shift"
-"""Stand-in of a bias in the exact check; for weights see `dicompiler.verify.exact`."""
+_convolution = partial(
+    OperatorRule, reduction_length=conv_reduction_length, stand_in="same_operator", constant_stand_ins="- - shift"
+)
 RULES = (
-    OperatorRule(
-        "Conv",
-        conv,
-        reduction_length=conv_reduction_length,
-        cost=conv_cost,
-        read_share=window_read_share,
-        stand_in="same_operator",
-        constant_stand_ins=BIAS_STAND_IN,
-    ),
+    _convolution("Conv", conv, cost=conv_cost, read_share=window_read_share),
     *counted_rules(conv_cost, "NhwcConv CausalConvWithState"),
     *counted_rules(fused_conv_cost, "FusedConv NhwcFusedConv"),
     *counted_rules(deform_conv_cost, "DeformConv", ""),
-    OperatorRule(
-        "ConvTranspose",
-        conv_transpose,
-        reduction_length=conv_reduction_length,
-        cost=conv_transpose_cost,
-        stand_in="same_operator",
-        constant_stand_ins=BIAS_STAND_IN,
-    ),
+    _convolution("ConvTranspose", conv_transpose, cost=conv_transpose_cost),
     *counted_rules(conv_transpose_cost, "ConvTransposeWithDynamicPads"),
     *(
         OperatorRule(op, pool, cost=pool_cost, read_share=window_read_share, stand_in=stand_in)
@@ -321,7 +303,7 @@ RULES = (
     OperatorRule(
         "GlobalMaxPool",
         global_pool,
-        reduction_length=global_pool_reduction_length,
+        reduction_length=global_pool_row_count,
         merge_operator="Max",
         cost=cost_per_input,
     ),

@@ -1,7 +1,4 @@
-"""Rules of operators that only move, repeat or select elements.
-
-They are Reshape, Transpose, Concat, Expand, Tile, Gather, Scatter and their relatives.
-"""
+"""Rules of operators that move, repeat or select elements: Reshape, Transpose, Concat, Gather and similar ones."""
 
 from __future__ import annotations
 
@@ -18,96 +15,94 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Types of tables with rows that can be distributed over devices: a device without a row adds 0."""
+"""Element types of tables whose rows can be on different devices. A device without a row adds 0 to the result."""
 
 
-def match_axes(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
-    """Pair the axes of two shapes of equal volume, as finely as possible.
+def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range, range]]:
+    """Split two shapes with equal numbers of elements into the smallest groups of axes with equal numbers of elements.
 
-    (1, 8, 4, 4) and (1, 128) ⇒ [axis 0 | axis 0], [axes 1-3 | axis 1].
+    For (1, 8, 4, 4) and (1, 128), the groups are (axis 0, axis 0) and (axes 1 to 3, axis 1).
     """
     pairs = []
     i = j = 0
-    while i < len(a) or j < len(b):
+    while i < len(first) or j < len(second):
         i0, j0, left, right = i, j, 1, 1
         while left != right or (i == i0 and j == j0):
-            if (left <= right and i < len(a)) or j == len(b):
-                left, i = left * a[i], i + 1
+            if (left <= right and i < len(first)) or j == len(second):
+                left, i = left * first[i], i + 1
             else:
-                right, j = right * b[j], j + 1
+                right, j = right * second[j], j + 1
         pairs.append((range(i0, i), range(j0, j)))
     return pairs
 
 
-def linear_span(box: Region, dims: Sequence[int]) -> Interval:
-    """Return the linear indices from a box's first to its last element.
+def linear_span(box: Region, shape: Sequence[int]) -> Interval:
+    """Return the interval from the first to the last element of `box`, counted in row-major order.
 
-    ((1, 2), (0, 3)) of (4, 5) ⇒ (5, 8).
+    For the box ((1, 2), (0, 3)) of a tensor of shape (4, 5), the interval is (5, 8).
     """
     first = last = 0
-    for (start, stop), extent in zip(box, dims, strict=True):
+    for (start, stop), extent in zip(box, shape, strict=True):
         first, last = first * extent + start, last * extent + stop - 1
     return first, last + 1
 
 
-def linear_box(interval: Interval, dims: Sequence[int]) -> Region:
-    """Return the smallest contiguous box that contains a linear interval.
+def linear_box(interval: Interval, shape: Sequence[int]) -> Region:
+    """Return the smallest contiguous region of a tensor that contains an interval of its elements in row-major order.
 
-    (5, 8) of (4, 5) ⇒ ((1, 2), (0, 3)).
+    For the interval (5, 8) and the shape (4, 5), the region is ((1, 2), (0, 3)).
     """
     first, last = interval[0], interval[1] - 1
     box: list[Interval] = []
-    inner = math.prod(dims)
-    for extent in dims:
+    inner = math.prod(shape)
+    for extent in shape:
         inner //= extent
         low, high = first // inner, last // inner
         box.append((low, high + 1))
         first, last = first - low * inner, last - high * inner
         if low != high:
-            rest = dims[len(box) :]
-            return (*box, *full_region(rest))
+            return (*box, *full_region(shape[len(box) :]))
     return tuple(box)
 
 
-def reshape_region(region: Region, out: Sequence[int], into: Sequence[int]) -> tuple[Region, Region]:
-    """Return a region extended so that it can be reshaped, and the same region after the reshape.
+def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]) -> tuple[Region, Region]:
+    """Extend a region of a tensor until a Reshape maps it to a region, and return the two regions.
 
-    Within each group of matching axes, the region is extended until it is contiguous in both shapes.
-
-    Args:
-        region: Region of the tensor.
-        out: Shape of the tensor.
-        into: Shape after the reshape.
+    `shape` is the shape before the Reshape and `reshaped` the shape after it. Within each group of axes with equal
+    numbers of elements, the region is extended until its elements are consecutive in both shapes.
     """
     grown: list[Interval] = []
     need: list[Interval] = []
-    for in_axes, out_axes in match_axes(into, out):
-        out_dims, in_dims = [out[i] for i in out_axes], [into[i] for i in in_axes]
+    for in_axes, out_axes in match_axes(reshaped, shape):
+        out_dims, in_dims = [shape[i] for i in out_axes], [reshaped[i] for i in in_axes]
         interval, wider = None, linear_span(tuple(region[i] for i in out_axes), out_dims)
         while interval != wider:
             interval = wider
-            box, other = linear_box(interval, out_dims), linear_box(interval, in_dims)
-            ends = linear_span(box, out_dims), linear_span(other, in_dims)
-            wider = min(first for first, _ in ends), max(last for _, last in ends)
-        grown.extend(box)
-        need.extend(other)
+            out_box, in_box = linear_box(interval, out_dims), linear_box(interval, in_dims)
+            spans = linear_span(out_box, out_dims), linear_span(in_box, in_dims)
+            wider = min(first for first, _ in spans), max(last for _, last in spans)
+        grown.extend(out_box)
+        need.extend(in_box)
     return tuple(grown), tuple(need)
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Reshape, Flatten, Squeeze, Unsqueeze: a region that is one interval of elements in both shapes."""
+    """Split a Reshape, Flatten, Squeeze or Unsqueeze: a region is extended until its elements are consecutive.
+
+    The elements must be consecutive in both shapes, within each group of axes with equal numbers of elements.
+    """
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
     out, need = reshape_region(region, operation.out_shape, operation.input_shape(0))
     removed = dict.fromkeys(operation.node.attributes)
-    if operation.node.opset < 5:  # before opset 5 the shape is an attribute
+    if operation.node.opset < 5:  # Before opset 5 the shape is an attribute.
         return Piece(out, (need,), {**removed, "shape": list(region_shape(out))}, op="Reshape")
     shape = np.array(region_shape(out), np.int64)
     return Piece(out, (need, *(None for _ in operation.inputs[1:])), removed, {1: shape}, op="Reshape")
 
 
 def transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Transpose: the region with permuted axes."""
+    """Split a Transpose: a region reads the same region with permuted axes."""
     perm = operation.attribute("perm") or list(range(len(region)))[::-1]
     need: list[Interval] = [(0, 0)] * len(region)
     for axis, source in enumerate(perm):
@@ -116,7 +111,7 @@ def transpose(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def concat(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Concat: an interval of the joined axis needs only the inputs that it overlaps."""
+    """Split a Concat: a region reads only the inputs that it overlaps."""
     axis = operation.attribute("axis") % len(region)
     needs: list[Region | None] = []
     offset = 0
@@ -129,21 +124,18 @@ def concat(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 MAX_CONSTANT_INDICES = 64
-"""Up to this number of constant indices, a piece reads only the interval that they select."""
+"""Maximum number of constant indices for which a Gather reads only the interval that they select."""
 
 
 def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Expand: like any broadcast; the piece has its own target shape."""
+    """Split an Expand: a region reads the elements that are repeated in it."""
     shape = np.array(region_shape(region), np.int64)
     return Piece(region, (broadcast_need(operation.input_shape(0), region), None), {}, {1: shape})
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Tile: an interval within one repetition is that interval of x.
-
-    Other intervals are extended to whole repetitions.
-    """
-    if operation.node.opset < 6:  # before opset 6 an input names a single axis to repeat
+    """Split a Tile: a region within one repetition reads this region, and others are extended to whole repetitions."""
+    if operation.node.opset < 6:  # Before opset 6 an input gives a single axis that is repeated.
         return whole_tensor(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.input_shape(0), region, strict=True):
@@ -155,10 +147,9 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Gather: y[before, i, after] ← x[before, axis in full, after], indices[i].
+    """Split a Gather: a region reads its indices, and the table's whole axis. A partial sum reads a range of rows.
 
-    If the indices are a few constants, only the interval that they select is read. A partial result has a range of the
-    rows of a table.
+    If the indices are a few constants, only the smallest interval that contains all of them is read.
     """
     shape, rank = operation.input_shape(0), len(operation.input_shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
@@ -176,9 +167,9 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of a Gather's constant table with computed indices.
+    """Return the number of rows of the constant table from which a Gather reads rows by computed indices.
 
-    None if it does not gather rows of a table, or if onnxruntime cannot add the partial results.
+    None if the Gather is of another kind, or if onnxruntime cannot add results of the table's element type.
     """
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:
@@ -188,35 +179,32 @@ def table_rows(operation: Operation) -> int | None:
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GatherElements: y[i] ← x[i, but the axis in full], indices[i]."""
+    """Split a GatherElements: a region reads its indices, and the full axis along which they select elements."""
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.input_shape(0)[axis])), region))
 
 
 def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """ScatterND: the axes that the indices address are in full; the others can be split."""
+    """Split a ScatterND: the axes that the indices address stay whole, and all other axes can be split."""
     indices = operation.input_shape(1)
     out = (*full_region(operation.out_shape[: indices[-1]]), *region[indices[-1] :])
     return Piece(out, (out, full_region(indices), (*full_region(indices[:-1]), *region[indices[-1] :])))
 
 
 def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ScatterElements: its axis is in full; the other axes can be split if the indices cover them."""
+    """Split a ScatterElements: its axis stays whole, and other axes can be split if the indices cover them."""
     axis = operation.attribute("axis", 0) % len(region)
-    if any(
-        own != of
-        for i, (own, of) in enumerate(zip(operation.input_shape(1), operation.input_shape(0), strict=True))
-        if i != axis
-    ):
+    index_shape, data_shape = list(operation.input_shape(1)), list(operation.input_shape(0))
+    if index_shape[:axis] + index_shape[axis + 1 :] != data_shape[:axis] + data_shape[axis + 1 :]:
         return whole_tensor(operation, region, reduce)
     out, read = (with_interval(region, axis, (0, operation.input_shape(index)[axis])) for index in (0, 1))
     return Piece(out, (out, read, read))
 
 
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """DepthToSpace: rows and columns in whole blocks.
+    """Split a DepthToSpace: rows and columns are extended to whole blocks, and channels can be split only in mode CRD.
 
-    Channels can be split if those of a block are adjacent (mode CRD).
+    In mode CRD the input channels that form one block are adjacent.
     """
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
     cells = [block_interval(interval, size) for interval in tile]
@@ -227,10 +215,7 @@ def depth_to_space(operation: Operation, region: Region, reduce: Interval | None
 
 
 def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """SpaceToDepth: each output row is a block of input rows.
-
-    All input channels are read, because they are mixed.
-    """
+    """Split a SpaceToDepth: each output row reads a block of input rows, and all channels, because they are mixed."""
     size = operation.attribute("blocksize")
     need = (region[0], (0, operation.input_shape(0)[1]), *((start * size, stop * size) for start, stop in region[2:]))
     return Piece(with_interval(region, 1, (0, operation.out_shape[1])), (need,))
@@ -243,9 +228,10 @@ RULES = (
     *counted_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=zero_cost),
     OperatorRule("Tile", tile, cost=zero_cost),
+    # Partial sums of a Gather (LIP) divide the rows of an embedding table.
     OperatorRule(
         "Gather", gather, reduction_length=table_rows, cost=zero_cost, stand_in="indexed", constant_stand_ins="shift -"
-    ),  # LIP cuts the rows of an embedding table
+    ),
     OperatorRule("GatherElements", gather_elements, cost=zero_cost, stand_in="indexed"),
     OperatorRule("ScatterND", scatter_nd, cost=zero_cost, constant_stand_ins="shift - shift"),
     OperatorRule("ScatterElements", scatter_elements, cost=zero_cost, constant_stand_ins="shift - shift"),

@@ -1,11 +1,12 @@
 """Rules of element-wise operators with broadcasting, and of BatchNormalization.
 
-Inputs are read in the region of the output.
+Each input is read in the region of the output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from dicompiler.ir.operator_rule import (
     ORT_DOMAIN,
@@ -30,27 +31,26 @@ BROADCASTING_OPERATORS = (
 
 
 def broadcast_need(shape: Sequence[int], region: Region) -> Region:
-    """Return the region that `region` of the output needs of a broadcast input.
+    """Return the region of an input with `shape` that a region of the output reads if the input is broadcast.
 
-    Axes are aligned at the right, and an axis of extent 1 is read whole: shape (8, 1), region of a (2, 8, 5) output ⇒
-    ((c0, c1), (0, 1)).
+    The axes are aligned at the last one, and an axis with one element is read whole. An input of shape (8, 1) is read
+    in ((2, 4), (0, 1)) for the region ((0, 2), (2, 4), (0, 5)).
     """
     axes = zip(shape, region[len(region) - len(shape) :], strict=True)
     return tuple((0, 1) if extent == 1 else interval for extent, interval in axes)
 
 
 def elementwise(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Element-wise operators: y[region] ← the same region of each input, with broadcasting."""
+    """Split an element-wise operator: a region reads the same region of each input, with broadcasting."""
     shapes = (None if tensor is None else tensor.shape for tensor in operation.inputs)
     return Piece(region, tuple(None if shape is None else broadcast_need(shape, region) for shape in shapes))
 
 
 def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """BatchNormalization: y[n, c, …] ← x[n, c, …], and c of scale, shift, mean and variance.
+    """Split a BatchNormalization: a region reads the same region, and scale, shift, mean and variance of its channels.
 
-    Training: stays whole.
-
-    Before opset 9, the latter can have the shape of x without its first axis.
+    In training mode the node stays whole. Before opset 9, scale, shift, mean and variance can have the shape of the
+    input without its first axis.
     """
     if operation.attribute("training_mode", 0):
         return whole_tensor(operation, region, reduce)
@@ -59,17 +59,14 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
 
 
 def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """CastLike: a piece is a Cast to the output's type."""
+    """Split a CastLike: a piece becomes a Cast to the output's type."""
     output = operation.outputs[0]
     assert output is not None
     return Piece(region, (region, None), {"to": output.dtype}, op="Cast")
 
 
 def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Dropout: the identity in inference.
-
-    In training mode, it draws random numbers for the whole tensor and stays whole.
-    """
+    """Split a Dropout, which copies its input. In training mode it draws random numbers, so it stays whole."""
     mode = operation.constant_value(2)
     if operation.has_input(2) and (mode is None or mode.any()):
         return whole_tensor(operation, region, reduce)
@@ -88,42 +85,34 @@ STAND_INS = {
     "weighted_sum": "Shrink",
     "Max": "Mean",
 }
-"""Operators by stand-in in the exact check. Rectifiers are replaced by Relu, and bounded functions stay bounded."""
+"""Operators by the stand-in that replaces them in the exact check. Operators similar to Relu become Relu."""
 CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
     "factor": "Mul",
     "- slope": "PRelu",
     "- min max": "Clip",
 }
-"""Operators by the stand-ins of their constants in the exact check."""
+"""Operators by the kinds of integers that replace their constants in the exact check."""
+
+
+_rule = partial(OperatorRule, is_elementwise=True)
 
 
 def _standard_rule(op: str) -> OperatorRule:
-    """Return the rule of an element-wise operator of the standard domain."""
-    stand_in, constants = (
-        next((word for word, ops in table.items() if op in ops.split()), "")
-        for table in (STAND_INS, CONSTANT_STAND_INS)
-    )
+    tables = (STAND_INS, CONSTANT_STAND_INS)
+    stand_in, constants = (next((key for key, ops in table.items() if op in ops.split()), "") for table in tables)
     cost = zero_cost if op in ("BitCast", "Cast", "Identity") else cost_per_output
-    return OperatorRule(
-        op, elementwise, is_elementwise=True, cost=cost, stand_in=stand_in, constant_stand_ins=constants
-    )
+    return _rule(op, elementwise, cost=cost, stand_in=stand_in, constant_stand_ins=constants)
 
 
+_rule = partial(OperatorRule, is_elementwise=True)
 RULES = (
     *(_standard_rule(op) for op in (*UNARY_OPERATORS, *BROADCASTING_OPERATORS, "BitCast")),
     *(
-        OperatorRule(
-            op, elementwise, ORT_DOMAIN, is_elementwise=True, stand_in="weighted_sum", constant_stand_ins="- shift"
-        )
+        _rule(op, elementwise, ORT_DOMAIN, stand_in="weighted_sum", constant_stand_ins="- shift")
         for op in ORT_OPERATORS
     ),
-    OperatorRule(
-        "BatchNormalization",
-        batch_normalization,
-        is_elementwise=True,
-        constant_stand_ins="- scale shift shift variance",
-    ),
-    OperatorRule("CastLike", cast_like, is_elementwise=True, cost=zero_cost),
-    OperatorRule("Dropout", dropout, is_elementwise=True, cost=zero_cost),
+    _rule("BatchNormalization", batch_normalization, constant_stand_ins="- scale shift shift variance"),
+    _rule("CastLike", cast_like, cost=zero_cost),
+    _rule("Dropout", dropout, cost=zero_cost),
 )

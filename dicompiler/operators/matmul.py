@@ -1,7 +1,7 @@
-"""Rules of tensor products: Gemm, MatMul, Einsum; also RNN, GRU and LSTM, and costs of MoE and DFT.
+"""Rules of tensor products (Gemm, MatMul, Einsum), of RNN, GRU and LSTM, and costs of MoE and DFT.
 
-An Einsum equation describes each product: its letters tell which interval of the output each axis of an operand reads,
-and which axes are summed.
+An Einsum equation describes each product. It has one letter per axis, so its letters say which axes are summed, and
+which interval of the output each axis of an operand reads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -44,20 +45,20 @@ class Equation:
 
     @property
     def summed(self) -> str:
-        """Letters that are summed, in order of first appearance."""
+        """Letters over which the products are summed, in order of first appearance."""
         return "".join(dict.fromkeys(letter for term in self.inputs for letter in term if letter not in self.output))
 
     def extent(self, letter: str, shapes: Sequence[Shape]) -> int:
-        """Return the extent of a letter in operands with these shapes, some of which may be broadcast."""
+        """Return the number of elements of a letter's axis, if the operands have these shapes."""
         terms = zip(self.inputs, shapes, strict=False)
         return max(shape[term.index(letter)] for term, shape in terms if letter in term)
 
 
 def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
-    """Parse an Einsum equation: "bij, bjk -> bik".
+    """Parse an Einsum equation, such as "bij, bjk -> bik", for operands of these ranks.
 
-    Without an arrow, the output has the ellipsis and then, in alphabetic order, the letters that appear once. Axes of
-    an ellipsis become letters as well, counted from the last axis.
+    Without an arrow, the output has the axes of the ellipsis, and then the letters that appear once in alphabetic
+    order. Axes of an ellipsis become letters as well, counted from the last axis.
     """
     left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
     counts = Counter(left.replace(",", "").replace(".", ""))
@@ -65,62 +66,58 @@ def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
     terms = left.split(",")
     ellipsis_ranks = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
     batch = "".join(map(chr, reversed(range(max(ellipsis_ranks)))))
-    inputs = (term.replace(".", batch[len(batch) - own :]) for term, own in zip(terms, ellipsis_ranks, strict=True))
+    inputs = (term.replace(".", batch[len(batch) - n :]) for term, n in zip(terms, ellipsis_ranks, strict=True))
     return Equation(tuple(inputs), (right if arrow else implicit).replace(".", batch))
 
 
 @memoized
 def equation_of(operation: Operation) -> Equation:
-    """Return the equation of an Einsum, of a Gemm without its third input, or of a MatMul.
-
-    A vector operand of a MatMul has neither batch axes nor rows (columns).
-    """
+    """Return the equation of an Einsum, of a MatMul, or of a Gemm without its third input."""
     ranks = [len(need or ()) for need in operation.full_needs()]
     if operation.node.op == "Einsum":
         return parse_equation(operation.attribute("equation"), ranks)
     if operation.node.op == "Gemm":
-        turned = operation.attribute("transA", 0), operation.attribute("transB", 0)
-        return Equation(("ki" if turned[0] else "ik", "jk" if turned[1] else "kj"), "ij")
+        is_transposed = operation.attribute("transA", 0), operation.attribute("transB", 0)
+        return Equation(("ki" if is_transposed[0] else "ik", "jk" if is_transposed[1] else "kj"), "ij")
+    # An operand of a MatMul that is a vector has neither batch axes nor rows (columns).
     a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
     return parse_equation(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MatMul, Einsum: each operand needs the output's interval of each letter.
+    """Split a MatMul or Einsum: each operand reads the output's intervals of its axes, and summed axes completely.
 
-    Summed letters are read in full.
-
-    With `reduce`, the first summed letter is read in this range. A broadcast axis of extent 1 is read whole.
+    A partial sum reads the range `reduce` of the first summed axis.
     """
     terms = equation_of(operation)
     intervals = dict(zip(terms.output, region, strict=True))
     if reduce is not None:
         intervals[terms.summed[0]] = reduce
-    axes = (zip(term, operation.input_shape(index), strict=True) for index, term in enumerate(terms.inputs))
-    return Piece(
-        region, tuple(tuple((0, n) if n == 1 else intervals.get(letter, (0, n)) for letter, n in of) for of in axes)
-    )
+    needs = []
+    for index, term in enumerate(terms.inputs):
+        axes = zip(term, operation.input_shape(index), strict=True)
+        # An axis of one element may be broadcast, so it is read whole.
+        needs.append(tuple((0, 1) if extent == 1 else intervals.get(letter, (0, extent)) for letter, extent in axes))
+    return Piece(region, tuple(needs))
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Gemm: like `contraction`.
-
-    The range of k that starts at 0 adds the third input, which broadcasts.
-    """
+    """Split a Gemm: operands are read as in a MatMul, and the partial sum that starts at 0 adds the third input."""
     piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
         return piece
     if reduce is None or reduce[0] == 0:
         return replace(piece, needs=(*piece.needs, broadcast_need(operation.input_shape(2), region)))
-    # Before opset 11 the third input of Gemm is required, so it is replaced by a zero.
+    # Before opset 11 the third input is required, so a partial sum that must not add it gets a zero instead.
     zero = {2: np.zeros((1,), helper.tensor_dtype_to_np_dtype(tensor.dtype))} if operation.node.opset < 11 else {}
     return replace(piece, needs=(*piece.needs, None), constants=zero)
 
 
 def matmul_nbits_reduction(operation: Operation) -> int | None:
-    """Return the number of pieces of a MatMulNBits sum.
+    """Return the number of units into which the sum of a MatMulNBits can be split.
 
-    None if scales or zero points are a vector, so that those of some blocks are not a box, or if rows are reordered.
+    None if it cannot be split: scales or zero points are a vector, so that those of some blocks are not a region, or
+    rows are reordered.
     """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
@@ -129,18 +126,18 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
 
 
 def _blocks_per_zero_point_byte(operation: Operation) -> int:
-    """Return the number of blocks with zero points in the same byte."""
+    """Return the number of blocks with zero points in the same byte, which cannot be split."""
     points = operation.inputs[3] if operation.has_input(3) else None
     return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
 
 
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MatMulNBits: y[rows, columns] ← x[rows], w, scales and zero points[columns].
+    """Split a MatMulNBits: a region reads its rows, and the weights, scales and zero points of its columns.
 
-    Partial sums are over blocks. The bias is added by the range that starts at 0.
+    Partial sums are sums over whole blocks. The partial sum that starts at 0 adds the bias.
     """
     count, columns = operation.attribute("N"), region[-1]
-    new = {"N": columns[1] - columns[0]}
+    attributes = {"N": columns[1] - columns[0]}
     needs: list[Region | None] = [(*region[:-1], (0, operation.input_shape(0)[-1]))]
     for index, need in enumerate(operation.full_needs()[1:], 1):
         extent = 0 if need is None or index == 4 else need[0][1]
@@ -150,17 +147,17 @@ def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) 
         together, size = _blocks_per_zero_point_byte(operation), operation.attribute("block_size")
         blocks = reduce[0] * together, min(reduce[1] * together, operation.input_shape(1)[1])
         features = blocks[0] * size, min(blocks[1] * size, operation.input_shape(0)[-1])
-        new["K"] = features[1] - features[0]
+        attributes["K"] = features[1] - features[0]
         for index, interval in enumerate((features, blocks, blocks, reduce)[: len(needs)]):
             need = needs[index]
             needs[index] = need and with_interval(need, 1 if index else len(need) - 1, interval)
         if reduce[0]:
             needs[5:] = [None] * len(needs[5:])
-    return Piece(region, tuple(needs), {name: n for name, n in new.items() if n != operation.attribute(name)})
+    return Piece(region, tuple(needs), {name: n for name, n in attributes.items() if n != operation.attribute(name)})
 
 
 def contraction_length(operation: Operation) -> int | None:
-    """Return the extent of the first summed letter; None if there is none."""
+    """Return the number of elements of the first summed axis; None if no axis is summed."""
     terms = equation_of(operation)
     shapes = [operation.input_shape(index) for index in range(len(terms.inputs))]
     return terms.extent(terms.summed[0], shapes) if terms.summed else None
@@ -169,7 +166,7 @@ def contraction_length(operation: Operation) -> int | None:
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Return the cost of an Einsum.
 
-    It is one multiply-add per combination of all letters; a single tensor is summed or moved.
+    It has one multiply-add per combination of all letters. An Einsum of one tensor only sums or moves elements.
     """
     terms = equation_of(operation)
     if len(needs) == 1:
@@ -180,7 +177,7 @@ def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpC
 
 
 def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a product: each output element sums over k, an axis of the first operand."""
+    """Return the cost of a product: each output element is a sum over the last axis of the first operand."""
     axis = 0 if operation.attribute("transBatchA", 0) else -2
     return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
 
@@ -193,8 +190,8 @@ def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shap
 def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """Return the cost of an RNN, GRU or LSTM.
 
-    Each step of x (steps, batch, features) is multiplied by all of w (directions, gates, features) and of r, and each
-    element of each gate takes one FLOP.
+    Each step of the input, of shape (steps, batch, features), is multiplied by all weights, and each element of each
+    gate needs one more FLOP.
     """
     x, w, r = needs[:3]
     steps = x[0] * x[1]
@@ -202,74 +199,50 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """RNN, GRU, LSTM: y[:, directions, batch, :] ← x[:, batch], weights of these directions.
+    """Split an RNN, GRU or LSTM by batch and directions: a region reads its batch, and the weights of its directions.
 
-    All units stay together, because each step needs all units of the previous one.
+    All hidden units stay together, because each step needs all units of the previous step.
     """
-    if (
-        operation.attribute("layout", 0)
-        or operation.attribute("activation_alpha")
-        or operation.attribute("activation_beta")
-    ):
+    if any(operation.attribute(name) for name in ("layout", "activation_alpha", "activation_beta")):
         return whole_tensor(operation, region, reduce)
-    (steps, directions, _, units), (_, some, batch, _) = operation.out_shape, region
+    (steps, direction_count, _, units), (_, directions, batch, _) = operation.out_shape, region
     needs: list[Region | None] = []
     for index, need in enumerate(operation.full_needs()):
         if need is None or index == 0:
             needs.append(None if need is None else ((0, steps), batch, need[2]))
         elif index == 4:
             needs.append((batch,))
-        else:  # weights have a direction axis, initial states a batch axis as well
-            needs.append((some, batch, *need[2:]) if index in (5, 6) else (some, *need[1:]))
+        else:  # Weights and initial states have an axis for the direction, and initial states also one for the batch.
+            needs.append((directions, batch, *need[2:]) if index in (5, 6) else (directions, *need[1:]))
     attributes: dict[str, object] = {}
-    if some != (0, directions):
-        attributes["direction"] = "reverse" if some[0] else "forward"
-        functions = operation.attribute("activations") or []
-        each = len(functions) // directions
-        if functions:
-            attributes["activations"] = functions[some[0] * each : some[1] * each]
-    return Piece(((0, steps), some, batch, (0, units)), tuple(needs), attributes)
+    if directions != (0, direction_count):
+        attributes["direction"] = "reverse" if directions[0] else "forward"
+        if functions := operation.attribute("activations"):
+            count = len(functions) // direction_count
+            attributes["activations"] = functions[directions[0] * count : directions[1] * count]
+    return Piece(((0, steps), directions, batch, (0, units)), tuple(needs), attributes)
 
 
 def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of MoE: each token is multiplied by the weights (experts, …) of k experts."""
+    """Return the cost of MoE: each token is multiplied by the weights of k experts."""
     weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
     return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
 
 
 def fft_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of DFT and STFT by the fast algorithm.
-
-    It is 5 log2 N FLOP per complex number of a transform of length N.
-    """
+    """Return the cost of a DFT or STFT: 5 log2 N FLOP per complex number of a transform of length N."""
     axis_input = operation.constant_value(2) if operation.node.op == "DFT" else None
     axis = operation.attribute("axis", -2) if axis_input is None else int(axis_input)
     return OpCost(other_flops=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())
 
 
+_QUANTIZED_PRODUCTS = "QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"
+_product = partial(OperatorRule, reduction_length=contraction_length, stand_in="same_operator")
 RULES = (
-    OperatorRule(
-        "Gemm",
-        gemm,
-        reduction_length=contraction_length,
-        cost=matmul_cost,
-        stand_in="same_operator",
-        constant_stand_ins="- - shift",
-    ),
-    OperatorRule(
-        "MatMul", contraction, reduction_length=contraction_length, cost=matmul_cost, stand_in="same_operator"
-    ),
-    OperatorRule(
-        "Einsum",
-        contraction,
-        reduction_length=contraction_length,
-        cost=einsum_cost,
-        stand_in="same_operator",
-        constant_stand_ins="gain",
-    ),
-    *counted_rules(
-        matmul_cost, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"
-    ),
+    _product("Gemm", gemm, cost=matmul_cost, constant_stand_ins="- - shift"),
+    _product("MatMul", contraction, cost=matmul_cost),
+    _product("Einsum", contraction, cost=einsum_cost, constant_stand_ins="gain"),
+    *counted_rules(matmul_cost, f"FusedMatMul TransposeMatMul {_QUANTIZED_PRODUCTS}"),
     OperatorRule(
         "MatMulNBits",
         matmul_nbits,

@@ -1,9 +1,7 @@
-"""Rules of ai.onnx.ml operators: each row is a sample and can be split.
+"""Rules of ai.onnx.ml operators, to which scikit-learn pipelines are converted: each row is a sample and can be split.
 
-scikit-learn pipelines are converted to them.
-
-Their weights are attributes. An operator with two outputs (labels and scores) is split only if just the labels are
-read.
+The weights of these operators are attributes. An operator with two outputs (labels and scores) is split only if
+nothing reads the scores.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ ML_DOMAIN = "ai.onnx.ml"
 
 
 def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Operators on samples: y[rows, :] ← x[rows, :]. A vector is a single sample and stays whole."""
+    """Split an operator on samples: each row of the output reads one row of the input. One sample stays whole."""
     if len(operation.input_shape(0)) < 2:
         return whole_tensor(operation, region, reduce)
-    return Piece(
-        (region[0], *full_region(operation.out_shape[1:])), ((region[0], *full_region(operation.input_shape(0)[1:])),)
-    )
+    need = (region[0], *full_region(operation.input_shape(0)[1:]))
+    return Piece((region[0], *full_region(operation.out_shape[1:])), (need,))
 
 
 def _sample_count(needs: Sequence[Shape]) -> int:
@@ -34,9 +31,10 @@ def _sample_count(needs: Sequence[Shape]) -> int:
 
 
 def total_tree_depth(operation: Operation) -> float:
-    """Return the number of nodes that a sample visits in all trees, assuming balanced trees."""
+    """Return the number of nodes that one sample visits in all trees together, if the trees are balanced."""
     trees = Counter(operation.attribute("nodes_treeids") or ())
-    roots = operation.attribute("tree_roots") or ()  # Since version 5, inner nodes and leaves are separate.
+    # Since version 5 of ai.onnx.ml, roots are an attribute, and inner nodes and leaves are separate.
+    roots = operation.attribute("tree_roots") or ()
     if roots:
         inner = len(operation.attribute("nodes_featureids") or ()) / len(roots)
         return len(roots) * math.log2(inner + 1)
@@ -44,50 +42,44 @@ def total_tree_depth(operation: Operation) -> float:
 
 
 def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of trees: a comparison per visited node, and an addition per tree and target."""
+    """Return the cost of trees: one comparison per visited node, and one addition per tree and output column."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     columns = (len(out) > 1 and out[1]) or 1
     return OpCost(other_flops=_sample_count(needs) * (math.ceil(total_tree_depth(operation)) + trees * columns))
 
 
 def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> OpCost:  # noqa: ARG001
-    """Return the cost of multiplying each sample by all weights in the attribute `name`."""
+    """Return the cost of one multiply-add per sample and weight.
+
+    The weights are the operator's attribute `name`.
+    """
     return OpCost(_sample_count(needs) * len(operation.attribute(name) or ()))
 
 
-def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], steps: int = 2) -> OpCost:  # noqa: ARG001
-    """Return the cost of `steps` FLOP per element."""
-    return OpCost(other_flops=steps * math.prod(out))
+def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], flops: int = 2) -> OpCost:  # noqa: ARG001
+    """Return the cost of two or three (`flops`) FLOP per element."""
+    return OpCost(other_flops=flops * math.prod(out))
 
 
 _LINEAR_COST = partial(weighted_cost, name="coefficients")
 _SUPPORT_VECTOR_COST = partial(weighted_cost, name="support_vectors")
 _LINEAR_STAND_INS = "coefficients=gain intercepts=shift post_transform=NONE"
 _TREE_STAND_INS = "weights=gain base_values=shift post_transform=NONE aggregate_function=SUM"
+_UNCOUNTED_OPERATORS = "ArrayFeatureExtractor CastMap DictVectorizer FeatureVectorizer OneHotEncoder ZipMap"
+_linear = partial(OperatorRule, piece=sample_rows, cost=_LINEAR_COST, attribute_stand_ins=_LINEAR_STAND_INS)
+_trees = partial(OperatorRule, piece=sample_rows, cost=tree_cost)
+_whole = partial(OperatorRule, piece=whole_tensor, stand_in="digest")
 RULES = (
     OperatorRule("Scaler", sample_rows, ML_DOMAIN, cost=scaled_cost, attribute_stand_ins="offset=shift scale=one"),
     OperatorRule("Imputer", sample_rows, ML_DOMAIN, attribute_stand_ins="imputed_value_floats=shift"),
-    OperatorRule("Normalizer", sample_rows, ML_DOMAIN, cost=partial(scaled_cost, steps=3), stand_in="softmax"),
+    OperatorRule("Normalizer", sample_rows, ML_DOMAIN, cost=partial(scaled_cost, flops=3), stand_in="softmax"),
     OperatorRule("Binarizer", elementwise, ML_DOMAIN, is_elementwise=True),
     OperatorRule("LabelEncoder", elementwise, ML_DOMAIN, is_elementwise=True),
-    *(
-        OperatorRule(f"Linear{kind}", sample_rows, ML_DOMAIN, cost=_LINEAR_COST, attribute_stand_ins=_LINEAR_STAND_INS)
-        for kind in ("Classifier", "Regressor")
-    ),
-    OperatorRule(
-        "TreeEnsembleClassifier", sample_rows, ML_DOMAIN, cost=tree_cost, attribute_stand_ins=f"class_{_TREE_STAND_INS}"
-    ),
-    OperatorRule(
-        "TreeEnsembleRegressor", sample_rows, ML_DOMAIN, cost=tree_cost, attribute_stand_ins=f"target_{_TREE_STAND_INS}"
-    ),
-    OperatorRule(
-        "TreeEnsemble", whole_tensor, ML_DOMAIN, cost=tree_cost, stand_in="digest"
-    ),  # its weights are tensor attributes
-    *(
-        OperatorRule(f"SVM{kind}", whole_tensor, ML_DOMAIN, cost=_SUPPORT_VECTOR_COST, stand_in="digest")
-        for kind in ("Classifier", "Regressor")
-    ),
-    *counted_rules(
-        zero_cost, "ArrayFeatureExtractor CastMap DictVectorizer FeatureVectorizer OneHotEncoder ZipMap", ML_DOMAIN
-    ),
+    *(_linear(f"Linear{kind}", domain=ML_DOMAIN) for kind in ("Classifier", "Regressor")),
+    _trees("TreeEnsembleClassifier", domain=ML_DOMAIN, attribute_stand_ins=f"class_{_TREE_STAND_INS}"),
+    _trees("TreeEnsembleRegressor", domain=ML_DOMAIN, attribute_stand_ins=f"target_{_TREE_STAND_INS}"),
+    # The weights of a TreeEnsemble are attributes that are tensors, for which there are no stand-ins.
+    _whole("TreeEnsemble", domain=ML_DOMAIN, cost=tree_cost),
+    *(_whole(f"SVM{kind}", domain=ML_DOMAIN, cost=_SUPPORT_VECTOR_COST) for kind in ("Classifier", "Regressor")),
+    *counted_rules(zero_cost, _UNCOUNTED_OPERATORS, ML_DOMAIN),
 )

@@ -1,6 +1,6 @@
-"""Rules of quantized operators: those of the float operators with other inputs.
+"""Rules of quantized operators: those of the float operators, with scales and zero points as additional inputs.
 
-Scales and zero points are one number, or one per index of an axis.
+A scale or zero point is one number, or has one number per index of an axis.
 """
 
 from __future__ import annotations
@@ -17,33 +17,29 @@ from dicompiler.operators.elementwise import broadcast_need
 from dicompiler.operators.matmul import contraction, contraction_length, matmul_cost
 
 
-def _parameter_need(operation: Operation, index: int, tensor: Region, axis: int | None) -> Region | None:
-    """Return the region needed of a scale or zero point.
+def _parameter_need(operation: Operation, index: int, tensor_region: Region, axis: int | None) -> Region | None:
+    """Return the region that is read of a scale or zero point, which is the input with index `index`.
 
-    Args:
-        operation: The quantized operator.
-        index: Input with the scale or zero point.
-        tensor: Region that is read of the tensor that it describes.
-        axis: Axis of that tensor along which it can vary; None: it is read in full.
+    The scale or zero point describes a tensor of which `tensor_region` is read, and can vary along `axis` of this
+    tensor. Without an axis it is read completely.
     """
     shape = operation.input_shape(index) if operation.has_input(index) else None
     if shape is None or shape in ((), (1,)) or axis is None:
         return None if shape is None else full_region(shape)
-    return (tensor[axis],) if len(shape) == 1 else broadcast_need(shape, tensor)
+    return (tensor_region[axis],) if len(shape) == 1 else broadcast_need(shape, tensor_region)
 
 
 def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """QuantizeLinear, DequantizeLinear: y[region] ← x[region], scale and zero point[its indices].
+    """Split a QuantizeLinear or DequantizeLinear: a region reads the same region, and the scales and zero points of it.
 
-    Blocked quantization stays whole.
+    With blocked quantization the node stays whole.
     """
     if operation.attribute("block_size", 0):
         return whole_tensor(operation, region, reduce)
-    named = operation.attribute("axis", 1)
-    axis = named if -len(region) <= named < len(region) else None
-    return Piece(
-        region, (region, *(_parameter_need(operation, i, region, axis) for i in range(1, len(operation.inputs))))
-    )
+    axis = operation.attribute("axis", 1)
+    axis = axis if -len(region) <= axis < len(region) else None
+    parameters = [_parameter_need(operation, i, region, axis) for i in range(1, len(operation.inputs))]
+    return Piece(region, (region, *parameters))
 
 
 @memoized
@@ -52,29 +48,25 @@ def _float_operation(operation: Operation, operands: tuple[int, ...]) -> Operati
 
 
 def piece_of_float_operator(
-    piece: PieceFunction,
+    float_piece: PieceFunction,
     operands: tuple[int, ...],
-    about: Mapping[int, tuple[int, int]],
+    parameters: Mapping[int, tuple[int, int]],
     operation: Operation,
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Return the piece of a quantized operator by the rule of its float operator.
+    """Split a quantized operator: a region reads the inputs of the float operator, and its scales and zero points.
 
-    Args:
-        piece: Piece function of the float operator.
-        operands: Inputs of the quantized operator that are the inputs of the float operator.
-        about: For each scale or zero point, its operand and the operand's axis along which it can vary.
-        operation: The quantized operator.
-        region: Requested region.
-        reduce: Range of the reduction axis.
+    `float_piece` is the piece function of the float operator, and `operands` are the inputs of the quantized operator that
+    the float operator has. `parameters` gives, for each scale or zero point, the operand that it describes, and the axis
+    of this operand along which it can vary.
     """
-    found = piece(_float_operation(operation, operands), region, reduce)
-    read = dict(zip(operands, found.needs, strict=False))
-    for index, (operand, axis) in about.items():
-        tensor = read[operand] or ()
-        read[index] = _parameter_need(operation, index, tensor, axis if len(tensor) > 1 else None)
-    return replace(found, needs=tuple(read.get(index, need) for index, need in enumerate(operation.full_needs())))
+    piece = float_piece(_float_operation(operation, operands), region, reduce)
+    needs = dict(zip(operands, piece.needs, strict=False))
+    for index, (operand, axis) in parameters.items():
+        tensor_region = needs[operand] or ()
+        needs[index] = _parameter_need(operation, index, tensor_region, axis if len(tensor_region) > 1 else None)
+    return replace(piece, needs=tuple(needs.get(index, need) for index, need in enumerate(operation.full_needs())))
 
 
 _CONV_INTEGER = partial(piece_of_float_operator, conv, (0, 1), {3: (1, 0)})
@@ -83,7 +75,8 @@ _MATMUL_INTEGER = partial(piece_of_float_operator, contraction, (0, 1), {2: (0, 
 _QLINEAR_MATMUL = partial(
     piece_of_float_operator, contraction, (0, 3), {1: (0, -2), 2: (0, -2), 4: (3, -1), 5: (3, -1)}
 )
-_QLINEAR_CONV_COST, _QLINEAR_CONV_READ_SHARE = partial(conv_cost, weight=3), partial(window_read_share, weight=3)
+_QLINEAR_CONV_COST = partial(conv_cost, weight_index=3)
+_QLINEAR_CONV_READ_SHARE = partial(window_read_share, weight_index=3)
 RULES = (
     OperatorRule(
         "QuantizeLinear", quantize_linear, is_elementwise=True, stand_in="bounded_input", constant_stand_ins="- factor"

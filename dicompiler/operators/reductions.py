@@ -1,7 +1,7 @@
 """Rules of operators along axes: reductions, softmax, normalizations, LRN, TopK.
 
-They read some axes in full; all other axes can be split. If results of parts can be combined (sums, maxima, minima),
-LIP can cut the first reduced axis.
+They read some axes completely, and all other axes can be split. For reductions with results that can be combined
+(sums, maxima, minima), LIP can split the first reduced axis.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_
 from dicompiler.operators.elementwise import elementwise
 
 MERGE_OPERATORS = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-"""Operator that combines partial results. A mean has none, because its parts have different weights."""
+"""Operator that combines partial results, by reduction. A mean has none, because partial means have weights."""
 UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
-SCALE_AND_SHIFT_STAND_INS = "- gain shift"
-"""Stand-ins of scale and shift in the exact check."""
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """LRN: y[n, c, tile] ← x[n, c with a halo of channels, tile]; results of the halo are sliced away."""
+    """Split an LRN: a region reads a halo of channels, and the results of the halo are sliced away."""
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
@@ -46,27 +44,27 @@ def _with_full_axes(operation: Operation, region: Region, axes: Collection[int])
 
 
 def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Softmax, LogSoftmax, Hardmax: the axis is read in full; before opset 13, all axes from `axis` on."""
+    """Split a Softmax, LogSoftmax or Hardmax: its axis stays whole (before opset 13, all axes from `axis` on)."""
     count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
     return normalization_from_axis(operation, region, reduce, count, default)
 
 
 def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MeanVarianceNormalization: its axes are read in full."""
+    """Split a MeanVarianceNormalization: the axes over which it normalizes stay whole."""
     axes = {axis % len(region) for axis in operation.attribute("axes") or (0, 2, 3)}
     return elementwise(operation, _with_full_axes(operation, region, axes), reduce)
 
 
 def instance_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """InstanceNormalization: y[n, c, :] ← x[n, c, :], scale and shift[c]."""
+    """Split an InstanceNormalization: height and width stay whole, and channels read their scale and shift."""
     out = (*region[:2], *full_region(operation.out_shape[2:]))
     return Piece(out, (out, *((region[1],) for _ in operation.inputs[1:])))
 
 
 def group_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GroupNormalization: whole groups of channels with full spatial axes.
+    """Split a GroupNormalization: channels are extended to whole groups, and height and width stay whole.
 
-    Scale and shift are per group before opset 21, and per channel since.
+    The scale and the shift have one element per group before opset 21, and one per channel since then.
     """
     count, channels = operation.attribute("num_groups"), operation.out_shape[1]
     size = channels // count
@@ -78,18 +76,18 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
 
 
 def normalization_from_axis(
-    operation: Operation, region: Region, reduce: Interval | None, count: int | None = None, default: int = -1
+    operation: Operation, region: Region, reduce: Interval | None, axis_count: int | None = None, default_axis: int = -1
 ) -> Piece:
-    """LayerNormalization and similar: `count` axes from `axis` on (None: all) are read in full.
+    """Split a LayerNormalization or a similar operator: the axes over which it normalizes stay whole.
 
-    Scale and shift broadcast.
+    These are `axis_count` axes (None: all) from the attribute `axis` on, which is `default_axis` if it is omitted.
     """
-    axes = range(len(region))[operation.attribute("axis", default) % len(region) :]
-    return elementwise(operation, _with_full_axes(operation, region, axes[:count]), reduce)
+    axes = range(len(region))[operation.attribute("axis", default_axis) % len(region) :]
+    return elementwise(operation, _with_full_axes(operation, region, axes[:axis_count]), reduce)
 
 
 def cumulative(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """CumSum, CumProd: the axis, which an input names, is read in full."""
+    """Split a CumSum or CumProd: the axis along which it accumulates stays whole."""
     value = operation.constant_value(1)
     axes = range(len(region)) if value is None else (int(value.reshape(-1)[0]) % len(region),)
     out = _with_full_axes(operation, region, axes)
@@ -97,10 +95,7 @@ def cumulative(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """TopK: the axis is in full in input and output.
-
-    Only the values can be split; if the indices are read, it stays whole.
-    """
+    """Split a TopK: its axis stays whole. If the indices are read, the whole operator stays whole."""
     axis = operation.attribute("axis", -1) % len(region)
     need = with_interval(region, axis, (0, operation.input_shape(0)[axis]))
     return Piece(_with_full_axes(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
@@ -111,13 +106,21 @@ def lrn_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost
     return OpCost(other_flops=math.prod(out) * int(operation.attribute("size", 1)))
 
 
-def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Shape], last: int) -> OpCost:  # noqa: ARG001
-    """Return the cost of a normalization of a sum of two tensors, or of three if input `last` is present."""
-    return OpCost(other_flops=(2 + operation.has_input(last)) * math.prod(out))
+def skip_normalization_cost(
+    operation: Operation,
+    out: Shape,
+    needs: Sequence[Shape],  # noqa: ARG001
+    bias_index: int,
+) -> OpCost:
+    """Return the cost of a normalization of the sum of two tensors, or of three if the optional bias is present.
+
+    The bias is the input with index `bias_index`.
+    """
+    return OpCost(other_flops=(2 + operation.has_input(bias_index)) * math.prod(out))
 
 
 def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
-    """Return the reduced axes, or None if they are unknown.
+    """Return the axes that a reduction reduces, or None if they are not known.
 
     They are an attribute (one axis for ArgMax and ArgMin), or an input in newer opsets.
     """
@@ -133,10 +136,7 @@ def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
 
 
 def reduction_piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ReduceSum and similar: y[kept axes] ← x[kept axes, reduced axes in full].
-
-    A partial result reads a range of the first reduced axis.
-    """
+    """Split a reduction: reduced axes are read completely, and for a partial result, a range of the first of them."""
     axes = reduced_axes(operation)
     if axes is None:
         return whole_tensor(operation, region, reduce)
@@ -150,15 +150,15 @@ def reduction_piece(operation: Operation, region: Region, reduce: Interval | Non
 
 
 def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
-    """Return the first reduced axis with more than one element, else the first reduced axis."""
+    """Return the first reduced axis with more than one element, or the first reduced axis if there is none."""
     shape = operation.input_shape(0)
     return next((axis for axis in axes if shape[axis] > 1), axes[0])
 
 
 def reduction_length(operation: Operation) -> int | None:
-    """Return the length of the axis that LIP cuts, or None.
+    """Return the length of the axis that LIP splits.
 
-    None: nothing is reduced, or onnxruntime cannot combine this type.
+    None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
     """
     tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:
@@ -168,66 +168,38 @@ def reduction_length(operation: Operation) -> int | None:
     return operation.input_shape(0)[_reducible_axis(operation, axes)] if tensor.dtype in types else None
 
 
-RMS_NORMALIZATION_KINDS = ("RMS", "SimplifiedLayer")
-"""RMSNormalization, and its name in onnxruntime."""
+RMS_NORMALIZATIONS = ("RMSNormalization", "SimplifiedLayerNormalization")
+"""RMSNormalization in ONNX, and in onnxruntime."""
+_normalization = partial(OperatorRule, constant_stand_ins="- gain shift")
+_layer_normalization = partial(_normalization, piece=normalization_from_axis, stand_in="layer_normalization")
+_skip_normalization = partial(OperatorRule, piece=normalization_from_axis, stand_in="skip_normalization")
+_reduction = partial(OperatorRule, piece=reduction_piece, cost=cost_per_input)
 RULES = (
     OperatorRule("LRN", lrn, cost=lrn_cost, stand_in="lrn"),
     *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),
     OperatorRule("Hardmax", softmax),
-    OperatorRule("LpNormalization", partial(normalization_from_axis, count=1), stand_in="lp_normalization"),
+    OperatorRule("LpNormalization", partial(normalization_from_axis, axis_count=1), stand_in="lp_normalization"),
     OperatorRule("MeanVarianceNormalization", mean_variance, stand_in="mean_variance_normalization"),
-    OperatorRule(
-        "InstanceNormalization",
-        instance_normalization,
-        stand_in="instance_normalization",
-        constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
-    ),
-    OperatorRule(
-        "GroupNormalization",
-        group_normalization,
-        stand_in="group_normalization",
-        constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
-    ),
-    OperatorRule(
-        "LayerNormalization",
-        normalization_from_axis,
-        stand_in="layer_normalization",
-        constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
-    ),
+    _normalization("InstanceNormalization", instance_normalization, stand_in="instance_normalization"),
+    _normalization("GroupNormalization", group_normalization, stand_in="group_normalization"),
+    *map(_layer_normalization, ("LayerNormalization", *RMS_NORMALIZATIONS)),
+    *counted_rules(partial(skip_normalization_cost, bias_index=4), "EmbedLayerNormalization"),
     *(
-        OperatorRule(
-            f"{kind}Normalization",
-            normalization_from_axis,
-            stand_in="layer_normalization",
-            constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
-        )
-        for kind in RMS_NORMALIZATION_KINDS
-    ),
-    *counted_rules(partial(skip_normalization_cost, last=4), "EmbedLayerNormalization"),
-    *(
-        OperatorRule(
-            f"Skip{kind}LayerNormalization",
-            normalization_from_axis,
-            ORT_DOMAIN,
-            cost=partial(skip_normalization_cost, last=n),
-            stand_in="skip_normalization",
-        )
-        for kind, n in (("", 4), ("Simplified", 3))
+        _skip_normalization(op, domain=ORT_DOMAIN, cost=partial(skip_normalization_cost, bias_index=index))
+        for op, index in (("SkipLayerNormalization", 4), ("SkipSimplifiedLayerNormalization", 3))
     ),
     *(OperatorRule(op, cumulative, stand_in="running_sum") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=cost_per_input),
     *(
-        OperatorRule(
+        _reduction(
             op,
-            reduction_piece,
             reduction_length=reduction_length,
             merge_operator=merge,
-            cost=cost_per_input,
             stand_in="same_operator" if merge == "Add" else "",
         )
         for op, merge in MERGE_OPERATORS.items()
     ),
-    *(OperatorRule(op, reduction_piece, cost=cost_per_input, stand_in="reduction") for op in UNMERGEABLE_REDUCTIONS),
-    *(OperatorRule(op, reduction_piece, cost=cost_per_input) for op in ("ArgMax", "ArgMin")),
+    *(_reduction(op, stand_in="reduction") for op in UNMERGEABLE_REDUCTIONS),
+    *map(_reduction, ("ArgMax", "ArgMin")),
     *counted_rules(cost_per_input, "QLinearReduceMean ReduceSumInteger"),
 )

@@ -1,8 +1,8 @@
 """Rules of Resize, Upsample and GridSample.
 
 An axis can be split if it is enlarged by an integer, or reduced by a power of two. A shift of the output by whole
-blocks is then a shift of the input by whole elements, also in floating point, so a tile is resampled exactly like the
-whole. All other cases (other factors, aligned corners, antialiasing) read the whole axis.
+blocks is then a shift of the input by whole elements, also in floating-point arithmetic. A tile is therefore resampled
+exactly like the whole tensor. With other factors, aligned corners or antialiasing, the whole axis is read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ COORDINATE_SHIFTS = {
     "pytorch_half_pixel": ONE_HALF,
     "asymmetric": Fraction(0),
 }
-"""Position of the coordinate within an element, for coordinate modes in which tiles are resampled like the whole."""
-NEAREST_MODES: Mapping[str, Callable[[Fraction], int]] = {
+"""Position within an element that its coordinate denotes, for the modes that resample tiles like the whole tensor."""
+ElementFunction = Callable[[Fraction], int]
+"""Function that returns the index of an input element for a coordinate."""
+NEAREST_MODES: Mapping[str, ElementFunction] = {
     "round_prefer_floor": lambda at: math.ceil(at - ONE_HALF),
     "round_prefer_ceil": lambda at: math.floor(at + ONE_HALF),
     "floor": math.floor,
@@ -38,83 +40,84 @@ NEAREST_MODES: Mapping[str, Callable[[Fraction], int]] = {
 
 @dataclass(frozen=True)
 class ResizeAxis:
-    """One axis of a Resize.
+    """One axis of a Resize. A coordinate is a position on the input axis, in elements.
 
     Attributes:
         extent: Number of input elements.
         out_extent: Number of output elements.
         factor: Output elements per input element.
-        shift: Position of the coordinate within an element.
-        low: Function that returns the first input element read at a coordinate.
-        high: Function that returns the last input element read at a coordinate.
+        shift: Position within an element that its coordinate denotes: 0 for its start, 1/2 for its center.
+        low: Function that returns the first input element that is read at a coordinate.
+        high: Function that returns the last input element that is read at a coordinate.
     """
 
     extent: int
     out_extent: int
     factor: Fraction
     shift: Fraction
-    low: Callable[[Fraction], int]
-    high: Callable[[Fraction], int]
+    low: ElementFunction
+    high: ElementFunction
 
     def input_interval(self, interval: Interval) -> Interval:
-        """Return the input elements that an interval of the output reads."""
+        """Return the interval of input elements that an interval of output elements reads."""
         first, last = ((index + self.shift) / self.factor - self.shift for index in (interval[0], interval[1] - 1))
         clip = self.extent - 1
         return min(max(self.low(first), 0), clip), min(max(self.high(last), 0), clip) + 1
 
 
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
-    """Return (output interval, input interval, written interval) for a requested interval of the output.
+    """Return the computed output interval, the input interval and the written output interval for a requested interval.
 
-    The input interval is extended to whole blocks of `factor`. If all outputs written from it are correct, the output
-    interval is all of them.
+    The input interval is extended to whole blocks, and the written interval is all output that a Resize of it gives.
+    The elements at its ends can be wrong. If none is wrong, the computed interval is the written one, else the
+    requested one.
     """
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.input_interval(interval)
     low = min(low // down, interval[0] // up) * down
     high = min(axis.extent, -(-max(high, -(-interval[1] * down // up)) // down) * down)
-    raw = (low * up // down, axis.out_extent if high == axis.extent else high * up // down)
-    first, last = axis.input_interval(raw)
-    return raw if low <= first and last <= high else interval, (low, high), raw
+    written = (low * up // down, axis.out_extent if high == axis.extent else high * up // down)
+    first, last = axis.input_interval(written)
+    return written if low <= first and last <= high else interval, (low, high), written
 
 
 def _has_old_coordinates(operation: Operation) -> bool:
-    """Return True for operators from before the coordinate modes of Resize."""
+    """Return True for an Upsample and for opsets of Resize without coordinate modes."""
     return operation.node.op == "Upsample" or operation.node.opset < 11
 
 
 def scale_factors(operation: Operation) -> list[float] | None:
-    """Return the factor of each axis from `scales` or sizes; None if unknown."""
+    """Return the scale factor of each axis from the scales or the sizes; None if they are not known."""
     shape, index = operation.input_shape(0), 1 if _has_old_coordinates(operation) else 2
     scales: Any = operation.attribute("scales")
     if scales is None and (not operation.has_input(index) or operation.input_shape(index) == (0,)):
         return [out / extent for out, extent in zip(operation.out_shape, shape, strict=True)]
     if scales is None and (scales := operation.constant_value(index)) is None:
         return None
-    named = dict(zip(operation.attribute("axes") or range(len(shape)), map(float, scales), strict=True))
-    return [named.get(axis, 1.0) for axis in range(len(shape))]
+    scale_of = dict(zip(operation.attribute("axes") or range(len(shape)), map(float, scales), strict=True))
+    return [scale_of.get(axis, 1.0) for axis in range(len(shape))]
 
 
-def exact_factor(factor: float, nearest: bool) -> Fraction | None:
-    """Return the factor if tiles can be resampled exactly.
+def exact_factor(factor: float, is_nearest: bool) -> Fraction | None:
+    """Return the scale factor as a fraction if tiles can be resampled exactly with it, else None.
 
-    It must be an integer or one over a power of two; linear interpolation needs powers of two in both directions.
+    This needs an integer or one over a power of two. Interpolation also needs integers to be powers of two.
     """
     ratio = Fraction(factor)
-    whole = ratio.denominator == 1 and ratio >= 1 and (nearest or ratio.numerator & (ratio.numerator - 1) == 0)
-    return ratio if whole or (ratio.numerator == 1 and ratio.denominator & (ratio.denominator - 1) == 0) else None
+    is_integer = ratio.denominator == 1 and ratio >= 1 and (is_nearest or ratio.numerator & (ratio.numerator - 1) == 0)
+    is_reduction = ratio.numerator == 1 and ratio.denominator & (ratio.denominator - 1) == 0
+    return ratio if is_integer or is_reduction else None
 
 
-def _tap_functions(
-    operation: Operation, factor: Fraction
-) -> tuple[Callable[[Fraction], int], Callable[[Fraction], int]]:
-    """Return functions for the first and the last input element that is read at a coordinate."""
+def _tap_functions(operation: Operation, factor: Fraction) -> tuple[ElementFunction, ElementFunction]:
+    """Return functions for the first and the last input element that are read at a coordinate."""
     mode = operation.attribute("mode", "nearest")
     if factor == 1:
         return math.floor, math.floor
     if mode == "nearest":
-        named = NEAREST_MODES[operation.attribute("nearest_mode", "round_prefer_floor")]
-        nearest = named if not _has_old_coordinates(operation) else math.ceil if factor < 1 else math.floor
+        mode_function = NEAREST_MODES[operation.attribute("nearest_mode", "round_prefer_floor")]
+        old_function = math.ceil if factor < 1 else math.floor
+        nearest = old_function if _has_old_coordinates(operation) else mode_function
         return nearest, nearest
     if mode == "cubic":
         return lambda at: math.floor(at) - 1, lambda at: math.floor(at) + 2
@@ -122,15 +125,12 @@ def _tap_functions(
 
 
 def _coordinate_mode(operation: Operation) -> str:
-    return (
-        "asymmetric"
-        if _has_old_coordinates(operation)
-        else operation.attribute("coordinate_transformation_mode", "half_pixel")
-    )
+    mode: str = operation.attribute("coordinate_transformation_mode", "half_pixel")
+    return "asymmetric" if _has_old_coordinates(operation) else mode
 
 
 def _differs_in_tiles(operation: Operation) -> bool:
-    """Return True if a tile of a resampled axis would be resampled differently from the whole."""
+    """Return True if a tile of a resampled axis would be resampled differently from the whole tensor."""
     coordinates, policy = _coordinate_mode(operation), operation.attribute("keep_aspect_ratio_policy", "stretch")
     if coordinates not in COORDINATE_SHIFTS or policy != "stretch" or operation.attribute("antialias", 0):
         return True
@@ -139,70 +139,58 @@ def _differs_in_tiles(operation: Operation) -> bool:
 
 
 def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
-    """Return the axes that can be split (None: an axis that cannot).
+    """Return each axis that can be split, and None for each that cannot.
 
-    Axes before the first resampled one (batch and channels) can be split in any mode.
+    Axes before the first resampled one, such as batch and channels, can be split in all modes but one.
     """
-    coordinates, scales, special = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
+    coordinates, scales, differs = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
     if scales is None or coordinates == "tf_crop_and_resize":
         return [None] * len(operation.out_shape)
-    aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
-    named = operation.attribute("axes") or range(len(scales))
+    is_nearest = operation.attribute("mode", "nearest") == "nearest"
+    keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    resized = operation.attribute("axes") or range(len(scales))
+    shift = COORDINATE_SHIFTS.get(coordinates, ONE_HALF)
     axes: list[ResizeAxis | None] = []
-    leading = True
-    for index, (extent, out, scale) in enumerate(
-        zip(operation.input_shape(0), operation.out_shape, scales, strict=True)
-    ):
-        leading = leading and scale == 1 and not (aspect and index in named)
-        factor = (
-            exact_factor(scale, operation.attribute("mode", "nearest") == "nearest") if leading or not special else None
-        )
-        grown = extent * (factor or 0)
-        if factor is None or out != (grown if coordinates == "half_pixel_symmetric" else math.floor(grown)):
+    is_leading = True
+    extents = zip(operation.input_shape(0), operation.out_shape, scales, strict=True)
+    for index, (extent, out_extent, scale) in enumerate(extents):
+        is_leading = is_leading and scale == 1 and not (keeps_aspect and index in resized)
+        factor = exact_factor(scale, is_nearest) if is_leading or not differs else None
+        exact = extent * (factor or 0)
+        if factor is None or out_extent != (exact if coordinates == "half_pixel_symmetric" else math.floor(exact)):
             axes.append(None)
         else:
-            axes.append(
-                ResizeAxis(
-                    extent,
-                    out,
-                    factor,
-                    COORDINATE_SHIFTS.get(coordinates, ONE_HALF),
-                    *_tap_functions(operation, factor),
-                )
-            )
+            axes.append(ResizeAxis(extent, out_extent, factor, shift, *_tap_functions(operation, factor)))
     return axes
 
 
 def resize(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Resize, Upsample: y[tile] ← x[blocks of the tile and the elements with which they are blended].
+    """Split a Resize or Upsample: a tile reads whole blocks of elements that include those with which they are blended.
 
-    `scales` are kept; sizes become those of the piece.
+    The factors in `scales` are kept, and target sizes are replaced by those of the piece.
     """
-    axes = zip(
-        resize_axes(operation),
-        region,
-        full_region(operation.input_shape(0)),
-        full_region(operation.out_shape),
-        strict=True,
-    )
     tiles = [
-        (out, need, out) if axis is None else tile_resized_axis(axis, interval) for axis, interval, need, out in axes
+        ((0, operation.out_shape[i]), (0, operation.input_shape(0)[i]), (0, operation.out_shape[i]))
+        if axis is None
+        else tile_resized_axis(axis, region[i])
+        for i, axis in enumerate(resize_axes(operation))
     ]
-    out, need, raw = zip(*tiles, strict=True)
+    out, need, written = zip(*tiles, strict=True)
     needs, constants = [need, *operation.full_needs()[1:]], dict[int, NDArray[Any]]()
     if operation.has_input(3):
-        over = operation.attribute("axes") or range(len(raw))
-        sizes = [raw[axis][1] - raw[axis][0] for axis in over]
-        if sizes != [operation.out_shape[axis] for axis in over]:
+        resized = operation.attribute("axes") or range(len(written))
+        sizes = [written[axis][1] - written[axis][0] for axis in resized]
+        if sizes != [operation.out_shape[axis] for axis in resized]:
             constants[3], needs[3] = np.array(sizes, np.int64), None
-    # pytorch_half_pixel is special only for axes of extent 1, which a piece can have although the whole does not.
-    plain = _coordinate_mode(operation) == "pytorch_half_pixel" and not _differs_in_tiles(operation)
-    attributes = {"coordinate_transformation_mode": "half_pixel"} if plain else {}
-    return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)
+    # pytorch_half_pixel differs from half_pixel only on axes of one element. A piece can have such an axis although the
+    # whole tensor has none.
+    is_half_pixel = _coordinate_mode(operation) == "pytorch_half_pixel" and not _differs_in_tiles(operation)
+    attributes = {"coordinate_transformation_mode": "half_pixel"} if is_half_pixel else {}
+    return Piece(out, tuple(needs), attributes, constants, None if written == out else written)
 
 
 def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GridSample: y[batch, channels, tile] ← x[batch, channels], grid[batch, tile]."""
+    """Split a GridSample: batch and channels can be split, and a tile of the image reads a tile of the grid."""
     needs = (
         (*region[:2], *full_region(operation.input_shape(0)[2:])),
         (region[0], *region[2:], *full_region(operation.input_shape(1)[-1:])),
@@ -211,9 +199,9 @@ def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of interpolation.
+    """Return the cost of interpolation: two FLOP per blended input element, or one per output element.
 
-    It is two FLOP per blended element (2 or 4 per resampled axis), or one without blending.
+    Each resampled axis blends two input elements, or four in cubic mode. Nearest modes do not blend elements.
     """
     grid = operation.node.op == "GridSample"
     axes = len(out) - 2 if grid else sum(map(operator.ne, operation.input_shape(0), operation.out_shape))

@@ -1,4 +1,4 @@
-"""Rules of operators that take a part of a tensor or extend it: Slice, Pad, Trilu."""
+"""Rules of Slice, Pad and Trilu, which select a region of a tensor or extend the tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dicompiler.operators.conv_pool import AxisTile, SpatialAxis, tile_axis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
-    """Return integers of an attribute (old opsets) or of input `index`; None if unknown."""
+    """Return the integers of attribute `name` (old opsets) or of input `index`; None if they are not known."""
     if operation.has_input(index):
         value = operation.constant_value(index)
         return None if value is None else [int(number) for number in value.reshape(-1)]
@@ -21,9 +21,9 @@ def _integer_list(operation: Operation, name: str, index: int) -> list[int] | No
 
 
 def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
-    """Return (first index, step) per axis of a Slice; None if starts, axes or steps are unknown."""
+    """Return the first index and the step of a Slice for each axis; None if a constant input is not known."""
     shape = operation.input_shape(0)
-    known = [(0, 1)] * len(shape)
+    starts_and_steps = [(0, 1)] * len(shape)
     starts, axes, steps = (_integer_list(operation, *which) for which in (("starts", 1), ("axes", 3), ("steps", 4)))
     if starts is None or (axes is None and operation.has_input(3)) or (steps is None and operation.has_input(4)):
         return None
@@ -31,27 +31,25 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
         extent, step = shape[axis], 1 if steps is None else steps[i]
         start = starts[i] + extent if starts[i] < 0 else starts[i]
         low, high = (0, extent) if step > 0 else (0, extent - 1)
-        known[axis % len(shape)] = (min(max(start, low), high), step)
-    return known
+        starts_and_steps[axis % len(shape)] = (min(max(start, low), high), step)
+    return starts_and_steps
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Slice: y[i] ← x[start + i·step].
-
-    A piece with steps of 1 is an Identity, others are a Slice with the same steps.
-    """
-    known = _starts_and_steps(operation)
-    if known is None:
+    """Split a Slice: a region reads the elements that it selects. A piece with steps of 1 becomes an Identity."""
+    starts_and_steps = _starts_and_steps(operation)
+    if starts_and_steps is None:
         return whole_tensor(operation, region, reduce)
     need: list[Interval] = []
-    for (start, step), (low, high) in zip(known, region, strict=True):
+    for (start, step), (low, high) in zip(starts_and_steps, region, strict=True):
         first, last = start + low * step, start + (high - 1) * step
         need.append((min(first, last), max(first, last) + 1))
     needs = (tuple(need), *(None for _ in operation.inputs[1:]))
     removed = dict.fromkeys(operation.node.attributes)
-    if all(step == 1 for _, step in known):
+    steps = [step for _, step in starts_and_steps]
+    if set(steps) <= {1}:
         return Piece(region, needs, removed, op="Identity")
-    lengths, steps = region_shape(tuple(need)), [step for _, step in known]
+    lengths = region_shape(tuple(need))
     starts = [0 if step > 0 else length - 1 for length, step in zip(lengths, steps, strict=True)]
     ends = [length if step > 0 else -1 - length for length, step in zip(lengths, steps, strict=True)]
     numbers = enumerate((starts, ends, range(len(need)), steps), 1)
@@ -59,44 +57,41 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
-    """Return the tile of one padded axis, and the interval that it writes.
+    """Return the tile of one padded axis, and the interval of the output that the piece's own Pad writes.
 
-    The written interval exceeds the requested one if a reflected border needs all elements that it reflects.
-
-    Args:
-        extent: Number of input elements.
-        pad: Number of elements added at the start and the end.
-        interval: Requested interval of the output.
-        mode: Mode of the Pad.
+    The axis has `extent` elements, and `pad` are the numbers of elements added before and after them. The written
+    interval is larger than the requested `interval` if the piece must read elements only because its border reflects
+    them.
     """
     begin, end = pad
     out = (0, extent + begin + end)
     if min(*pad, 0) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
         return AxisTile(out, (0, extent), begin, end), out
-    if mode in ("constant", "edge"):  # Like windows of one element. Negative end pads shorten the input.
-        found = tile_axis(SpatialAxis(extent + min(0, end), out[1], pad_begin=begin, pad_end=max(0, end)), interval)
-        return found, found.out
+    # A padded axis is an axis with windows of one element. Negative pads at the end shorten the input.
+    if mode in ("constant", "edge"):
+        tile = tile_axis(SpatialAxis(extent + min(0, end), out[1], pad_begin=begin, pad_end=max(0, end)), interval)
+        return tile, tile.out
     low, high = interval[0] - begin, interval[1] - begin
     need = (max(0, min(low, 2 * extent - 1 - high)), min(extent, max(high, 1 - low)))
     if mode == "wrap":
         need = (low, high) if low >= 0 and high <= extent else (0, extent)
     written = (min(low, need[0]), max(high, need[1]))
-    tiled = AxisTile(interval, need, need[0] - written[0], written[1] - need[1])
-    return tiled, (written[0] + begin, written[1] + begin)
+    tile = AxisTile(interval, need, need[0] - written[0], written[1] - need[1])
+    return tile, (written[0] + begin, written[1] + begin)
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Pad: y[i] ← x[i - begin]. A piece only has pads if it reaches over the tensor's border.
+    """Split a Pad: a region reads its elements, and has pads only if it reaches over the border of the input.
 
-    Pads are an attribute before opset 11, and can be given for some axes only since opset 18.
+    Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
     """
     shape, pads = operation.input_shape(0), _integer_list(operation, "pads", 1)
     axes = _integer_list(operation, "axes", 3) if operation.has_input(3) else list(range(len(shape)))
     if pads is None or axes is None or operation.node.opset < 2:
         return whole_tensor(operation, region, reduce)
-    both = {axis % len(shape): (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
+    pad_of = {axis % len(shape): (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
     mode = operation.attribute("mode", "constant")
-    borders = [pad_axis(extent, both.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
+    borders = [pad_axis(extent, pad_of.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
     tiles, raw = zip(*borders, strict=True)
     out, need, begins, ends = zip(*tiles, strict=True)
     numbers, written = [*begins, *ends], None if raw == out else raw
@@ -107,7 +102,7 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Trilu: a tile of a matrix keeps its triangle if the diagonal is counted from the tile's corner."""
+    """Split a Trilu: a tile of a matrix keeps its triangle, because its diagonal is counted from the tile's corner."""
     diagonal = _integer_list(operation, "", 1)
     if diagonal is None and operation.has_input(1):
         return whole_tensor(operation, region, reduce)

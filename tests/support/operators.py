@@ -20,10 +20,9 @@ from dicompiler.plugin_api import OperatorRule
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "docs" / "reference" / "operators.md", ROOT / "README.md")
 DOCSTRING_TO_CELL = (
-    (r"^Return (the (cost|piece) of )?(an operator with )?", ""),
-    (r"^no cost, for operators that", "no FLOP: it"),
-    (r"\bit only move data", "it only moves data"),
-    (r"`contraction`", "MatMul"),
+    (r"^Return (the cost of )?(an operator with )?", ""),
+    (r"^Split an? [^:]*: ", ""),
+    (r"^a cost of zero, for operators that only move data", "no FLOP: it only moves data"),
     (r"\bonnxruntime's own Attention", "Attention of onnxruntime"),
 )
 """Replacements that turn the summary of a rule's or a cost's docstring into the text of a table cell."""
