@@ -57,9 +57,9 @@ def piece_of_float_operator(
 ) -> Piece:
     """Split a quantized operator: a region reads the inputs of the float operator, and its scales and zero points.
 
-    `float_piece` is the piece function of the float operator, and `operands` are the inputs of the quantized operator that
-    the float operator has. `parameters` gives, for each scale or zero point, the operand that it describes, and the axis
-    of this operand along which it can vary.
+    `float_piece` is the piece function of the float operator, and `operands` are the inputs of the quantized operator
+    that the float operator has. `parameters` gives, for each scale or zero point, the operand that it describes, and
+    the axis of this operand along which it can vary.
     """
     piece = float_piece(_float_operation(operation, operands), region, reduce)
     needs = dict(zip(operands, piece.needs, strict=False))

@@ -106,17 +106,12 @@ def lrn_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost
     return OpCost(other_flops=math.prod(out) * int(operation.attribute("size", 1)))
 
 
-def skip_normalization_cost(
-    operation: Operation,
-    out: Shape,
-    needs: Sequence[Shape],  # noqa: ARG001
-    bias_index: int,
-) -> OpCost:
+def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Shape], bias: int) -> OpCost:  # noqa: ARG001
     """Return the cost of a normalization of the sum of two tensors, or of three if the optional bias is present.
 
-    The bias is the input with index `bias_index`.
+    The bias is the input with index `bias`.
     """
-    return OpCost(other_flops=(2 + operation.has_input(bias_index)) * math.prod(out))
+    return OpCost(other_flops=(2 + operation.has_input(bias)) * math.prod(out))
 
 
 def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
@@ -183,9 +178,9 @@ RULES = (
     _normalization("InstanceNormalization", instance_normalization, stand_in="instance_normalization"),
     _normalization("GroupNormalization", group_normalization, stand_in="group_normalization"),
     *map(_layer_normalization, ("LayerNormalization", *RMS_NORMALIZATIONS)),
-    *counted_rules(partial(skip_normalization_cost, bias_index=4), "EmbedLayerNormalization"),
+    *counted_rules(partial(skip_normalization_cost, bias=4), "EmbedLayerNormalization"),
     *(
-        _skip_normalization(op, domain=ORT_DOMAIN, cost=partial(skip_normalization_cost, bias_index=index))
+        _skip_normalization(op, domain=ORT_DOMAIN, cost=partial(skip_normalization_cost, bias=index))
         for op, index in (("SkipLayerNormalization", 4), ("SkipSimplifiedLayerNormalization", 3))
     ),
     *(OperatorRule(op, cumulative, stand_in="running_sum") for op in ("CumSum", "CumProd")),
