@@ -1,34 +1,36 @@
-"""The exact check: prove the geometry of a split with a model that computes in integers.
+"""The exact check: compare a split with the whole network on integers, bit by bit.
 
-Reason for a check model: a split network sums the same products in another order than the whole network, so float
-results differ in their last bits. A tolerance hides small mistakes: a halo that is one row short, or a channel read
-twice. The exact check therefore runs another model of the same graph, with small integers as numbers. Floating-point
-arithmetic on integers below 2^24 (float32) is exact, so the order of sums no longer matters. The whole check model and
-its split version must give the same bits; any other bit is a mistake of the split.
+A split network sums the same products in another order than the whole network, so float results differ in their last
+bits. A tolerance for these differences hides small mistakes: a halo that is one row short, or a channel read twice. The
+exact check therefore runs a check model: the same graph with small integers as weights and inputs. Floating-point
+arithmetic on integers below 2^24 (float32) is exact, so the order of sums does not matter. The check model and its
+split version must have the same bits, and every difference is a mistake of the split.
 
 The check model has the nodes, names, attributes and shapes of the network. It differs in three ways:
 
-* Weights are sparse integer filters: one to sixteen elements of ±1 in each filter (`sparse_filters`, `integer_values`).
+* Weights are sparse integer filters: each filter has one to sixteen elements of ±1 (`sparse_filters`,
+  `integer_values`).
 * An operator that rounds even small integers (Softmax, Sigmoid, an average over nine values, …) is replaced by a
-  stand-in: an ONNX function that reads the same inputs and makes an integer in which each of them has a part
-  (`stand_ins`, `generic`, `attention`, `normalization`). The stand-in of Softmax, for example, subtracts from each
-  element the sum of its axis modulo 16. A node with a stand-in keeps its operator type, inputs, outputs and attributes
-  and only moves to the domain `dicompiler.check`. It is therefore cut by the rule of the original operator.
-* A node for which no stand-in exists is excluded: new random integers take the place of its output (`excluded_layers`).
+  stand-in. A stand-in is an ONNX function that reads the same inputs and computes an integer that depends on every
+  element of them (`stand_ins`, `generic`, `attention`, `normalization`). The stand-in of Softmax, for example,
+  subtracts from each element the sum of its axis modulo 16. A node with a stand-in keeps its operator type, inputs,
+  outputs and attributes; only its domain becomes `dicompiler.check`. It is therefore cut by the rule of the original
+  operator.
+* A node without a possible stand-in is excluded: random integers replace its output (`excluded_layers`).
 
-Exactness: `exactness_check` runs the check model with every tensor as output and bounds the sums
-that made it. `build_check_model` starts with dense filters and plain operators, and relaxes the model step by step
-(`Relaxation`) until every sum is exact: inputs of products are taken modulo an odd number, filters become sparser,
-generic stand-ins replace operators, and at last nodes are excluded.
+Exactness: `exactness_check` runs the check model with every tensor as output and computes upper bounds of all sums.
+`build_check_model` starts with dense filters and the original operators. It relaxes the model step by step
+(`Relaxation`) until every sum is exact. The steps are: take the inputs of products modulo an odd number, use sparser
+filters, replace operators by generic stand-ins, and exclude nodes.
 
-Coverage: a tap is one position of a convolution kernel. A sparse filter reads only some taps and
-input channels, so a fault at another position would not show. Consecutive seeds read consecutive taps and channels:
-`seeds_needed` says how many seeds read all of them (at most four), and `coverage` counts those that were read.
+Coverage: a tap is one position of a convolution kernel. A sparse filter reads only some taps and input channels, so a
+fault at another position would not be noticed. Consecutive seeds read consecutive taps and channels. `seeds_needed`
+returns how many seeds read all of them (at most four), and `coverage` counts those that were read.
 
-Fault detection: filters and inputs differ from channel to channel and place to place, and stand-ins mix every
-input element into their results. An element that is missing, read twice or read from a wrong place changes an integer.
-The tests plant such faults in splits (a shifted slice, a dropped row, swapped channels, a missing partial sum) and
-require the check to fail for each of them.
+Fault detection: filters and inputs differ from channel to channel and from place to place, and stand-ins combine all
+input elements. An element that is missing, read twice or read from a wrong place changes an integer. The tests plant
+faults in splits (a shifted slice, a dropped row, swapped channels, a missing partial sum) and require the check to fail
+for each of them.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ __all__ = [
 
 
 class NotExactError(DicompilerError):
-    """No check model exists: onnxruntime refuses it, or its numbers cannot be made exact."""
+    """No check model exists, because onnxruntime refuses it or its numbers cannot be made exact."""
 
 
 NO_RELAXATION = Relaxation()
@@ -83,12 +85,12 @@ NO_RELAXATION = Relaxation()
 
 @dataclass(frozen=True)
 class CheckModel:
-    """A check model with inputs for it.
+    """A check model (the network's graph with small integers as weights) and inputs for it.
 
     Attributes:
         model: The check model.
         inputs: Integer inputs by name.
-        relaxation: The relaxation that made all of its numbers exact.
+        relaxation: The changes that made all numbers exact.
     """
 
     model: Model
@@ -114,20 +116,17 @@ def build_check_model(
     relaxation: Relaxation = NO_RELAXATION,
     layers: LayerGraph | None = None,
 ) -> CheckModel:
-    """Build a check model that is exact.
+    """Build a check model (the network's graph with small integers) in which all numbers are exact.
 
-    Each round runs the model, finds the first tensors that are not exact although their inputs are, and relaxes the
-    nodes that made them by one step.
+    Each round runs the check model, finds the first tensors that are not exact, and relaxes the nodes that computed
+    them by one step.
 
     Args:
-        model: The network in the normal form of the pass `normalise`, with weights as initializers.
+        model: The network as normalised by the pass `normalise`, with weights as initializers.
         seed: Seed of filters and inputs, at least 0.
-        rules: Operator rules by (domain, operator type), which name the stand-ins. By default the built-in ones.
-        relaxation: Steps that are known to be needed, from another seed.
-        layers: The layers of `model`. Layers that no plan cuts allow more stand-ins.
-
-    Returns:
-        The check model, its inputs, and the relaxation that was needed.
+        rules: Operator rules by (domain, operator type), which name the stand-ins. Default: the built-in ones.
+        relaxation: Relaxation to start with, for example that of another seed.
+        layers: The layers of `model`. More stand-ins are possible for layers that no plan cuts.
 
     Raises:
         NotExactError: onnxruntime refuses the check model, or no relaxation is left.
@@ -171,7 +170,7 @@ def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Rel
 
 
 def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
-    """Return the node at which onnxruntime stops.
+    """Return the index of the node that onnxruntime's error names, and an infinite peak of its output.
 
     Raises NotExactError if the error names no node that can be relaxed further.
     """
@@ -184,10 +183,10 @@ def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int,
 
 
 def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Relaxation:
-    """Return the relaxation with one more step for each of these nodes.
+    """Return the relaxation with one more step for each node of `inexact`, which has pairs (node index, peak).
 
-    The steps of a node are, in this order: bound the inputs of products, use sparser filters, replace the operator by a
-    generic stand-in, exclude the node.
+    The steps of a node are, in this order: take the inputs of products modulo an odd number, use sparser filters,
+    replace the operator by a generic stand-in, exclude the node.
     """
     current = relaxed = facts.relaxation
     for index, peak in inexact:
@@ -206,7 +205,7 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Return the sum that comes nearest to the limit of exactness when a check model is run."""
+    """Return the sum that is nearest to the limit of exact integers when a check model is run."""
     return largest_peak(gather_facts(model), inputs)
 
 
@@ -218,7 +217,7 @@ def _describe_peak(facts: GraphFacts, index: int, peak: Peak) -> str:
 
 
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return type and shape of the graph inputs that have no default.
+    """Return type and shape of the graph inputs without a default value, by name.
 
     Inputs of variable size (strings, sequences, …) are omitted.
     """
@@ -239,10 +238,10 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
 def _with_new_constants(
     facts: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], replacements: Mapping[str, NDArray[Any]]
 ) -> Model:
-    """Return the model with prepared nodes that read `arrays`, and replacements for excluded nodes.
+    """Return the model in which prepared nodes read the constants `arrays`.
 
-    A constant that is read in two ways becomes two constants. `replacements` are the values of the outputs of excluded
-    nodes, by tensor name.
+    A constant that several nodes read becomes several constants if their new values differ. `replacements` are the
+    values that replace the outputs of excluded nodes, by tensor name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)
@@ -276,7 +275,7 @@ def _equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _store_initializers(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
-    """Replace initializers of `proto` by `arrays` and return the weights of its placeholders."""
+    """Replace initializers of `proto` by `arrays`, and return the weights of its placeholders by name."""
     weights: dict[str, Weight] = {}
 
     def tensor(name: str) -> onnx.TensorProto:

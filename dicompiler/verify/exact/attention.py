@@ -1,7 +1,7 @@
-"""Stand-in of attention operators: every query, key, value and mask element has a part in the result.
+"""Stand-in of attention operators: an integer function on which every query, key, value and mask element has an effect.
 
-The result is q, plus the sum of all keys and values of the head, plus a position-weighted sum of the mask's row, plus
-the row number if a causal mask or a window makes the result depend on it.
+The result is q, plus the sum of all keys and values of the head, plus a position-weighted sum of the mask's row. The
+row number is added if a causal mask or a window makes the result depend on it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MASK_INPUTS: Mapping[str, tuple[int, ...]] = {
     "MultiHeadAttention": (4, 5),
     "GroupQueryAttention": (5, 10),
 }
-"""Inputs that select the keys of a row or are added to its scores, by operator."""
+"""Indices of the inputs that select the keys of a row or are added to its scores, by operator."""
 _SEQUENCE_MASK_INPUTS = {"MultiHeadAttention": 4, "GroupQueryAttention": 5}
 _CAUSAL_ATTRIBUTES = {"Attention": "is_causal", "MultiHeadAttention": "unidirectional"}
 _WINDOW_ATTRIBUTES = {"Attention": ("left_window_size", "right_window_size")}
 _POSITION_PERIOD = 7
-"""Period of position weights: elements are numbered 1 to 7 in turn (1 and 2 in 16-bit types)."""
+"""Period of position weights. Elements have the weights 1 to 7 in turn (1 and 2 in 16-bit types)."""
 
 
 def causal_attribute(node: NodeProto) -> str:
-    """Return the name of the attribute that hides later rows; '' if the operator has none."""
+    """Return the name of the attribute that hides later rows; "" if the operator has none."""
     return _CAUSAL_ATTRIBUTES.get(node.op_type, "")
 
 
@@ -47,7 +47,7 @@ def counts_rows(node: NodeProto) -> bool:
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
     """Return True if every mask has at least one row for each sequence.
 
-    One row of lengths and ends is not supported.
+    A single row with the lengths and ends of all sequences is not supported.
     """
     batch = facts.shape(node.input[0])
     padding = facts.shape(node.input[4]) if node.op_type == "MultiHeadAttention" and len(node.input) > 4 else None
@@ -55,7 +55,7 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def attention_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of the function. Heads are an axis of q, k and v, or blocks of their last axis."""
+    """Return the nodes of the stand-in. Heads are a separate axis of q, k and v, or blocks of their last axis."""
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
     # Keys and values may have an axis of heads although queries have none.
     in_blocks = [i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)]
@@ -102,7 +102,7 @@ def _unread_outputs(call: StandInCall) -> list[NodeProto]:
 
 
 def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
-    """Add mask terms and row numbers of shape (batch, heads, rows, 1) to `mixed`. The result is Y."""
+    """Return nodes that compute Y: `mixed` plus mask sums and row numbers of shape (batch, heads, rows, 1)."""
     inputs = MASK_INPUTS.get(call.op, ()) if call.opset >= 13 else ()
     masks = [i for i in inputs if i < len(call.input_types) and call.input_types[i] and call.input_ranks[i]]
     nodes = [node for i in masks for node in _mask_term(call, i)]
@@ -127,7 +127,10 @@ def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
 
 
 def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
-    """Return nodes for `mark{i}` (batch, heads, rows, 1): the weighted sum of mask i over the keys."""
+    """Return nodes that compute `mark{i}` of shape (batch, heads, rows, 1).
+
+    It is the sum of mask input i over the keys, in which each element has a weight that depends on its position.
+    """
     prefix, rank = f"mark{i}", call.input_ranks[i]
     nodes = [
         helper.make_node("Cast", [f"X{i}"], [f"{prefix}_x"], to=call.dtype),
@@ -151,7 +154,10 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
 
 
 def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, shape: list[int]) -> list[NodeProto]:
-    """Return nodes for `{target}_by`: 1, 2, … repeated along an axis of the tensor, in the given shape."""
+    """Return nodes that compute `{target}_by`: 1, 2, … (repeated with a period), as many as `axis` of `tensor` is long.
+
+    `shape` is the shape of the result.
+    """
     period = _POSITION_PERIOD if SIGNIFICAND_BITS[call.dtype] >= 24 else 2
     numbers = {"zero": 0, "step": 1, "axis": axis, "most": period}
     return [
@@ -168,7 +174,7 @@ def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, sh
 
 
 def _row_numbers(call: StandInCall, is_flat: bool) -> list[NodeProto]:
-    """Return nodes for `numbers` (1, 1, rows, 1): row numbers if the call depends on them, else zeros."""
+    """Return nodes that compute `numbers` of shape (1, 1, rows, 1): row numbers if the call is causal, else zeros."""
     return [
         *_position_numbers(call, "X0", 1 if is_flat else 2, "row", [1, 1, -1, 1]),
         attribute_constant("flag", "value_int", _CAUSAL_ATTRIBUTES[call.op], AttributeProto.INT),

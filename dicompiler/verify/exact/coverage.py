@@ -1,4 +1,4 @@
-"""Coverage of check models: the kernel taps and input channels of a network that their filters read."""
+"""Coverage of check models: the taps (kernel positions) and input channels of a network that their filters read."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ DEQUANTIZE_OP = "DequantizeLinear"
 INTEGER_WEIGHTS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
 }  # fmt: skip
-"""Operator on integers → (weight input, zero-point input, axis of varying zero points)."""
+"""(weight input, zero-point input, axis of varying zero points) by operator on integers."""
 MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Taps and input channels that filters read, over all layers with weights.
+    """Numbers of taps (kernel positions) and input channels that filters read, over all layers with weights.
 
     Attributes:
-        taps_read: Kernel positions that some filter reads.
-        taps: All kernel positions.
-        channels_read: Input channels (of each group) that some filter reads.
+        taps_read: Taps that at least one filter of the layer reads.
+        taps: All taps.
+        channels_read: Input channels of each group that at least one filter reads.
         channels: All input channels.
     """
 
@@ -47,7 +47,7 @@ class Coverage:
 
 
 def seeds_needed(model: Model) -> int:
-    """Return how many consecutive seeds read every tap and every input channel of every layer."""
+    """Return how many consecutive seeds read every tap (kernel position) and input channel of every layer."""
     facts = gather_facts(model)
     needed = 1
     for node in facts.nodes:
@@ -60,9 +60,9 @@ def seeds_needed(model: Model) -> int:
 def _find_weight(
     facts: GraphFacts, node: NodeProto, makers: Mapping[str, NodeProto]
 ) -> tuple[int, NDArray[Any]] | None:
-    """Return a node's constant weight: its input and its numbers; None if there is none.
+    """Return the input index and the values of a node's constant weight; None if there is none.
 
-    `makers` are the nodes that read constants alone, by their first output.
+    `makers` are the nodes that read only constants, by their first output.
     """
     index = weight_index(facts, node)
     if index is not None:
@@ -88,7 +88,7 @@ def _find_weight(
 
 
 def _unpack_weight(facts: GraphFacts, node: NodeProto) -> NDArray[Any]:
-    """Return the weights of a MatMulNBits minus their zero points, with shape (N, K)."""
+    """Return the weights of a MatMulNBits minus their zero points, as an array of shape (N, K)."""
     bits, (columns, blocks, _) = get_attribute(node, "bits", 4), facts.constants[node.input[1]][1]
 
     def numbers(packed: NDArray[Any]) -> NDArray[Any]:
@@ -106,7 +106,10 @@ def _unpack_weight(facts: GraphFacts, node: NodeProto) -> NDArray[Any]:
 
 
 def _subtract_zero_point(facts: GraphFacts, node: NodeProto, index: int, zero_point: int, axis: int) -> NDArray[Any]:
-    """Return the integers at an input minus their zero point, if that is constant."""
+    """Return the integers at a node's input minus their zero point, if the zero point is constant.
+
+    `index` and `zero_point` are indices of inputs, and zero points vary along `axis`.
+    """
     numbers, points = facts.model.array(node.input[index]).astype(np.int64), np.zeros(1, np.int64)
     if len(node.input) > zero_point and node.input[zero_point] in facts.constants:
         points, shape = facts.model.array(node.input[zero_point]).astype(np.int64), [1] * numbers.ndim
@@ -118,13 +121,13 @@ def _subtract_zero_point(facts: GraphFacts, node: NodeProto, index: int, zero_po
 
 @dataclass(frozen=True)
 class ReadMasks:
-    """Masks of taps and input channels that check models read, by node name.
+    """Masks of taps (kernel positions) and input channels that the filters of check models read.
 
-    The masks are kept instead of the check models, which are as large as the network.
+    The masks are kept instead of the check models, because a check model is as large as the network.
 
     Attributes:
-        taps: Mask of kernel positions by node name.
-        channels: Mask of (group, input channel) by node name.
+        taps: By node name, an array with True for each tap that was read.
+        channels: By node name, an array of shape (groups, input channels) with True for each channel that was read.
     """
 
     taps: Mapping[str, Mask] = field(default_factory=dict)
@@ -144,12 +147,12 @@ class ReadMasks:
 
     @property
     def coverage(self) -> Coverage:
-        """The number of taps and channels read, and of all."""
+        """The numbers of taps and channels that were read, and of all taps and channels."""
         taps, channels = self.taps.values(), self.channels.values()
         read = (sum(int(mask.sum()) for mask in masks) for masks in (taps, channels))
         return Coverage(next(read), sum(mask.size for mask in taps), next(read), sum(mask.size for mask in channels))
 
 
 def measure_coverage(models: Iterable[Model]) -> Coverage:
-    """Return the joint coverage of check models of several seeds. A generator of models saves memory."""
+    """Return the joint coverage of several check models. A generator of models saves memory."""
     return reduce(ReadMasks.including, models, ReadMasks()).coverage

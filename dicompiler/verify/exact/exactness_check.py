@@ -1,7 +1,7 @@
-"""Check that every number of a run is exact.
+"""Check that every number of a check model's run is exact.
 
-The model is run with all of its tensors as outputs. For each tensor the sum of absolute values that made an element is
-bounded and compared with the integers that its type holds exactly.
+The model is run with all of its tensors as outputs. For each tensor, the largest sum of absolute values over which an
+element was computed is compared with the largest integer that the tensor's type represents exactly.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dicompiler.verify.exact.sparse_filters import unified_view, weight_index
 from dicompiler.verify.executor import run_model
 
 MAX_FRACTION_BITS = 10
-"""Largest number of binary places of an exact value.
+"""Largest number of binary places behind the point of an exact value.
 
-Means over powers of two make some. More are taken for rounding.
+Averages over powers of two have a few binary places. A value with more places was probably rounded.
 """
 _PRODUCT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul")
 _SUM_OPS = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Softmax", "Sub", "Sum")
@@ -35,12 +35,12 @@ _SUM_OPS = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Sof
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum in a tensor.
+    """The largest sum of absolute values over which an element of a tensor was computed.
 
     Attributes:
         tensor: Name of the tensor.
-        magnitude: Largest sum of absolute values that makes an element, in units of the last binary place in use.
-        share: The magnitude as a share of the limit of the tensor's type (2^24 in float32). Below 1 the tensor is
+        magnitude: The sum, in units of the last binary place in use.
+        share: The magnitude as a share of the limit of the tensor's type (2^24 in float32). Below 1, the tensor is
             exact.
     """
 
@@ -55,7 +55,7 @@ class _ValueRange:
 
     Attributes:
         size: Largest absolute value.
-        fraction_bits: Binary places behind the point.
+        fraction_bits: Number of binary places behind the point.
     """
 
     size: float
@@ -68,9 +68,9 @@ class _ValueRange:
 
 
 def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return every computed tensor by name, without onnxruntime's optimizations.
+    """Return every computed tensor by name. onnxruntime's optimizations are off, because they remove tensors.
 
-    Other values are omitted.
+    Sequences and other values that are not tensors are omitted.
     """
     names = [name for node in model.proto.graph.node for name in node.output if name]
     with memory_limit(available_memory() // 2):  # Computed sizes follow from the integers and may be huge.
@@ -79,13 +79,13 @@ def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dic
 
 
 def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Return the peak of the tensor that comes nearest to its limit."""
+    """Return the peak of the tensor that is nearest to the limit of exact integers."""
     peaks = (peak for _, peak in _iterate_peaks(facts, inputs))
     return max((Peak("", 0.0, 0.0), *peaks), key=lambda peak: peak.share)
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the tensors that are not exact although all of their inputs are, if any node reads them."""
+    """Return the peaks of tensors that are read and not exact, although all inputs of their nodes are exact."""
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}
     read = [(index, peak) for index, peak in peaks if facts.readers(peak.tensor) != ()]
@@ -118,15 +118,15 @@ class _RunRanges:
     ranges: dict[str, _ValueRange]
 
     def range_of(self, name: str) -> _ValueRange:
-        """Return the range of a tensor or constant; an empty one if it is not of a float type."""
+        """Return the range of a tensor or constant; an empty range if its type is not a float type."""
         if name not in self.ranges and self.facts.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
             self.ranges[name] = _value_range(self.facts.model.array(name))
         return self.ranges.get(name, _ValueRange(0.0))
 
     def largest_sum(self, node: onnx.NodeProto) -> float:
-        """Return the largest sum of absolute values that makes an output element of the node.
+        """Return the largest sum of absolute values over which the node computes an output element.
 
-        It is 0 if the node sums nothing.
+        It is 0 if the node's operator does not add.
         """
         index = weight_index(self.facts, node)
         if node.name in self.facts.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
@@ -148,13 +148,13 @@ class _RunRanges:
         return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _SUM_OPS else 0.0
 
     def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
-        """Return the range of an input after a stand-in took it modulo an odd number."""
+        """Return `spread`, limited by the odd modulus if the node is a stand-in that takes its inputs modulo it."""
         if not is_stand_in(node):
             return spread
         return _ValueRange(min(spread.size, modulus_for(self.facts.dtype(node.input[0])) / 2), spread.fraction_bits)
 
     def _product_count(self, node: onnx.NodeProto) -> int:
-        """Return how many products of two computed numbers make an element."""
+        """Return how many products are summed up for an output element of a product of two computed tensors."""
         first, second = (self._shape(name) for name in node.input[:2])
         if node.op_type.startswith("Conv"):
             return math.prod(second) // max(1, second[0 if node.op_type == "Conv" else 1])

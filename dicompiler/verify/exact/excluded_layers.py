@@ -1,9 +1,8 @@
-"""Replacement of layers that are excluded from the exact check.
+"""Replacement of nodes that are excluded from the exact check.
 
-A node that can be cut makes zeros, and a new Add behind it adds small random integers. A part adds its region of these
-integers, so a piece that is read from a wrong place changes the result. A node that is computed whole under every plan
-makes position-dependent values itself (`position_values_body`), whatever number of outputs it has and whether or not
-their shapes are static.
+The exact check compares a split on small integers. If no plan cuts the excluded node, its outputs are replaced by
+integers that differ by position. Otherwise a stand-in returns zeros, and a new Add behind it adds random integers. Each
+piece of the node adds its region of these integers, so pieces that are read from a wrong place change the result.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.graph_facts import SIGNIFICAND_BITS, GraphFacts
 
 ZEROS_SUFFIX, NUMBERS_SUFFIX = "@left", "@numbers"
-"""Suffix of the initializer that is added to them."""
+"""Suffixes of tensor names: the zeros that an excluded node returns, and the initializer that is added to them."""
 _MIN_ADD_OPSET = 7
-"""Opset since which Add has its present form."""
+"""First opset whose Add has the present form."""
 
 
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
-    """Return why no Add can follow a node that can be cut; '' if one can.
+    """Return the reason why no Add can be inserted behind an excluded node; "" if one can.
 
-    One can if the layers stay the same with one more element-wise node.
+    The Add must not change the layers of the network, so it must be allowed as an additional element-wise node of a
+    layer.
     """
     rule, add_rule = facts.rule(node), facts.rules.get(("", "Add"))
     if len(node.output) != 1:
@@ -44,21 +44,21 @@ def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the name of the stand-in of an excluded node."""
+    """Return the name of the stand-in that replaces an excluded node: a key of `generic.BODIES`."""
     if facts.is_whole(node):
         return "position_values"
     return "ones" if _why_no_add(node, facts) else "zeros"
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return an addition to an exclusion's reason if wrongly placed pieces would not show, else ''."""
+    """Return a note for the reason of an exclusion if pieces from a wrong place would not be noticed, else ""."""
     if excluded_stand_in(node, facts) != "ones":
         return ""
     return f" (ones replace its output, so pieces from a wrong place do not show: {_why_no_add(node, facts)})"
 
 
 def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDArray[Any]]:
-    """Return the integers -size … size that replace the outputs of excluded nodes, by tensor."""
+    """Return the random integers from -size to size that replace the outputs of excluded nodes, by tensor name."""
     nodes = [
         node
         for node in facts.nodes
@@ -69,7 +69,7 @@ def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDA
 
 
 def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int) -> NDArray[Any]:
-    """Return seeded integers -size … size in which even and odd values alternate along every axis."""
+    """Return seeded integers from -size to size, in which even and odd values alternate along every axis."""
     random = named_generator(seed, f"{name}/input")
     parity = sum(np.indices(shape, sparse=True), np.zeros(shape, np.int64)) % 2
     values = 2 * random.integers(0, size + 1 - parity, shape) + parity - size
@@ -77,7 +77,7 @@ def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int
 
 
 def add_replacements(proto: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Insert an Add of the initializer with NUMBERS_SUFFIX behind each excluded node."""
+    """Insert an Add behind each excluded node, which adds the initializer with NUMBERS_SUFFIX to zeros."""
     nodes = list(_nodes_with_adds(proto.graph.node, arrays))
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)

@@ -1,7 +1,7 @@
-"""Building blocks of stand-ins: the nodes of ONNX functions that compute with small integers.
+"""Building blocks of stand-ins: nodes of ONNX functions that compute with small integers.
 
-A stand-in is an ONNX model-local function. `StandInCall` describes the nodes that call it; a body builder turns that
-into the nodes of the function, with inputs X0, X1, … and outputs Y, Y1, ….
+A stand-in replaces an operator that rounds. It is an ONNX model-local function with inputs X0, X1, … and outputs Y, Y1,
+…. `StandInCall` describes the nodes that call the function, and a body builder turns it into the nodes of the function.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.index_inputs import ValueLimit
 
 MODULUS = 16
-"""Modulus before sums. It is a power of two, so that its reciprocal is exact."""
+"""Modulus of summands. It is a power of two, so that its reciprocal is exact."""
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
-"""Modulus before products, in types with at least 24 significand bits and in 16-bit types.
+"""Moduli of factors, in types with at least 24 significand bits and in 16-bit types.
 
-It is odd, so that factors of two lose no information and no integer lies half-way between two multiples.
+They are odd, so that a factor of two loses no information and no integer is half-way between two multiples.
 """
 
 
 @dataclass(frozen=True)
 class StandInCall:
-    """The common properties of all calls of a stand-in function.
+    """The common properties of all nodes that call a stand-in function.
 
     Attributes:
         op: Operator type.
         opset: Version of the standard operators.
         arity: Largest number of inputs.
         dtype: ONNX type of the first input.
-        nonzero_attributes: Attributes that are not 0 in at least one call.
+        nonzero_attributes: Attributes that are not 0 in at least one calling node.
         domain: Domain of the original operator.
         example: One of the calling nodes.
         outputs: (ONNX type, shape or None) of each output.
         input_types: ONNX types of the inputs, 0 if omitted or unknown.
         input_ranks: Ranks of the inputs, 0 if omitted or unknown.
         weight_input: Index of the input that is a filter of ±1 in all calls.
-        output_limits: Value limits of integer outputs, set by the operators that read them; None for any value.
+        output_limits: Valid values of integer outputs, set by the operators that read them; None if all values are
+            valid.
     """
 
     op: str
@@ -61,9 +62,9 @@ class StandInCall:
 
     @property
     def attribute_names(self) -> list[str]:
-        """Attributes of the function: all of a standard operator, else those that calls set.
+        """Attributes of the function: all of a standard operator, else those that a calling node sets.
 
-        A piece of a node may set attributes that the whole node leaves at their defaults.
+        A piece of a node may set attributes that have their default in the whole node.
         """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)
@@ -74,7 +75,10 @@ class StandInCall:
         return [f"X{index}" for index in range(self.arity)]
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """Return a body node with references to the attributes of the calling node, except `own` ones."""
+        """Return a node of the function that refers to the attributes of the calling node.
+
+        Attributes in `own` have these values instead.
+        """
         node = helper.make_node(op, inputs, outputs, **own)
         if op == self.op and self.example is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
             for entry in self.example.attribute:
@@ -92,16 +96,16 @@ class StandInCall:
 
 
 BodyBuilder = Callable[[StandInCall], list[NodeProto]]
-"""Builds the nodes of a function, which turn X0, X1, … into Y."""
+"""Function that returns the nodes of a stand-in, which compute Y from X0, X1, …."""
 
 
 def constant_node(name: str, value: NDArray[np.generic]) -> NodeProto:
-    """Return a Constant node that makes the tensor `name`."""
+    """Return a Constant node whose output is the tensor `name`."""
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
 def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
-    """Return the body for opsets before 9, with integer constants cast from floats."""
+    """Return the nodes for opsets before 9, in which integer constants must be cast from floats."""
     nodes = list[NodeProto]()
     for node in body:
         value = numpy_helper.to_array(node.attribute[0].t) if node.op_type == "Constant" and node.attribute else None
@@ -117,9 +121,9 @@ def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
 def attribute_constant(
     name: str, value: str, attribute: str, attribute_type: AttributeProto.AttributeType
 ) -> NodeProto:
-    """Return a Constant node that takes its value from an attribute of the calling node.
+    """Return a Constant node whose value is an attribute of the calling node.
 
-    `value` is the attribute of Constant to set, such as "value_int".
+    `value` is the attribute of Constant that is set, such as "value_int".
     """
     node = helper.make_node("Constant", [], [name])
     refer_attribute(node, value, attribute, attribute_type)
@@ -127,12 +131,12 @@ def attribute_constant(
 
 
 def refer_attribute(node: NodeProto, name: str, attribute: str, attribute_type: AttributeProto.AttributeType) -> None:
-    """Let an attribute of a body node refer to an attribute of the calling node."""
+    """Let an attribute of a function's node refer to an attribute of the calling node."""
     node.attribute.add(name=name, ref_attr_name=attribute).type = attribute_type
 
 
 def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
-    """Return nodes for `bounded` = tensor modulo 16 (0 to 15): small numbers to be summed."""
+    """Return nodes that compute `bounded` = tensor modulo 16, which is 0 to 15, so that sums stay small."""
     return [
         call.typed_constant("modulus", float(MODULUS)),
         call.typed_constant("fraction", 1 / MODULUS),
@@ -144,16 +148,15 @@ def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
 
 
 def modulus_for(dtype: int) -> int:
-    """Return the odd modulus of `centred_mod` for a type."""
+    """Return the odd modulus of `centred_mod` for an ONNX type."""
     return ODD_MODULUS_16_BIT if dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else ODD_MODULUS
 
 
 def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
-    """Return nodes for `target` = x modulo m, centred around 0, with m = `modulus_for`.
+    """Return nodes that compute `target` = x modulo m, from -m/2 to m/2, with m = `modulus_for` the type.
 
-    It is x - m · floor(x / m + 1/2): from -m/2 to m/2, and 0 for x = 0.
-
-    Infinite values, and values so large that they round, are clipped first.
+    The formula is x - m · floor(x / m + 1/2), so 0 stays 0. Infinite values, and values so large that they would be
+    rounded, are clipped first.
     """
     modulus, bound = modulus_for(call.dtype), 2.0**9 if modulus_for(call.dtype) == ODD_MODULUS_16_BIT else 2.0**22
     names = {name: f"{target}_{name}" for name in ("m", "share", "half", "low", "high", "cut", "y", "z", "f", "n")}
@@ -175,7 +178,7 @@ def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
 
 
 def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> list[NodeProto]:
-    """Return nodes for `target` = round(tensor · factor), without Round, which came with opset 11."""
+    """Return nodes that compute `target` = round(tensor · factor), for opsets without Round too (before 11)."""
     return [
         call.typed_constant(f"{target}_factor", float(factor)),
         call.typed_constant(f"{target}_half", 0.5),
@@ -186,7 +189,10 @@ def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> li
 
 
 def reduce_sum(call: StandInCall, tensor: str, axis: int, target: str) -> list[NodeProto]:
-    """Return nodes for `target` = sum over `axis`, which stays. Axes are an input since opset 13."""
+    """Return nodes that compute `target` = the sum over `axis`, which is kept with length 1.
+
+    The axes of ReduceSum are an input since opset 13 and an attribute before.
+    """
     if call.opset < 13:
         return [helper.make_node("ReduceSum", [tensor], [target], axes=[axis])]
     return [

@@ -1,7 +1,7 @@
-"""Generic stand-ins, which know of an operator only how it can be cut.
+"""Generic stand-ins: integer functions that replace operators, although only their rule for cuts is known.
 
-Each function returns the nodes of an ONNX function with small integers as outputs. Every element that the operator
-reads has a part in them.
+Each function of this module returns the nodes of an ONNX function whose outputs are small integers. Every element that
+the original operator reads has an effect on them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dicompiler.verify.exact.function_builder import (
 from dicompiler.verify.index_inputs import ValueLimit
 
 ROUNDING_FACTOR = 16
-"""Numbers are rounded to multiples of 1/16 before they are taken modulo 15. Integers stay as they are."""
+"""Numbers are rounded to multiples of 1/16 before they are taken modulo 15. Integers do not change."""
 DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
-"""A digest counts in multiples of 1/DIGEST_FRACTION, up to DIGEST_BOUND, modulo DIGEST_PRIME."""
+"""A digest is an integer modulo DIGEST_PRIME. Inputs are clipped to ±DIGEST_BOUND and counted in 1/DIGEST_FRACTION."""
 MAX_INTEGER_VALUES = 4
-"""Number of different values, from 0 on, of an integer output whose readers accept any value."""
+"""Number of different values, from 0 on, of an integer output whose readers accept all values."""
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def same_operator_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator itself, applied to inputs modulo an odd number.
+    """Return nodes that apply the original operator to inputs modulo an odd number.
 
-    Sums of products stay small however deep the network is. Each element is reduced on its own, so parts and partial
-    sums agree with the whole. Filters are small already and stay as they are.
+    Sums of products stay small however deep the network is. Each element is reduced separately, so the results of
+    pieces and partial sums equal those of the whole. Filters are not reduced, because their elements are ±1.
     """
     parameters = onnx.defs.get_schema(call.op, call.opset, "").inputs
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
@@ -52,12 +52,12 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator with a bounded first input, so that the output range clips nothing."""
+    """Return the operator on a first input modulo an odd number, so that the output range clips nothing."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def indexed_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator with indices modulo the axis length, because computed ones may exceed it."""
+    """Return the operator on indices modulo the axis length, because computed indices may exceed it."""
     return [
         attribute_constant("axis", "value_int", "axis", onnx.AttributeProto.INT),
         helper.make_node("Shape", ["X0"], ["extents"]),
@@ -69,9 +69,9 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 
 
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of RNN, GRU and LSTM with Y as the only output that is read.
+    """Return a stand-in of RNN, GRU and LSTM, for nodes of which only the output Y is read.
 
-    Y is the sum of a step's inputs, of all steps, of the direction's weights, and of the optional inputs.
+    Y is the sum of a step's inputs, of the inputs of all steps, of the direction's weights, and of the optional inputs.
     """
     shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
     nodes = [constant_node(name, np.array(value, np.int64)) for name, value in shapes.items()]
@@ -102,7 +102,7 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """Return the running sum of x modulo an odd number, also for running products, which would grow."""
+    """Return the running sum of x modulo an odd number. It also replaces running products, which would grow."""
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
 
@@ -114,7 +114,7 @@ def remainder_body(call: StandInCall) -> list[NodeProto]:
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     """Return a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
 
-    The sum is over the float inputs. The other inputs of a BatchNormalization lie along the channels.
+    The sum is over the float inputs. Inputs of a BatchNormalization after the first are vectors along the channels.
     """
     nodes, previous = list[NodeProto](), ""
     if call.outputs and call.outputs[0][0] != call.dtype:  # The operator converts its first input to floats.
@@ -139,7 +139,7 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
 
 
 def _channel_shape() -> list[NodeProto]:
-    """Return nodes for `channels`: the shape (-1, 1, …, 1) of a vector along the channels of X0."""
+    """Return nodes that compute `channels`: the shape (-1, 1, …, 1) of a vector along the channels of X0."""
     ones = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     return [
         constant_node("minus", np.array([-1])),
@@ -153,9 +153,9 @@ def _channel_shape() -> list[NodeProto]:
 
 
 def resample_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator on bounded integers, rounded to multiples of 1/64.
+    """Return the operator on inputs modulo an odd number, with results rounded to multiples of 1/64.
 
-    Interpolation weights are the same in every tile.
+    The results of pieces agree, because interpolation weights are the same in every piece.
     """
     return [
         *centred_mod(call, "X0", "B0"),
@@ -165,21 +165,18 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
 
 
 def ones_body(call: StandInCall) -> list[NodeProto]:
-    """Return ones of the output shape (zeros in integer types), for an excluded layer.
+    """Return ones of the output shape (zeros in integer types), for an excluded node that may be cut.
 
-    The layer can be cut.
-
-    All parts agree. The layers that read it are checked, but a piece from a wrong place does not show.
+    The layers that read the ones are checked, but a piece from a wrong place is not noticed.
     """
     return _filled_body(call, 1)
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """Return values that differ by position, for an excluded operator that is never cut.
+    """Return integers that differ by position, in the output shape of an excluded operator that is never cut.
 
-    They have the operator's output shape.
-
-    Outputs of other types are the operator's own: parts and whole run it on the same numbers.
+    Outputs of types other than floats are computed by the operator, because it has the same inputs in the whole model
+    and in the split.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [
@@ -195,7 +192,7 @@ def position_values_body(call: StandInCall) -> list[NodeProto]:
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Return zeros of the output shape, to which `excluded_layers` adds other values."""
+    """Return zeros of the output shape. The module `excluded_layers` inserts a node that adds other values."""
     return _filled_body(call, 0)
 
 
@@ -210,11 +207,9 @@ def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
 
 
 def rounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return an operator's results in multiples of 1/64, modulo an odd number.
+    """Return the results of an operator that is never cut, in multiples of 1/64 and modulo an odd number.
 
-    The operator is never cut.
-
-    Parts and whole run the same kernel on the same numbers.
+    The rounded results agree, because the operator has the same inputs in the whole model and in the split.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [call.node(call.op, _given_inputs(call), names)]
@@ -225,11 +220,10 @@ def rounded_body(call: StandInCall) -> list[NodeProto]:
 
 
 def digest_body(call: StandInCall) -> list[NodeProto]:
-    """Return a digest of all inputs, for an operator that is never cut.
+    """Return a digest of all inputs, for an operator that is never cut and has static output shapes.
 
-    Every element of every input has a part in it, by its position.
-
-    The digest is spread over the outputs, which have known shapes. Double precision holds all of it exactly.
+    The digest depends on the value and the position of every element of every input. It is spread over the outputs.
+    Double precision represents all of its integers exactly.
     """
     nodes = [
         _double_constant("prime", DIGEST_PRIME),
@@ -251,14 +245,14 @@ def digest_body(call: StandInCall) -> list[NodeProto]:
 
 
 def output_name(index: int) -> str:
-    """Return the name of a function output."""
+    """Return the name of a function output: Y, Y1, Y2, …."""
     return f"Y{index or ''}"
 
 
 def _position_values(i: int, dtype: int) -> list[NodeProto]:
-    """Return nodes for output i: j · (j² + 1) modulo DIGEST_PRIME at position j.
+    """Return nodes that compute output i, in which the element at position j is j · (j² + 1) modulo DIGEST_PRIME.
 
-    The values are reduced to the range of its type.
+    The values are then reduced to the range of the ONNX type `dtype`.
     """
     modulus = 15.0 if dtype in _FLOAT_TYPES[:2] else 3.0
     return [
@@ -280,7 +274,7 @@ def _position_values(i: int, dtype: int) -> list[NodeProto]:
 
 
 def _positions(i: int) -> list[NodeProto]:
-    """Return nodes for `step{i}`: the positions of the elements of `row{i}`, modulo DIGEST_PRIME."""
+    """Return nodes that compute `step{i}`: the positions of the elements of `row{i}`, modulo DIGEST_PRIME."""
     ones = numpy_helper.from_array(np.ones(1, np.int64))
     return [
         helper.make_node("Shape", [f"row{i}"], [f"count{i}"]),
@@ -310,9 +304,9 @@ def _mod(tensor: str, modulus: str, share: str, target: str) -> list[NodeProto]:
 
 
 def _position_weighted_sum(i: int) -> list[NodeProto]:
-    """Return nodes for `h{i}`: the weighted sum of the elements of input i, modulo DIGEST_PRIME.
+    """Return nodes that compute `h{i}`: the weighted sum of the elements of input i.
 
-    The element at position j has the weight j³ + j + 1.
+    The element at position j has the weight j³ + j + 1 modulo DIGEST_PRIME.
     """
     limits = [
         _double_constant(f"low{i}", -DIGEST_BOUND),
@@ -344,9 +338,10 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
 
 
 def _spread_digest(tensor: str, i: int, dtype: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
-    """Return nodes for output i: (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME at position j.
+    """Return nodes that compute output i of a digest.
 
-    The values are reduced to the range of the output's type, and integers to the values that their readers accept.
+    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. It is then reduced to the range
+    of the output's type, and integers to the values that their readers accept (`limit`).
     """
     if isinstance(limit, tuple):
         return [constant_node(output_name(i), np.array(limit, helper.tensor_dtype_to_np_dtype(dtype)).reshape(shape))]
@@ -386,7 +381,7 @@ BODIES = {
     "weighted_sum": weighted_sum_body,
     "zeros": zeros_body,
 }
-"""Body builders by the names that operator rules use.
+"""Function that builds a stand-in, by the name that operator rules use.
 
-`position_values`, `ones` and `zeros` are used for excluded nodes only.
+`position_values`, `ones` and `zeros` replace excluded nodes only.
 """

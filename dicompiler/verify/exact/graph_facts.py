@@ -1,4 +1,4 @@
-"""Facts about the graph of a network that building its check model needs, gathered once."""
+"""Facts about the graph of a network, which are gathered once and then used to build its check models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler.ir.regions import Shape
 from dicompiler.operators import builtin_rules
 
 InputPlace = tuple[int, int]
-"""(node index, input index): a place that reads a tensor."""
+"""(node index, input index) of a node that reads a tensor."""
 SIGNIFICAND_BITS: Mapping[int, int] = {
     onnx.TensorProto.FLOAT: 24,
     onnx.TensorProto.DOUBLE: 53,
@@ -28,17 +28,17 @@ FLOAT8_TYPES = frozenset(
 )
 """8-bit floating-point types of stored weights. Integers up to 8 are exact in each of them."""
 Rules = Mapping[tuple[str, str], OperatorRule]
-"""(domain, operator type) → rule, which has the stand-in and the words for constants."""
+"""Operator rule by (domain, operator type). The rule names the stand-in and the kinds of integer constants."""
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """How a check model deviates from the plain form to become exact. Each attempt adds to the one before.
+    """Changes of a check model that make its numbers exact. Each attempt adds to those of the previous one.
 
     Attributes:
         schedule: Index into SCHEDULES: higher ones have sparser filters and smaller values.
-        bounds_inputs: Whether operators that multiply and add take their inputs modulo an odd number.
-        generic_ops: Operators, by (domain, type), that are replaced by a generic stand-in.
+        bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
+        generic_ops: (domain, type) of operators that are replaced by a generic stand-in.
         excluded: Reasons for excluded nodes, by node name.
     """
 
@@ -56,14 +56,14 @@ class GraphFacts:
         model: The network.
         nodes: Its nodes in graph order.
         constants: (ONNX type, shape) of the initializers by name.
-        uses: Places that read each tensor.
+        uses: (node index, input index) pairs of the nodes that read a tensor, by tensor name.
         dtypes: ONNX types of all tensors of known type.
         captured: Tensors that a control-flow body reads.
         outputs: The graph outputs.
         opset: Version of the standard operators.
-        rules: Operator rules.
+        rules: Operator rules by (domain, operator type).
         tensors: Types, shapes and small constant values of all tensors.
-        relaxation: How the check model is made.
+        relaxation: Changes of the check model that make its numbers exact.
         whole_nodes: Names of nodes of layers that no plan cuts.
     """
 
@@ -81,7 +81,7 @@ class GraphFacts:
     whole_nodes: frozenset[str] = frozenset()
 
     def rule(self, node: onnx.NodeProto) -> OperatorRule | None:
-        """Return the rule of the node's original operator, None if it has none."""
+        """Return the rule of the node's original operator; None if it has none."""
         return self.rules.get((original_domain(node), node.op_type))
 
     def is_whole(self, node: onnx.NodeProto) -> bool:
@@ -90,17 +90,16 @@ class GraphFacts:
         return rule is None or not rule.can_cut or node.name in self.whole_nodes
 
     def dtype(self, tensor: str) -> int:
-        """Return the ONNX type of a tensor: 0 for '', FLOAT if it could not be inferred."""
+        """Return the ONNX type of a tensor: 0 for the name "", FLOAT if the type could not be inferred."""
         dtype = self.constants[tensor][0] if tensor in self.constants else self.dtypes.get(tensor)
         return 0 if not tensor else dtype or onnx.TensorProto.FLOAT
 
     def has_float_constant(self, node: onnx.NodeProto, index: int) -> bool:
-        """Return True if input `index` of the node is a floating-point constant."""
+        """Return True if the node's input with this index is a floating-point constant."""
         name = node.input[index] if index < len(node.input) else ""
         return name in self.constants and self.constants[name][0] in SIGNIFICAND_BITS.keys() | FLOAT8_TYPES
 
     def computed_input_count(self, node: onnx.NodeProto) -> int:
-        """Return the number of the node's inputs that are not constants."""
         return sum(bool(name) and name not in self.constants for name in node.input)
 
     def is_float(self, tensor: str) -> bool:
@@ -108,29 +107,31 @@ class GraphFacts:
         return self.dtypes.get(tensor, onnx.TensorProto.FLOAT) in SIGNIFICAND_BITS
 
     def is_tensor(self, tensor: str) -> bool:
-        """Return True if the name is not that of a sequence, map or optional value."""
+        """Return False if the name is that of a sequence, map or optional value, else True."""
         return not tensor or self.dtypes.get(tensor) != onnx.TensorProto.UNDEFINED
 
     def is_string(self, tensor: str) -> bool:
         return self.dtypes.get(tensor) == onnx.TensorProto.STRING
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Return the static shape of a tensor, None if it has none."""
         return self.tensors[tensor].shape if tensor in self.tensors else None
 
     def ranks(self, node: onnx.NodeProto) -> tuple[int, ...]:
-        """Return the ranks of the node's inputs, 0 if omitted or unknown."""
+        """Return the ranks of the node's inputs, 0 for omitted inputs and unknown shapes."""
         return tuple(len(self.shape(name) or ()) for name in node.input)
 
     def readers(self, tensor: str) -> tuple[InputPlace, ...] | None:
-        """Return the places that read a tensor; None if a control-flow body or the graph output reads it too."""
+        """Return the nodes that read a tensor, as pairs (node index, input index).
+
+        The result is None if a control-flow body reads the tensor or if it is a graph output.
+        """
         return None if tensor in self.captured or tensor in self.outputs else self.uses.get(tensor, ())
 
 
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
     """Return the facts about a network. Types are inferred on a copy without weights.
 
-    The layers tell which nodes are never cut, and add inferred shapes. The built-in rules are the default.
+    `layers` add inferred shapes, and tell which nodes are never cut. The default of `rules` are the built-in rules.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)
@@ -161,11 +162,10 @@ def facts_for_model(facts: GraphFacts, model: Model) -> GraphFacts:
 
 
 def original_domain(node: onnx.NodeProto) -> str:
-    """Return the domain of a node's original operator.
+    """Return the domain of a node's original operator, also if a stand-in replaces the node.
 
-    dicompiler.check.com.microsoft#1 → com.microsoft.
-
-    The number distinguishes stand-ins of one operator.
+    For example, the domain of a stand-in dicompiler.check.com.microsoft#1 becomes com.microsoft. The number
+    distinguishes several stand-ins of one operator.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     if not is_stand_in(node):
@@ -174,12 +174,10 @@ def original_domain(node: onnx.NodeProto) -> str:
 
 
 def is_stand_in(node: onnx.NodeProto) -> bool:
-    """Return True if the node calls a stand-in function."""
     return node.domain.partition("#")[0] == STAND_IN_DOMAIN or node.domain.startswith(f"{STAND_IN_DOMAIN}.")
 
 
 def get_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Return the value of an attribute, or the default."""
     for entry in node.attribute:
         if entry.name == name:
             return onnx.helper.get_attribute_value(entry)
@@ -187,7 +185,7 @@ def get_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    """Set an attribute of a node, in its place if it exists."""
+    """Set an attribute of a node; the attribute keeps its place in the list if it exists."""
     attribute = onnx.helper.make_attribute(name, value)
     for entry in node.attribute:
         if entry.name == name:
@@ -197,7 +195,6 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
 
 
 def control_flow_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the bodies of a control-flow node."""
     for entry in node.attribute:
         if entry.type == onnx.AttributeProto.GRAPH:
             yield entry.g
@@ -205,7 +202,7 @@ def control_flow_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield every name that a body reads, its own tensors included."""
+    """Yield every name that a control-flow body reads, including names of its own tensors."""
     for node in graph.node:
         yield from node.input
         for inner in control_flow_bodies(node):

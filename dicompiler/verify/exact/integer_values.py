@@ -1,4 +1,4 @@
-"""Integer values of every constant: sparse filters, small shifts, signs and bounds."""
+"""Integer values for the constants of check models: sparse filters, small shifts, signs and bounds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MagnitudeSchedule:
-    """How large the values of a check model may grow.
+    """Limits on the values of a check model.
 
     Attributes:
-        seeds: Number of seeds that must read everything.
-        taps: Elements of ±1 in a filter behind d weighted layers (`taps[d]`, deeper: the last entry). Coverage within
-            `seeds` seeds may require more.
+        seeds: Number of consecutive seeds that together must read every kernel position and input channel.
+        taps: Elements of ±1 in a filter, by the number of weighted layers before it (the last entry for more layers).
+            More elements are used if coverage within `seeds` seeds requires them.
         shifts: Number of different values of a shift, a prime.
-        inputs: Inputs are -inputs … inputs.
+        inputs: Inputs are integers from -inputs to inputs.
     """
 
     seeds: int
@@ -46,24 +46,24 @@ SCHEDULES = (
     MagnitudeSchedule(4, (2, 1)),
     MagnitudeSchedule(4, (1,), shifts=5, inputs=2),
 )
-"""Schedules from dense to sparse. The first one with which every value is exact is used.
+"""Schedules from dense to sparse filters. The first one with which every value is exact is used.
 
 Filters that read more elements reveal smaller faults.
 """
 
 _ADD_OPS = ("Add", "Sub", "Sum")
-"""Operators on two computed tensors whose results grow."""
+"""Operators on two computed tensors whose results grow with every addition."""
 _SIGN_PRESERVING_OPS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
-"""Operators that a channel passes without losing its sign for good."""
+"""Operators behind which the sign of a channel can still be corrected by a constant factor."""
 
 
 @dataclass(frozen=True)
 class _FollowingNodes:
-    """The nodes that alone follow a weighted layer.
+    """The nodes that follow a layer with weights, up to the first node that is not a constant factor or shift.
 
     Attributes:
         links: Indices of nodes that may flip a channel's sign.
-        leads_to_add: Whether an addition of two computed tensors follows them.
+        leads_to_add: True if an addition of two computed tensors follows.
     """
 
     links: tuple[int, ...]
@@ -71,10 +71,10 @@ class _FollowingNodes:
 
 
 def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule) -> dict[InputPlace, Array]:
-    """Return the arrays of all replaced constants, by the place that reads them.
+    """Return the arrays of all replaced constants, by the (node index, input index) that reads them.
 
-    The sign of a filter and those of a BatchNormalization or factor behind it cancel out, so that no ReLU makes a
-    channel constant zero. They are free only before an addition, so that a sum of many branches stays small.
+    The signs of a filter and of a BatchNormalization or factor behind it cancel out, so that no ReLU makes a channel
+    constant zero. Before an addition the signs are random, so that a sum of many branches stays small.
     """
     arrays: dict[InputPlace, Array] = {}
     paired: dict[int, Array] = {}
@@ -92,7 +92,7 @@ def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule)
 def integer_inputs(
     model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: MagnitudeSchedule
 ) -> dict[str, Array]:
-    """Return integer inputs by name: -inputs … inputs as floats, 0 … 3 as integers, or bools.
+    """Return random inputs by name: floats from -inputs to inputs of the schedule, integers from 0 to 3, or bools.
 
     `model_inputs` are (ONNX type, shape) by name.
     """
@@ -109,7 +109,7 @@ def integer_inputs(
 
 
 def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
-    """Return for each weighted node, by index, the largest number of weighted nodes before it on a path."""
+    """Return by index of each node with weights how many such nodes precede it on the longest path."""
     reached: dict[str, int] = {}
     depths = {}
     for index, node in enumerate(facts.nodes):
@@ -122,7 +122,7 @@ def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
 
 
 def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
-    """Follow the output of a node through BatchNormalization, constant factors and constant shifts."""
+    """Follow the output of a node through BatchNormalizations, constant factors and constant shifts."""
     links: list[int] = []
     readers = facts.readers(facts.nodes[index].output[0])
     while readers is not None and len(readers) == 1:
@@ -142,9 +142,9 @@ def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
 def _weighted_constants(
     facts: GraphFacts, index: int, seed: int, taps: int, schedule: MagnitudeSchedule, paired: dict[int, Array]
 ) -> dict[InputPlace, Array]:
-    """Return filters and bias of a weighted node.
+    """Return filters and bias of a node with weights.
 
-    The signs that the nodes behind it must have are stored in `paired`.
+    The signs that the nodes behind it must have are stored in `paired`, by node index.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)
@@ -177,7 +177,11 @@ def _scale_size(facts: GraphFacts, link: int) -> int:
 def _other_constants(
     facts: GraphFacts, index: int, words: list[str], seed: int, shifts: int, paired: Mapping[int, Array]
 ) -> dict[InputPlace, Array]:
-    """Return the constants of a node without weights, by the words of `OperatorRule.constants`."""
+    """Return the integer constants of a node without weights.
+
+    `kinds` are the kinds of constants that the operator rule names (`constant_stand_ins`), one for each input; the last
+    kind applies to all further inputs. `paired` are the signs of scales and factors by node index.
+    """
     node = facts.nodes[index]
     indices = [input_index for input_index in range(len(node.input)) if facts.has_float_constant(node, input_index)]
     if "variance" in words and indices != [1, 2, 3, 4]:
@@ -207,7 +211,7 @@ def _random_signs(facts: GraphFacts, index: int, seed: int, size: int) -> Array:
 
 
 def _fill_constant(facts: GraphFacts, use: InputPlace, value: Array | int) -> Array:
-    """Return the values in the shape and type of the constant that is read at a place."""
+    """Return the values in the shape and type of the constant that is read at `use`, a (node, input) index pair."""
     dtype, shape = facts.constants[facts.nodes[use[0]].input[use[1]]]
     numpy_dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
     return np.broadcast_to(np.asarray(value), int(np.prod(shape))).reshape(shape).astype(numpy_dtype)
@@ -220,7 +224,7 @@ def _factor_values(facts: GraphFacts, use: InputPlace, paired: Mapping[int, Arra
 def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
     """Return 1, 2 or 4 for each channel.
 
-    The scale is multiplied by it and the variance is its square, so that both cancel out if they belong together.
+    The scale is multiplied by this number, and the variance is its square, so that both cancel out.
     """
     size = int(np.prod(facts.constants[facts.nodes[use[0]].input[use[1]]][1]))
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/deviation")
@@ -228,7 +232,7 @@ def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
 
 
 def _gain_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
-    """Return -3 to 4 without 0. Elements differ unless 7 divides their distance."""
+    """Return integers from -3 to 4 without 0. Two elements differ unless 7 divides their distance."""
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/gain")
     step, start = random.integers(1, 7), random.integers(7)
     size = int(np.prod(facts.constants[facts.nodes[use[0]].input[use[1]]][1]))
@@ -250,7 +254,7 @@ def _bound_values(facts: GraphFacts, use: InputPlace, name: str) -> Array:
 def _shift_values(facts: GraphFacts, use: InputPlace, seed: int, shifts: int) -> Array:
     """Return small integers, a third of them negative.
 
-    Elements differ unless the prime `shifts` divides their distance.
+    Two elements differ unless the prime `shifts` divides their distance.
     """
     node = facts.nodes[use[0]]
     random = named_generator(seed, f"{node.name}/shift{use[1]}")

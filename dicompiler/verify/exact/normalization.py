@@ -1,7 +1,7 @@
-"""Stand-ins of normalizations: each element minus a number to which its whole group contributes.
+"""Stand-ins of normalizations: integer functions in which all elements of a group affect each element of the group.
 
-With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - s modulo 16) + shift. A missing,
-doubled or foreign element changes the whole group. The results are bounded at any depth.
+With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - s modulo 16) + shift. An element
+that is missing, read twice or misplaced changes the whole group. The results are bounded at any depth.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_AXES = (0, 2, 3)
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of InstanceNormalization: over each map, with scale and shift by channel."""
+    """Return a stand-in of InstanceNormalization, whose groups are the maps of each channel."""
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -37,9 +37,9 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of GroupNormalization: over the maps of a group of channels.
+    """Return a stand-in of GroupNormalization, whose groups are the maps of several channels.
 
-    Scale and shift are by group before opset 21, and by channel since.
+    Scale and shift have one element for each group before opset 21, and one for each channel since.
     """
     nodes = [
         *nonnegative_mod(call),
@@ -67,7 +67,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 
 
 def layer_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of LayerNormalization and RMSNormalization: over all axes from `axis` on."""
+    """Return a stand-in of LayerNormalization and RMSNormalization, whose groups are all axes from `axis` on."""
     nodes = [
         *nonnegative_mod(call),
         call.node("Flatten", ["bounded"], ["elements"]),
@@ -81,7 +81,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 
 
 def skip_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of SkipLayerNormalization: over the last axis of the inputs' weighted sum."""
+    """Return a stand-in of SkipLayerNormalization: groups along the last axis of the inputs' weighted sum."""
     axis = constant_node("last", np.array([-1], np.int64))
     return [
         *weighted_sum_body(call, "mix"),
@@ -91,15 +91,15 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 
 
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of MeanVarianceNormalization. `prepare_node` writes default axes out."""
+    """Return a stand-in of MeanVarianceNormalization. `prepare_node` sets the attribute `axes` if it is missing."""
     axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of LpNormalization along its axis.
+    """Return a stand-in of LpNormalization, whose groups are along its axis.
 
-    Before opset 13 the axes of a sum are not an input: there it is x minus the largest element.
+    Before opset 13, ReduceSum cannot read its axes from an input. The stand-in is then x minus the largest element.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
@@ -116,9 +116,9 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of Softmax and LogSoftmax: along the axis.
+    """Return a stand-in of Softmax and LogSoftmax, whose groups are along the axis.
 
-    Before opset 13 it is over all axes from that one on.
+    Before opset 13 they are all axes from that axis on.
     """
     if call.opset >= 13:
         return lp_body(call)
@@ -133,18 +133,10 @@ def softmax_body(call: StandInCall) -> list[NodeProto]:
 def _subtract_group_sum(
     call: StandInCall, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
 ) -> list[NodeProto]:
-    """Return nodes for `target` = tensor (0 to 15) minus its sum modulo 16 over the group, in integers.
+    """Return nodes that compute `target` = tensor minus its sum modulo 16 over the group, in integers.
 
-    Args:
-        call: The calls of the stand-in.
-        tensor: The tensor, with elements from 0 to 15.
-        axes: Nodes that make the axes.
-        name: Name of the tensor of axes.
-        axis: The axis before opset 13; None for those of the call's attribute.
-        target: Name of the result.
-
-    Returns:
-        The nodes.
+    The elements of `tensor` are 0 to 15. The nodes `axes` compute the tensor `name`, which contains the axes of the
+    group. Before opset 13 the only axis is `axis`, or the call's attribute `axes` if it is None.
     """
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:
@@ -165,7 +157,7 @@ def _subtract_group_sum(
 
 
 def _scale_and_shift(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
-    """Return nodes for `scaled` = tensor of rank 3 · vectors[0] + vectors[1], both along axis 1."""
+    """Return nodes that compute `scaled` = tensor · vectors[0] + vectors[1], with both vectors along axis 1 of 3."""
     return [
         constant_node("upright", np.array([-1, 1], np.int64)),
         helper.make_node("Reshape", [vectors[0], "upright"], ["scale"]),
@@ -191,4 +183,4 @@ BODIES = {
     "skip_normalization": skip_body,
     "softmax": softmax_body,
 }
-"""Body builders by the names that operator rules use."""
+"""Function that builds a stand-in, by the name that operator rules use."""

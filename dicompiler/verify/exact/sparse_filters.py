@@ -1,4 +1,4 @@
-"""Sparse integer filters: zeros except for a few ±1, placed so that few seeds read everything."""
+"""Sparse integer filters: zeros except for a few ±1, placed so that few seeds read every weight position."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.graph_facts import GraphFacts, get_attribute, original_domain
 
 MAX_SEEDS = 4
-"""Number of consecutive seeds that read every tap and every input channel of every layer."""
+"""Number of consecutive seeds that read every kernel position and every input channel of every layer."""
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def weight_index(facts: GraphFacts, node: onnx.NodeProto) -> int | None:
-    """Return the index of a layer's constant weight; None if the node has none.
-
-    Layers with weights are Conv, ConvTranspose, Gemm and MatMul.
-    """
+    """Return the input index of the constant weight of a Conv, ConvTranspose, Gemm or MatMul; otherwise None."""
     if original_domain(node) or node.op_type not in WEIGHTED_OPS:
         return None
     candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
@@ -48,7 +45,7 @@ class FilterExtent:
     taps: int
 
     def min_elements(self, seeds: int = MAX_SEEDS) -> int:
-        """Return how many elements each filter needs so that `seeds` seeds read everything."""
+        """Return how many nonzero elements each filter needs so that `seeds` seeds read all channels and taps."""
         channels = math.ceil(self.channels / (self.filters * seeds))
         taps = math.ceil(self.taps / (self.groups * self.filters * seeds))
         return max(1, channels, taps)
@@ -64,8 +61,8 @@ class FilterExtent:
 def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[Any]:
     """Return the weight at input `index` as a view of shape (groups, filters, channels, taps).
 
-    The matrices of a MatMul's stack are its groups. `array` must be contiguous, because writes to the view must reach
-    it.
+    Each matrix of a MatMul's stack is a group. `array` must be contiguous, because the caller writes to it through the
+    view.
     """
     shape = array.shape
     if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):
@@ -87,7 +84,7 @@ def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArr
 
 
 def filter_extent(node: onnx.NodeProto, index: int, shape: Shape) -> FilterExtent:
-    """Return the extent of a weight of `shape`, without allocating it."""
+    """Return the extent of a weight with this shape, without allocating the weight."""
     return FilterExtent(*unified_view(node, index, np.broadcast_to(np.int8(0), shape)).shape)
 
 
@@ -96,21 +93,11 @@ def sparse_filters(
 ) -> NDArray[Any]:
     """Return a weight with `taps` elements of ±1 in each filter, or more if coverage needs more.
 
-    The elements of a layer's filters are consecutive entries of two permutations, one of the channels and one of the
-    taps. The permutations depend on the layer's name alone. Each seed starts where the seed before ends (counting the
-    elements that coverage needs), so consecutive seeds read every entry in turn.
-
-    Args:
-        node: The layer's node.
-        index: Index of the weight among its inputs.
-        shape: Shape of the weight.
-        dtype: Element type of the weight.
-        seed: Seed of the check model.
-        taps: Wanted elements of each filter.
-        signs: Signs of the first elements, shape (groups · filters,). The signs of the others are random.
-
-    Returns:
-        The weight.
+    The positions of a layer's elements are consecutive entries of two permutations, one of the channels and one of the
+    taps (kernel positions). The permutations depend only on the layer's name. Each seed starts at the entry at which
+    the previous seed ends, so consecutive seeds read all entries in turn. `index` is the weight's index among the
+    node's inputs. `signs` are the signs of the first element of each filter, with shape (groups · filters,); all other
+    signs are random.
     """
     array = np.zeros(shape, dtype)
     view = unified_view(node, index, array)

@@ -1,8 +1,8 @@
-"""Choice and declaration of stand-ins: exact integer functions in the place of operators that round.
+"""Choice and declaration of stand-ins: exact integer functions that replace operators that round.
 
-A node with a stand-in keeps its name, operator type, attributes, inputs and outputs. It moves to the domain
-`dicompiler.check`, or below it if its operator is not a standard one. Its operator rule stays the original one, so a
-stand-in is cut like the operator and reads at least the same elements.
+A node with a stand-in keeps its name, operator type, attributes, inputs and outputs. Only its domain becomes
+`dicompiler.check`, or a domain below it if the operator is not a standard one. Its operator rule does not change, so a
+stand-in is cut like the original operator and reads at least the same elements.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ MIN_IR_VERSION = 8
 
 @dataclass(frozen=True)
 class StandIn:
-    """The stand-in of a node.
+    """The stand-in that replaces a node.
 
     Attributes:
-        body: A name of BODIES, or an operator type.
+        body: A key of BODIES, or an operator type.
         domain: Domain of the function.
         weight_input: Index of the input that is a filter of ±1.
     """
@@ -61,22 +61,22 @@ class StandIn:
 
 
 def _single_node_body(op: str) -> BodyBuilder:
-    """Return a builder of bodies that consist of one other operator."""
+    """Return a builder of functions that consist of one operator of another type."""
     return lambda call: [call.node(op, call.input_names, ["Y"])]
 
 
 def _sign_node(call: StandInCall, target: str = "Y") -> NodeProto:
-    """Return a Sign node; before opset 9, which introduced Sign, a Clip of integers to -1 … 1."""
+    """Return a Sign node, or a Clip of integers to -1 … 1 before opset 9, in which Sign was added."""
     if call.opset >= 9:
         return call.node("Sign", ["X0"], [target])
     return helper.make_node("Clip", ["X0"], [target], min=-1.0, max=1.0)
 
 
 def _window_body(call: StandInCall) -> list[NodeProto]:
-    """Return the sum over the window of x modulo 16, instead of an average.
+    """Return the sum of x modulo 16 over the window, instead of an average.
 
-    It is the maximum of the window if no such sum exists: in types other than float32, and for attributes that LpPool
-    has only since opset 18.
+    The maximum of the window replaces it if LpPool cannot compute the sum: in types other than float32, and with
+    attributes that LpPool has only since opset 18.
     """
     later = (
         call.nonzero_attributes
@@ -89,7 +89,7 @@ def _window_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _map_body(call: StandInCall) -> list[NodeProto]:
-    """Return the sum over the map of x modulo 16 instead of a mean; in 16-bit types the maximum."""
+    """Return the sum of x modulo 16 over the map instead of a mean, or the maximum in 16-bit types."""
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
     return [
@@ -103,19 +103,18 @@ def _map_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _reduce_body(call: StandInCall) -> list[NodeProto]:
-    """Return the sum over the axes of x modulo 16, instead of a mean; the maximum in types with few bits."""
+    """Return the sum of x modulo 16 over the axes instead of a mean, or the maximum in 16-bit types."""
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("ReduceMax", call.input_names, ["Y"])]
     return [*nonnegative_mod(call), call.node("ReduceL1", ["bounded", *call.input_names[1:]], ["Y"])]
 
 
 def _lrn_body(call: StandInCall) -> list[NodeProto]:
-    """Return x + floor(32 · sign(x) / (1 + n) + 1/2).
+    """Return x + floor(32 · sign(x) / (1 + n) + 1/2), with n nonzero channels in the window.
 
-    n is the number of nonzero channels in the window.
-
-    LRN itself counts them: `prepare_node` sets its alpha to its size, and beta and bias to 1. Its rounding error is far
-    too small to reach the next integer. ReLU makes about half of the channels zero, so n distinguishes windows.
+    LRN itself counts them, because `prepare_node` sets its alpha to its size, and beta and bias to 1. Its rounding
+    error is far too small to reach the next integer. ReLU makes about half of the channels zero, so n distinguishes
+    windows.
     """
     return [
         _sign_node(call, "sign"),
@@ -139,17 +138,16 @@ BODIES: Mapping[str, BodyBuilder] = {
     **normalization.BODIES,
     **generic.BODIES,
 }
-"""Body builders by the names that operator rules use.
+"""Function that builds a stand-in, by the name that operator rules use. Other names are operator types.
 
-Any other name is an operator type with the same inputs.
-
-Bounded functions stay bounded (Sigmoid becomes a remainder) and rectifiers stay rectifiers. An average becomes a sum of
-bounded values over the same window, because a maximum would hide most faults.
+An operator type replaces the node by an operator with the same inputs. Bounded functions stay bounded (Sigmoid becomes
+a remainder) and rectifiers stay rectifiers. An average becomes a sum of bounded values over the same window, because a
+maximum would hide most faults.
 """
 
 
 def choose_body(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the stand-in of a node: a name of BODIES or an operator type; '' if the node stays as it is."""
+    """Return the stand-in of a node: a key of BODIES or an operator type; "" if the node is not replaced."""
     if not all(facts.is_tensor(name) for name in node.output):
         return ""
     rule, relaxation = facts.rule(node), facts.relaxation
@@ -186,13 +184,13 @@ def choose_body(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def _is_uncuttable_recurrent(node: NodeProto, body: str) -> bool:
-    """Return True for a recurrent layer that cannot be cut by directions and batch, or makes no steps."""
+    """Return True for a recurrent node that cannot be cut by directions and batch, or without the output Y."""
     attributes = ("layout", "activation_alpha", "activation_beta")
     return body == "recurrent" and (not node.output[0] or any(get_attribute(node, name, 0) for name in attributes))
 
 
 def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if the node reads and makes tensors of known shape, in an opset that can count elements."""
+    """Return True if a digest can replace the node: numeric inputs, outputs of static shape, opset 9 or later."""
     shapes = [facts.tensors[name].shape if name in facts.tensors else None for name in node.output if name]
     is_countable = all(map(facts.is_tensor, node.input)) and not any(map(facts.is_string, node.output))
     return facts.opset >= 9 and None not in shapes and is_countable
@@ -201,7 +199,8 @@ def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
 def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
     """Return the stand-ins of all nodes, by node index.
 
-    Calls that are alike share a function. A digest has a function for each node, because it must know the shape.
+    Calls that are alike share a function. Each digest has its own function, because the function contains the output
+    shape.
     """
     stand_ins: dict[int, StandIn] = {}
     functions: dict[tuple[str, str], dict[tuple[Any, ...], int]] = {}
@@ -229,10 +228,11 @@ def is_exact_average(node: NodeProto) -> bool:
 
 
 def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -> None:
-    """Make a node exact in place: move it to a stand-in's domain, and set integer attributes.
+    """Change a node in place so that it computes with integers: domain of its stand-in, and integer attributes.
 
-    Clip's bounds are widened (0 stays), LeakyRelu becomes |x|, and Gemm's factors and LRN's exponent become 1. The axes
-    of normalizations are written out, because a function body cannot know its operator's defaults.
+    Clip's bounds become larger except 0, LeakyRelu becomes |x|, and Gemm's factors and LRN's exponent become 1. The
+    axes of normalizations are set, because the function of a stand-in cannot know the defaults of the original
+    operator.
     """
     values, body = dict[str, Any](), stand_in.body if stand_in is not None else ""
     if stand_in is not None:
@@ -278,7 +278,7 @@ def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -
 
 
 def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
-    """Return integers for an attribute of weights: ones, shifts of -4 to 8, or gains of -3 to 4 without 0."""
+    """Return `count` integers for an attribute with weights: ones, shifts of -4 to 8, or gains of -3 to 4 without 0."""
     start = named_generator(0, f"{node}/{name}").integers(13)
     positions = (start + 5 * np.arange(count)) % (7 if kind == "gain" else 13)
     values = {"one": positions * 0 + 1, "shift": positions - 4, "gain": positions - 3 + (positions >= 3)}[kind]
@@ -286,9 +286,9 @@ def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
 
 
 def widen_bound(name: str, value: float, dtype: int) -> float:
-    """Return the widened bound of a Clip.
+    """Return a larger bound of a Clip, such that integers are not clipped.
 
-    0 stays 0, so that ReLU6 still rectifies. Other bounds become as large as is exact.
+    0 stays 0, so that ReLU6 still rectifies. All other bounds become the largest exact number.
     """
     largest = 2.0 ** (SIGNIFICAND_BITS.get(dtype, 8) - 1)
     if name == "min":
