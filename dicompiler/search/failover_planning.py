@@ -163,7 +163,7 @@ class _FailurePlanner:
         return plan
 
     def _platform_key(self, remaining: Problem) -> object:
-        """Return a key that is equal for problems whose platforms differ only in names."""
+        """Return a key that is equal for problems with platforms that differ only in names."""
         platform = remaining.platform
         hosts = {host.name: str(i) for i, host in enumerate(platform.hosts)}
         place = {device.name: i for i, device in enumerate(platform.devices)}

@@ -169,14 +169,14 @@ def _check_run(
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan whose even frames run on the first computing device and odd frames on the second."""
+    """Check a plan that runs even frames on the first computing device and odd frames on the second."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     plan = replace(_single_device_plan(sample, first), replicas=({}, {first: second}))
     _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan for the first computing device whose failure plan uses the second one."""
+    """Check a plan for the first computing device with a failure plan for the second one."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     failure = FailurePlan((first,), _single_device_plan(sample, second))
     plan = replace(_single_device_plan(sample, first), failures=(failure,))
@@ -185,7 +185,7 @@ def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
-    """Check a network that keeps a running sum, whose rows are divided between two devices."""
+    """Check a network that keeps a running sum, with its rows divided between two devices."""
     names = [device.name for device in platform.computing_devices][:2]
     model, states = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=states)

@@ -72,7 +72,7 @@ def compare_value(
         extra_tolerance: Share of max|reference| that is added to the allowed difference.
 
     Returns:
-        The check, whose detail contains the largest difference.
+        The check, with the largest difference in its detail.
     """
     if not isinstance(reference, np.ndarray) or not isinstance(actual, np.ndarray):
         return _compare_nested(name, reference, actual, exact, tolerance, extra_tolerance)

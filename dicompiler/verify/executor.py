@@ -41,7 +41,7 @@ class SegmentRunner(Protocol):
 class OrtSession:
     """One ONNX model in onnxruntime, on one thread.
 
-    Placeholders are initializers whose data is in `weights` instead of the model. onnxruntime receives the data
+    Placeholders are initializers with their data in `weights` instead of the model. onnxruntime receives the data
     directly, because a protobuf message cannot exceed 2 GB.
 
     Args:

@@ -21,11 +21,11 @@ from dicompiler.ir.operator_rule import TensorInfo
 PASS_THROUGH_OPS = frozenset(
     "Cast Clip Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split()
 )
-"""Operators whose output contains values of their first input (for Concat, of all inputs)."""
+"""Operators that copy values of their first input to the output (Concat: of all inputs)."""
 InputUse = tuple[onnx.NodeProto, int]
 MASK_VALUES = 2
 INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
-"""Operators whose second input contains indices of rows of the first. Negative indices count from the end."""
+"""Operators with indices of rows of the first input in their second input. Negative indices count from the end."""
 
 ValueLimit = int | tuple[int, ...]
 """An integer n if the valid values are 0 … n-1; a tuple if the value must be exactly this list of integers."""
@@ -171,7 +171,7 @@ def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES for an integer input of a ReduceSum, because it may be a mask whose ones are counted."""
+    """Return MASK_VALUES for an integer input of a ReduceSum, which may count the ones of a mask."""
     tensor = inputs[0]
     return MASK_VALUES if tensor is not None and tensor.dtype in (TensorProto.INT32, TensorProto.INT64) else None
 

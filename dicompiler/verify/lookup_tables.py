@@ -24,11 +24,11 @@ from dicompiler.verify.index_inputs import INDEXING_OPS, InputUse, find_readers,
 TableRows = tuple[str, int]
 """Name of a table and its number of rows."""
 ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators whose output has as many rows as their input."""
+"""Operators with as many rows in the output as in the input."""
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
 """Operators that only move values: those of all inputs for Concat, and those of the first input for all others."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
-"""Integer types whose sum with a constant does not wrap around."""
+"""Integer types in which the addition of a constant does not wrap around."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
 
 
 def _scatter_nd_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of a ScatterND whose indices have one component."""
+    """Return the rows of a ScatterND with indices of one component."""
     indices = tensors[node.input[1]].shape if node.input[1] in tensors else None
     return _rows_of_input(0)(node, tensors) if indices and indices[-1] == 1 else None
 

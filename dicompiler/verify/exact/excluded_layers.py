@@ -22,7 +22,7 @@ from dicompiler.verify.exact.graph_facts import SIGNIFICAND_BITS, GraphFacts
 ZEROS_SUFFIX, NUMBERS_SUFFIX = "@left", "@numbers"
 """Suffixes of tensor names: the zeros that an excluded node returns, and the initializer that is added to them."""
 _MIN_ADD_OPSET = 7
-"""First opset whose Add has the present form."""
+"""First opset in which Add has its present form."""
 
 
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:

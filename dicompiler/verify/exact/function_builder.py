@@ -100,7 +100,7 @@ BodyBuilder = Callable[[StandInCall], list[NodeProto]]
 
 
 def constant_node(name: str, value: NDArray[np.generic]) -> NodeProto:
-    """Return a Constant node whose output is the tensor `name`."""
+    """Return a Constant node that outputs the tensor `name`."""
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
@@ -121,7 +121,7 @@ def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
 def attribute_constant(
     name: str, value: str, attribute: str, attribute_type: AttributeProto.AttributeType
 ) -> NodeProto:
-    """Return a Constant node whose value is an attribute of the calling node.
+    """Return a Constant node with an attribute of the calling node as its value.
 
     `value` is the attribute of Constant that is set, such as "value_int".
     """

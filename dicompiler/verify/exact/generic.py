@@ -1,6 +1,6 @@
 """Generic stand-ins: integer functions that replace operators, although only their rule for cuts is known.
 
-Each function of this module returns the nodes of an ONNX function whose outputs are small integers. Every element that
+Each function of this module returns the nodes of an ONNX function with small integers as outputs. Every element that
 the original operator reads has an effect on them.
 """
 
@@ -29,7 +29,7 @@ ROUNDING_FACTOR = 16
 DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
 """A digest is an integer modulo DIGEST_PRIME. Inputs are clipped to ±DIGEST_BOUND and counted in 1/DIGEST_FRACTION."""
 MAX_INTEGER_VALUES = 4
-"""Number of different values, from 0 on, of an integer output whose readers accept all values."""
+"""Number of different values, from 0 on, of an integer output, if its readers accept all values."""
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 

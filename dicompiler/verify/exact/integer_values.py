@@ -52,7 +52,7 @@ Filters that read more elements reveal smaller faults.
 """
 
 _ADD_OPS = ("Add", "Sub", "Sum")
-"""Operators on two computed tensors whose results grow with every addition."""
+"""Operators that add two computed tensors, so that their results grow."""
 _SIGN_PRESERVING_OPS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
 """Operators behind which the sign of a channel can still be corrected by a constant factor."""
 

@@ -25,7 +25,7 @@ DEFAULT_AXES = (0, 2, 3)
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of InstanceNormalization, whose groups are the maps of each channel."""
+    """Return a stand-in of InstanceNormalization: a group is the map of one channel."""
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -37,7 +37,7 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of GroupNormalization, whose groups are the maps of several channels.
+    """Return a stand-in of GroupNormalization: a group is the maps of several channels.
 
     Scale and shift have one element for each group before opset 21, and one for each channel since.
     """
@@ -67,7 +67,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 
 
 def layer_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of LayerNormalization and RMSNormalization, whose groups are all axes from `axis` on."""
+    """Return a stand-in of LayerNormalization and RMSNormalization: a group is along all axes from `axis` on."""
     nodes = [
         *nonnegative_mod(call),
         call.node("Flatten", ["bounded"], ["elements"]),
@@ -81,7 +81,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 
 
 def skip_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of SkipLayerNormalization: groups along the last axis of the inputs' weighted sum."""
+    """Return a stand-in of SkipLayerNormalization: a group is along the last axis of the inputs' weighted sum."""
     axis = constant_node("last", np.array([-1], np.int64))
     return [
         *weighted_sum_body(call, "mix"),
@@ -97,7 +97,7 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of LpNormalization, whose groups are along its axis.
+    """Return a stand-in of LpNormalization: a group is along its axis.
 
     Before opset 13, ReduceSum cannot read its axes from an input. The stand-in is then x minus the largest element.
     """
@@ -116,9 +116,9 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of Softmax and LogSoftmax, whose groups are along the axis.
+    """Return a stand-in of Softmax and LogSoftmax: a group is along the axis.
 
-    Before opset 13 they are all axes from that axis on.
+    Before opset 13, a group is along all axes from that axis on.
     """
     if call.opset >= 13:
         return lp_body(call)
