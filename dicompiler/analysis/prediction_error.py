@@ -39,10 +39,13 @@ class DeviceTiming:
     """Times of a device in one frame.
 
     Attributes:
-        compute_s: Seconds in segments (ONNX submodels). send_s: Seconds of sending. Predicted: until messages have left
-        their links. Measured: until the operating system has accepted the messages. wait_s: Seconds of waiting.
-        segments_s: Seconds of one call of each segment, in the order of roles. waits: Seconds of waiting for each other
-        device; the empty name is the source of frames. Measured values are those of the last frame.
+        compute_s: Seconds in segments (ONNX submodels).
+        send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the operating
+            system has accepted the messages.
+        wait_s: Seconds of waiting.
+        segments_s: Seconds of one call of each segment, in the order of roles.
+        waits: Seconds of waiting for each other device; the empty name is the source of frames. Measured values are
+            those of the last frame.
     """
 
     compute_s: float

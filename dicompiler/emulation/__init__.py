@@ -1,1 +1,1 @@
-"""Emulation of boards on this host: a network of namespaces and limited links, and segments at the boards' speed."""
+"""Emulation of boards on this host: network namespaces with rate-limited links, and delayed computing."""

@@ -1,4 +1,4 @@
-"""Emulated boards: their network on this host, and the costs of a target's runtime there.
+"""Emulated boards: their network on this host, and the costs of a target's runtime on this host.
 
 Platform + seconds of each segment ──open_boards──► Emulation;   target ──measure_runtime_costs──► RuntimeCosts
 """
@@ -41,11 +41,13 @@ FRAMES_PER_ROUND, ROUNDS = 40, 3
 def open_boards(
     platform: Platform, segments_s: Mapping[str, tuple[float, ...]], first: str, dilation: float = 1.0
 ) -> Iterator[Emulation]:
-    """Open emulated boards. In the block, this thread is on the network of the first board, as the source of frames.
+    """Open emulated boards until the end of the `with` block.
+
+    In the block, the calling thread is on the network of the first board, where it acts as the source of frames.
 
     Args:
         platform: The boards and their network.
-        segments_s: Seconds of each call of a device's segments, role by role.
+        segments_s: For each device, the seconds of each call of its segments (ONNX submodels), in the order of roles.
         first: Name of the first device.
         dilation: Factor by which everything runs slower than on the boards.
     """
@@ -63,7 +65,7 @@ def open_boards(
 
 
 def dilate_network(platform: Platform, factor: float) -> Platform:
-    """Return the platform with a network that is slower by a factor."""
+    """Return the platform with a network that is slower by this factor."""
     network = platform.network
     links = tuple(
         replace(link, bandwidth=link.bandwidth / factor, latency=link.latency * factor) for link in network.links
@@ -76,16 +78,17 @@ def dilate_network(platform: Platform, factor: float) -> Platform:
 
 
 def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
-    """Return the options with which a target runs on emulated boards."""
+    """Return the run options with the addresses of the emulated boards."""
     return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
 
 
 @cache
 def measure_runtime_costs(name: str) -> RuntimeCosts:
-    """Return the costs of a target's runtime on two emulated boards, measured once per process, in some seconds.
+    """Return the costs of a target's runtime, measured on two emulated boards.
 
-    Bytes of messages cost nothing, because they are handled while links send them. Costs that are not measured are
-    those that the target states. If its programs do not run, this is true for all costs, and a warning says so.
+    The measurement takes some seconds and is made once per process. Bytes of messages cost nothing, because the runtime
+    handles them while links send them. For costs that the measurement does not yield, the target's stated values are
+    used. If the target's programs do not run on this host, all costs are stated values, and a warning says so.
 
     Args:
         name: Name of the target.
@@ -114,13 +117,13 @@ def measure_runtime_costs(name: str) -> RuntimeCosts:
 
 
 def runtime_cost_factor(name: str, count: int) -> float:
-    """Return the factor from a target's stated time of a message to that on emulated boards of this host.
+    """Return the factor by which the measured time of a message is larger than the target's stated time.
 
-    It is a value for the option `runtime` of cost models.
+    Cost models accept the factor as their option `runtime`.
 
     Args:
         name: Name of the target.
-        count: Number of emulated boards.
+        count: Number of emulated boards that share this host.
     """
     emulated = share_processors(measure_runtime_costs(name), count)
     stated = registry().make("targets", name).runtime_costs
@@ -129,7 +132,10 @@ def runtime_cost_factor(name: str, count: int) -> float:
 
 
 def _measure_target(target: Target) -> RuntimeCosts:
-    """Return the costs from the least median frame of all rounds: other load on this host only makes frames longer."""
+    """Return the measured costs of a target's runtime.
+
+    Of several rounds, the one with the least median frame counts, because other load on this host only delays frames.
+    """
     if not target.can_emulate:
         raise UsageError("it cannot emulate boards")
     times, sends = {name: list[float]() for name in PLAYED_BENCHMARKS}, list[float]()
@@ -159,6 +165,9 @@ def _play_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple
 
 
 def _send_seconds(result: RunResult) -> list[float]:
-    """Return the median seconds of handing a message to the system; empty if the target does not report it."""
+    """Return the median seconds that each device needed to hand a message to the operating system.
+
+    The result is empty if the target does not report these times.
+    """
     spans = [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
     return [statistics.median(spans)] if spans else []

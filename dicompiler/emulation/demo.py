@@ -1,4 +1,4 @@
-"""The demo: split a network over several boards, verify it, and time it on emulated boards.
+"""The demo: split a built-in network over several boards, verify it, and time it on emulated boards.
 
 names of a network, a platform and a strategy ──run_demo──► artifact and DemoResult
 """
@@ -27,16 +27,16 @@ EMULATED_FRAMES = 8
 
 @dataclass(frozen=True)
 class BoardShare:
-    """The work of one device.
+    """The work of one device in the demo.
 
     Attributes:
         device: Name of the device.
-        layers: Number of layers with a part on it.
+        layers: Number of layers that the device computes or computes a part of.
         flops: Floating-point operations per frame.
-        weights: Bytes of its weights.
-        sent: Bytes sent per frame.
+        weights: Bytes of weights.
+        sent: Bytes that the device sends per frame.
         compute_s: Predicted seconds of computing per frame.
-        message_s: Predicted seconds of its runtime for messages per frame.
+        message_s: Predicted seconds that the runtime needs for messages per frame.
         wait_s: Predicted seconds of waiting per frame.
     """
 
@@ -79,11 +79,11 @@ class DemoResult:
         flops: Floating-point operations of the whole network per frame.
         weights: Bytes of all weights.
         shares: The work of each device.
-        predicted_s: Predicted latency on the boards.
-        predicted_single_device_s: Predicted latency on the best single board.
+        predicted_s: Predicted latency on the boards in seconds.
+        predicted_single_device_s: Predicted latency on the best single board in seconds.
         bottleneck: Description of the bottleneck.
         emulated: Times on emulated boards; None if this host cannot emulate them.
-        not_emulated_reason: The reason for that.
+        not_emulated_reason: Reason why this host cannot emulate them; empty if it can.
         verification: The checks, passed or failed.
     """
 
@@ -103,16 +103,16 @@ class DemoResult:
 
 
 def run_demo(network: str, platform: str, strategy: str, output: Path, progress: Callable[[str], None]) -> DemoResult:
-    """Compile a built-in network, verify it, and emulate the boards.
+    """Compile a built-in network, verify it, and run it on emulated boards.
 
-    A failed check is part of the result; it raises nothing.
+    A failed check is part of the result and raises no error.
 
     Args:
         network: Name of the network.
         platform: A TOML file or the name of a built-in platform.
         strategy: The strategy.
-        output: Directory of the artifact.
-        progress: Called with a message before each step.
+        output: Directory for the artifact.
+        progress: Function that is called with a message before each step.
 
     Raises:
         UsageError: A name is unknown.
@@ -144,7 +144,7 @@ def run_demo(network: str, platform: str, strategy: str, output: Path, progress:
 
 
 def _emulate(model: ModelProto, platform: str, output: Path) -> tuple[EmulatedTimes | None, str]:
-    """Return the times on emulated boards, or the reason why this host cannot emulate them."""
+    """Return the times on emulated boards, or None and the reason why this host cannot emulate them."""
     from dicompiler.emulation.emulate import emulate
 
     try:
@@ -161,7 +161,7 @@ def _emulate(model: ModelProto, platform: str, output: Path) -> tuple[EmulatedTi
 
 
 def _board_shares(compiled: CompileResult) -> tuple[BoardShare, ...]:
-    """Return the work of all devices that take part, in platform order."""
+    """Return the work of all devices that the plan uses, in the order of the platform."""
     parts = {(task.device, task.layer) for task in compiled.routing.tasks}
     return tuple(
         BoardShare(

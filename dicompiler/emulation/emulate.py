@@ -1,11 +1,12 @@
-"""Emulation: run an artifact on this host at the speed of the boards of its platform.
+"""Emulation: run an artifact on this host at the speed of its platform's boards.
 
 artifact + Platform ──emulate──► EmulationResult: measurements and predictions
 
-Links are rate-limited, and each call of a segment is delayed until it has taken as long as on its board. The target's
-own runtime does the rest, at the speed of this host. The prediction uses this speed too, and it assumes that the
-boards' runtimes share the processors of this host. If these are too few, everything can run slower than on the boards
-by a factor (`dilation`). Reported times are those of the boards all the same.
+Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its
+board. All other work of the target's runtime runs at the speed of this host, and the prediction accounts for this: it
+uses runtime costs measured on this host, and assumes that the boards' runtimes share its processors. If the processors
+are too few, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they are
+times on the boards.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.analysis.prediction_error import (
     ExpectedTiming,
+    RunTiming,
     SegmentSeconds,
     available_processors,
     on_emulation_host,
@@ -41,6 +43,12 @@ from dicompiler.target.run_records import RunOptions, RunResult
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dicompiler.cost.workload import Workload
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.plan import Plan
+    from dicompiler.search.problem import Problem
+    from dicompiler.target.target_base import Target
+
 log = logging.getLogger("dicompiler")
 
 MAX_LOAD_SHARE = 0.8
@@ -54,25 +62,25 @@ NOT_EMULATED = (
 
 
 def describe_limits(dilation: float) -> str:
-    """Return the effects that an emulation does not show, as text."""
+    """Return a text that lists the effects of real boards which the emulation does not show."""
     return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
 
 
 @dataclass(frozen=True)
 class EmulationResult:
-    """Result of an emulated run. All times are those of the boards, without the dilation.
+    """Result of an emulated run. All times are times on the boards, without the dilation.
 
     Attributes:
-        result: Outputs and measurements.
-        timed_unit: Description of the timed unit: a frame, or each of several frames in flight.
+        result: Outputs and measurements of the run.
+        timed_unit: Description of the timed unit: a frame, or one of several frames in flight.
         frame_s: Measured seconds of this unit.
-        predicted_s: Predicted seconds.
-        simulated_s: Simulated seconds with the segment times that the boards had in the emulation.
+        predicted_s: Predicted seconds of this unit.
+        simulated_s: Simulated seconds of this unit, with the segment times that the emulated boards had.
         segments_s: Seconds of each call of a segment on its board.
         compute_slowdown: Share by which computing took longer than on the boards, because this host was busy.
         expected: The whole prediction.
         platform: The emulated platform.
-        runtime: Costs of the target's runtime on this host, see `measure_runtime_costs`.
+        runtime: Costs of the target's runtime on this host (`measure_runtime_costs`).
         dilation: Factor by which everything ran slower than on the boards.
     """
 
@@ -99,63 +107,42 @@ def emulate(
     options: RunOptions | None = None,
     dilation: float = 1.0,
 ) -> EmulationResult:
-    """Run an artifact at the speed of emulated boards. It needs root, see `emulation.network`.
+    """Run an artifact at the speed of emulated boards. This needs root (see `emulation.network`).
 
     Args:
         directory: The artifact.
-        platform: The platform to emulate. Default: the one that it was compiled for.
-        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
+        platform: The platform to emulate. Default: the platform that the artifact was compiled for.
+        inputs: Arrays by name of the graph input. Default: seeded random arrays.
         frames: Number of frames.
-        slower: On the fastest device, a segment takes this multiple of its time on one core of this host; on others,
-            more by their rates. Default: a segment takes the time of the cost model.
-        cost: The cost model. Default: the one that it was compiled with. With `slower`, it is used only for the
-            prediction, which otherwise simulates the emulated segment times.
+        slower: Ratio of the time of a segment on the fastest device to its time on one core of this host. On other
+            devices, times are longer in proportion to their rates. Default: the cost model determines the times.
+        cost: The cost model. Default: the one that the artifact was compiled with. If `slower` is given, the cost model
+            determines only the prediction; without a cost model, the prediction uses the emulated segment times.
         options: Options of the run.
-        dilation: Run everything slower by this factor, at least 1, and divide measured times by it. So this host can
-            emulate more or faster boards, but their runtimes appear faster by the same factor.
+        dilation: Factor of at least 1 by which everything runs slower; measured times are divided by it. A larger
+            factor lets this host emulate more or faster boards. The speed of the runtime is then overestimated by this
+            factor.
 
     Raises:
         DicompilerError: This host cannot emulate these boards.
         RunError: A device failed; the message names it.
-        UsageError: An argument is not valid.
+        UsageError: An argument is invalid.
     """
-    from dicompiler.verify.run_inputs import prepare_inputs
-
     check_frame_count(frames)
     if not 1 <= dilation < float("inf"):
         raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
-    own_platform = None if platform is None else resolve_platform(platform)
-    state, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
-    platform, program, plan, reference = state.platform, state.program, state.plan, state.reference
-    assert platform is not None and program is not None and plan is not None and reference is not None
-    if not target.can_emulate:
-        raise UsageError(f"emulate: target {target.name!r} cannot emulate boards: compile for sockets or mpi")
-    roles = program.replica_roles
-    in_flight = frames_in_flight((options or RunOptions()).in_flight, len(program.devices), frames)
-    options = replace(options or RunOptions(), in_flight=in_flight)
-
-    log.info("measuring the costs of the runtime of %s on this host", target.name)
-    runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
-    problem = on_emulation_host(problem, runtime, program, secure=options.keys is not None)
-    workload = problem.workload(plan)[1]
-    log.info("timing %d segments on this host", sum(len(device.segments) for device in program.devices))
-    main_program = replace(roles[0], other_roles=roles[1:])
-    host_s = measure_segments(target, main_program, prepare_inputs(reference, inputs), slower is not None)
-    board_s = segment_seconds(workload) if slower is None else _slow_down(host_s, platform, slower)
-
-    simulated = predict_timing(with_segment_seconds(workload, board_s), platform, frames, in_flight)
-    predicted = simulated
-    if cost or slower is None:
-        predicted = predict_timing(workload, platform, frames, in_flight)
+    boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(), dilation)
+    log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
+    host_s = boards.measure_host_seconds(inputs, long=slower is not None)
+    workload = boards.problem.workload(boards.plan)[1]
+    board_s = segment_seconds(workload) if slower is None else _slow_down(host_s, boards.platform, slower)
+    simulated = boards.predict(with_segment_seconds(workload, board_s))
+    predicted = boards.predict(workload) if cost or slower is None else simulated
     host_s = _scale_seconds(host_s, 1 / dilation)
-    _check_speed(host_s, board_s, predicted.frame_s, len(roles))
+    _check_speed(host_s, board_s, predicted.frame_s, boards.role_count)
 
-    first = program.devices[0].device
-    with open_boards(platform, _with_failure_segments(board_s, program), first, dilation) as emulation:
-        board_options = options_on_boards(emulation, first, options)
-        result = run_opened(Path(directory), target, reference, inputs, frames, board_options)
-    result = result.with_scaled_times(1 / dilation)
-    timed_unit, frame_s = _timed_frame(result, in_flight, len(roles))
+    result = boards.run(Path(directory), inputs, board_s)
+    timed_unit, frame_s = _timed_frame(result, boards.options.in_flight, boards.role_count)
     return EmulationResult(
         result=result,
         timed_unit=timed_unit,
@@ -163,16 +150,104 @@ def emulate(
         predicted_s=predicted.frame_s,
         simulated_s=simulated.frame_s,
         segments_s=board_s,
-        compute_slowdown=_compute_slowdown(result, board_s, host_s, len(roles)),
-        expected=ExpectedTiming(problem.cost_model.name, program, predicted),
-        platform=platform,
-        runtime=runtime,
+        compute_slowdown=_compute_slowdown(result, board_s, host_s, boards.role_count),
+        expected=ExpectedTiming(boards.problem.cost_model.name, boards.program, predicted),
+        platform=boards.platform,
+        runtime=boards.runtime,
         dilation=dilation,
     )
 
 
+@dataclass(frozen=True)
+class _EmulatedArtifact:
+    """An artifact that will run on emulated boards.
+
+    Attributes:
+        target: The target that wrote the artifact.
+        problem: The artifact's problem, with the runtime costs of this host.
+        platform: The emulated platform.
+        program: The program of each board.
+        plan: The plan.
+        reference: The whole model, which computes the expected outputs.
+        runtime: Costs of the target's runtime on this host.
+        frames: Number of frames.
+        options: Options of the run, with the number of frames in flight.
+        dilation: Factor by which everything runs slower than on the boards.
+    """
+
+    target: Target
+    problem: Problem
+    platform: Platform
+    program: Program
+    plan: Plan
+    reference: Model
+    runtime: RuntimeCosts
+    frames: int
+    options: RunOptions
+    dilation: float
+
+    @property
+    def role_count(self) -> int:
+        """Number of replicas, or 1."""
+        return len(self.program.replica_roles)
+
+    def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
+        """Return the seconds of each segment on one core of this host."""
+        from dicompiler.verify.run_inputs import prepare_inputs
+
+        roles = self.program.replica_roles
+        program = replace(roles[0], other_roles=roles[1:])
+        return measure_segments(self.target, program, prepare_inputs(self.reference, inputs), long)
+
+    def predict(self, workload: Workload) -> RunTiming:
+        """Return the predicted times of the run."""
+        return predict_timing(workload, self.platform, self.frames, self.options.in_flight)
+
+    def run(self, directory: Path, inputs: Mapping[str, NDArray[Any]] | None, board_s: SegmentSeconds) -> RunResult:
+        """Run the artifact on emulated boards, with segments that take `board_s` seconds each."""
+        first = self.program.devices[0].device
+        board_s = _with_failure_segments(board_s, self.program)
+        with open_boards(self.platform, board_s, first, self.dilation) as emulation:
+            options = options_on_boards(emulation, first, self.options)
+            result = run_opened(directory, self.target, self.reference, inputs, self.frames, options)
+        return result.with_scaled_times(1 / self.dilation)
+
+
+def _open_artifact(
+    directory: str | Path,
+    platform: str | Path | Platform | None,
+    cost: str,
+    frames: int,
+    options: RunOptions,
+    dilation: float,
+) -> _EmulatedArtifact:
+    """Open an artifact for emulation, and measure the costs of its target's runtime on this host."""
+    own_platform = None if platform is None else resolve_platform(platform)
+    state, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    assert state.platform is not None and state.program is not None
+    assert state.plan is not None and state.reference is not None
+    if not target.can_emulate:
+        raise UsageError(f"emulate: target {target.name!r} cannot emulate boards: compile for sockets or mpi")
+    log.info("measuring the costs of the runtime of %s on this host", target.name)
+    runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
+    problem = on_emulation_host(problem, runtime, state.program, secure=options.keys is not None)
+    in_flight = frames_in_flight(options.in_flight, len(state.program.devices), frames)
+    return _EmulatedArtifact(
+        target,
+        problem,
+        state.platform,
+        state.program,
+        state.plan,
+        state.reference,
+        runtime,
+        frames,
+        replace(options, in_flight=in_flight),
+        dilation,
+    )
+
+
 def _with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """Add times of 0 for the segments of failure plans, which are not run: no board fails."""
+    """Return the times with a 0 for each segment of a failure plan, because no emulated board fails."""
     failure_roles = [role for role in program.roles if role.failed]
     times = {}
     for i, (name, seconds) in enumerate(board_s.items()):
@@ -186,7 +261,10 @@ def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
 
 
 def _slow_down(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
-    """Return the times on boards: the fastest is slower than this host by a factor, others by their rates."""
+    """Return the times of segments on the boards, from their times on this host.
+
+    On the fastest board, times are longer by the factor `slower`; on other boards, also in proportion to their rates.
+    """
     times = {}
     for name, seconds in host_s.items():
         device = platform.device(name)
@@ -196,7 +274,7 @@ def _slow_down(host_s: SegmentSeconds, platform: Platform, slower: float) -> Seg
 
 
 def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
-    """Return the timed unit as text, and its seconds."""
+    """Return a description of the timed unit (see EmulationResult), and its seconds."""
     if in_flight > 1:
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count
@@ -204,7 +282,7 @@ def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, fl
 
 
 def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
-    """Raise DicompilerError if a board is faster than this host, or if all boards need too many processors."""
+    """Raise DicompilerError if a board is faster than this host, or if all boards together need too many processors."""
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
             board_text, host_text = (format_seconds(sum(own) / roles) for own in (board_s[name], seconds))
@@ -223,7 +301,7 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
 
 
 def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
-    """Return the share by which computing took longer than on the boards."""
+    """Return the share by which computing took longer than it should."""
     expected_s = 0.0
     for name in board_s:
         expected_s += sum(max(pair) for pair in zip(board_s[name], host_s[name], strict=True))

@@ -1,11 +1,11 @@
 """Emulated network: a network namespace for each host of a platform, with rate-limited links between them.
 
-Platform ──emulate_network──► EmulatedNetwork, removed at the end of the block
+Platform ──emulate_network──► EmulatedNetwork, removed at the end of the `with` block
 
     host ──out──► router ──medium──► router ──in──► host
 
-A host's own link is limited at both of its ends. The medium is what all hosts share; if nothing is shared or delayed
-there, both routers are the same namespace. This needs root and iproute2.
+A host's link is limited in both directions. The medium stands for anything that all hosts share, and for delays between
+hosts. If the platform has neither, both routers are the same namespace. This needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EmulatedNetwork:
 
     @contextlib.contextmanager
     def enter_host(self, host: str) -> Iterator[None]:
-        """Put this thread, and the threads and processes that it starts, on a host's network."""
+        """Move this thread to a host's network until the end of the block, with all processes that it starts."""
         with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.namespaces[host]}") as namespace:
             _enter_namespace(namespace.fileno())
             try:
@@ -90,7 +90,7 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
 
 
 class _NetworkBuilder:
-    """Creates namespaces and links, and removes them."""
+    """Creates the namespaces and links of an emulated network, and removes them."""
 
     def __init__(self, ip: str, tc: str, platform: Platform) -> None:
         self.ip, self.tc, self.platform = ip, tc, platform
@@ -131,7 +131,7 @@ class _NetworkBuilder:
         return network
 
     def _host_rate(self, own_rate: float | None) -> float | None:
-        """Return the rate of a host's link in bit/s; None if it is not limited."""
+        """Return the rate limit of a host's link in bit/s; None if there is no limit."""
         rates = [] if own_rate is None else [own_rate]
         network = self.platform.network
         if network.kind == "switch":
@@ -150,7 +150,7 @@ class _NetworkBuilder:
         self._run_ip(name, "link set lo up")
 
     def _add_host(self, index: int, address: str, rate: float | None) -> None:
-        """Add a host with a link to each router: it sends to one, and receives from the other."""
+        """Add a host with a link to the router that it sends to, and a link from the router that it receives from."""
         namespace, out, into = f"{self.namespace_prefix}{index}", f"o{index}", f"i{index}"
         self._add_namespace(namespace)
         self._run_ip(
@@ -174,7 +174,7 @@ class _NetworkBuilder:
             self._limit_rate(self.downlink_router, into, rate)
 
     def _add_medium(self) -> None:
-        """Connect the two routers: by a link for all hosts, or by a relay that delays packets."""
+        """Connect the two routers by a link that all hosts share, or by a relay that delays packets."""
         uplink, downlink = self.uplink_router, self.downlink_router
         if self.rules:
             self.relay = relay.start_relay(self.rules, uplink, downlink)
@@ -187,11 +187,12 @@ class _NetworkBuilder:
         self._run_ip(uplink, "route add default dev medium" + ("" if self.rules else " via 10.77.254.2"))
 
     def _limit_rate(self, namespace: str, device: str, rate: float) -> None:
-        """Limit a device to `rate` bit/s.
+        """Limit a network device to `rate` bit/s by a token bucket filter (tbf).
 
-        A cable sends no burst after it was idle. So the pieces that the kernel passes on must be small, and the burst
-        only slightly larger than a piece. With smaller pieces, all links together would need too many processors. With
-        a smaller burst, a link would be idle while it waits for the kernel's timers, which are late.
+        After a pause, a real cable does not send faster. The filter's burst must therefore be small: only slightly
+        larger than the pieces that the kernel passes on, which must be small too. Even smaller pieces would need too
+        many processors. A smaller burst would leave the link idle while it waits for the kernel's timers, which are
+        late.
         """
         piece = max(ETHERNET_FRAME_BYTES, int(rate / 8 * MAX_BURST_S))
         burst = piece + int(rate / 8 * TIMER_DELAY_S)

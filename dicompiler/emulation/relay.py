@@ -1,7 +1,7 @@
-"""Relay between the two routers of an emulated network: it delays packets and limits the rate of pairs of hosts.
+"""Relay between the two routers of an emulated network: it delays packets, and limits the rate of pairs of hosts.
 
-It replaces netem, which some kernels lack, and tbf, which cannot limit pairs of hosts. It is a separate process: rules
-on stdin, then packets until it is killed. It forwards about 500 Mbit/s in all.
+It replaces netem, which some kernels lack, and tbf, which cannot limit pairs of hosts. It is a process of its own that
+reads rules from stdin and then forwards packets until it is killed, at about 500 Mbit/s in total.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ RelayRule = tuple[str, str, float, float | None]
 
 
 def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:
-    """Return the rules for all pairs of hosts; empty if nothing is delayed or limited."""
+    """Return the rules for all pairs of hosts; [] if no pair is delayed or limited.
+
+    `addresses` are the IP addresses of the hosts by name.
+    """
     network, rules = platform.network, []
     for sender in platform.hosts:
         for receiver in platform.hosts:
@@ -45,7 +48,7 @@ def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[R
 
 
 def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subprocess.Popen[bytes]:
-    """Start the relay between two namespaces. It creates a device `medium` in each of them."""
+    """Start the relay between two namespaces. It creates a network device `medium` in each of them."""
     variables = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     variables["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     command = [sys.executable, "-P", "-m", __name__, uplink, downlink]
@@ -62,7 +65,7 @@ def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subpr
 
 
 def main() -> None:
-    """Run the relay process: rules on stdin, namespaces as arguments. It prints a line when it is ready."""
+    """Run the relay process with rules from stdin and namespaces as arguments. It prints a line when it is ready."""
     uplink, downlink = sys.argv[1:]
     table: dict[bytes, tuple[float, float | None]] = {}
     for sender, receiver, latency, rate in json.loads(sys.stdin.readline()):
@@ -73,13 +76,16 @@ def main() -> None:
 
 
 def enter_namespace(descriptor: int) -> None:
-    """Put this thread into a network namespace. OSError if it is not allowed."""
+    """Move this thread to a network namespace, given by its file descriptor.
+
+    Raises OSError if this is not permitted.
+    """
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _open_tun(namespace: str) -> int:
-    """Create the device `medium` in a namespace and return its descriptor."""
+    """Create the network device `medium` in a namespace, and return its file descriptor."""
     with open(f"/run/netns/{namespace}") as file:
         enter_namespace(file.fileno())
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -89,7 +95,10 @@ def _open_tun(namespace: str) -> int:
 
 
 def forward_packets(source: int, sink: int, table: Mapping[bytes, tuple[float, float | None]]) -> None:
-    """Forward packets from `source` to `sink`, with the latency and the rate of each pair of addresses."""
+    """Forward packets from descriptor `source` to descriptor `sink`.
+
+    `table` has the latency in seconds and the rate in bit/s (None: unlimited) by the addresses of sender and receiver.
+    """
     free_at: dict[bytes, float] = {}
     waiting: list[tuple[float, int, bytes]] = []
     count = 0

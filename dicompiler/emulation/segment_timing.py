@@ -1,4 +1,4 @@
-"""Times of a program's segments on this host, called as a target's runtime calls them.
+"""Measurement of a program's segments on this host, called in the way in which a target's runtime calls them.
 
 Target + Program + inputs ──measure_segments──► seconds of each segment on one thread, without those of an empty call
 """
@@ -27,10 +27,10 @@ LONG_TIMING_S = 2.0
 
 
 class CallTimer:
-    """Measures the processor time of a call.
+    """Measures the processor time of a call, which executes several functions in order.
 
-    A call runs several functions in order. Calls of a turn give one value: their median without the first call, which
-    follows another device's calls.
+    Calls are made in turns: several calls of one device, then calls of other devices. A turn yields one value, the
+    median of its calls. The first call is excluded, because caches then contain data of another device.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:
@@ -39,33 +39,33 @@ class CallTimer:
         self._turns_s: list[float] = []
 
     def time_call(self) -> None:
-        """Run and time one call."""
+        """Execute and time one call."""
         start = time.thread_time()
         for function in self._functions:
             function()
         self._calls_s.append(time.thread_time() - start)
 
     def end_turn(self) -> None:
-        """Finish a turn."""
+        """Store the value of the turn, and begin a new one."""
         self._turns_s.append(statistics.median(self._calls_s[1:]))
         self._calls_s.clear()
 
     @property
     def quick_call_s(self) -> float:
-        """Lower quartile of all turns."""
+        """Lower quartile of the values of all turns in seconds."""
         return sorted(self._turns_s)[len(self._turns_s) // 4]
 
 
 def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> SegmentSeconds:
-    """Return the seconds of each segment, role by role.
+    """Return the seconds of each segment, in the order of roles.
 
-    A segment is called after the device's other segments, as in a frame, so that its weights come from the same memory.
+    All segments of a device are called in turn, as in a frame, so that caches contain the same weights as in a frame.
 
     Args:
-        target: The target; its calls are timed.
+        target: The target; its way of calling segments is timed.
         program: The program.
-        inputs: Arrays by the names of the graph inputs.
-        long: Measure for LONG_TIMING_S.
+        inputs: Arrays by name of the graph input.
+        long: Measure for LONG_TIMING_S seconds instead of a short time.
     """
     empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros(1, np.float32)}))
     timers: list[tuple[str, list[CallTimer]]] = []
@@ -90,19 +90,18 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
 
 
 def writable_copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of tensors, in C order."""
     return {
         name: np.array(value, order="C") if isinstance(value, np.ndarray) else value for name, value in tensors.items()
     }
 
 
 def make_timer(program: Program, call: SegmentCall, memory: dict[str, Any]) -> CallTimer:
-    """Return a timer for a call of a segment with the runtime's copies before and after it.
+    """Return a timer for a call of a segment, with the copies that the runtime makes before and after the call.
 
     Args:
         program: The program.
         call: The call.
-        memory: Tensors of the device in a frame. Tensors that the copies assemble or split are added.
+        memory: Tensors of the device in a frame, by name. Tensors that the copies create are added.
     """
     if call.segment is None:
         return CallTimer(*call.make_copies(memory))
