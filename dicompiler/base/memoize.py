@@ -1,6 +1,6 @@
 """Memoization per instance: results that depend only on an immutable object are stored in this object.
 
-Use `@memoized` for functions whose first argument is a `Memoizing` object, for example a layer graph.
+Use `@memoized` for functions with a `Memoizing` object (a layer graph, for example) as their first argument.
 """
 
 from __future__ import annotations

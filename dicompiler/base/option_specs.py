@@ -288,7 +288,7 @@ def _format_values(value: Any) -> tuple[str, ...]:
 def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options of a pass, strategy or target class, in field order.
 
-    The help text of an option comes from the field's `metadata={"help": "…"}`. A field whose type has no text form
+    The help text of an option comes from the field's `metadata={"help": "…"}`. A field of a type without text form
     raises TypeError, because it is a mistake of the plugin's author.
     """
     options = []

@@ -1,9 +1,7 @@
-"""Network architectures with seeded weights: `build("resnet50", seed=1)`.
+"""Network architectures with seeded weights for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
 
-They serve tests, benchmarks and the demo.
-
-The same arguments give the same bytes. NAMES are built by this package; LIGHT_NAMES (`build("light/vgg19")`) come with
-the onnx package.
+Equal arguments give equal bytes. This package builds the networks NAMES. Those in LIGHT_NAMES, such as "light/vgg19",
+are part of the onnx package.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ class _Network:
     """Architecture of a network.
 
     Attributes:
-        append_to: Function that appends the network to a NetworkBuilder.
+        append_to: Function that appends the network's nodes to a NetworkBuilder, and returns its output tensor.
         size: Default size of the input.
-        channels: Channels of the input; 0: the input only has the axes of its size.
-        fixed_arguments: Arguments of `append_to` that are not options.
-        size_axes: Number of axes of the size.
+        channels: Number of channels of the input; 0 if the input has no channel axis.
+        fixed_arguments: Arguments of `append_to` that users cannot set.
+        size_axes: Number of axes of the input's size.
         token_inputs: Names of the inputs, if they are integers.
     """
 
@@ -79,12 +77,15 @@ NAMES = tuple(sorted(_NETWORKS))
 def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
     """Return a network with seeded weights.
 
-    All networks except light ones have these options: size (side of the image, or (height, width); number of inputs of
-    the autoencoder), batch, classes (not the autoencoder), width (factor for numbers of channels), opset (13 or later).
-    Further
-    options: columns of alexnet; anchors and passthrough of yolov2. AlexNet and VGG do not pool to a fixed size before
-        the
-    classifier, so its size depends on the image's size.
+    All networks except light ones have these options:
+    - size: side of the image, or (height, width), or number of inputs of the autoencoder. AlexNet and VGG do not pool
+    to
+      a fixed size before their classifier, so their numbers of weights depend on it.
+    - batch: number of inputs that are computed together.
+    - classes: number of classes (all networks with classes).
+    - width: factor for the numbers of channels (most networks).
+    - opset: opset version, 13 or later.
+    `network_options` returns the further options of a network.
 
     Args:
         name: One of NAMES, or "light/" and one of LIGHT_NAMES.
@@ -108,9 +109,7 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
 
 
 def count_parameters(name: str, **options: Any) -> int:
-    """Return the number of trained parameters of a network, without running statistics.
-
-    No weights are made.
+    """Return the number of trained parameters of a network, without running statistics, and without creating weights.
 
     Args:
         name: One of NAMES.
@@ -132,42 +131,38 @@ def network_options(name: str) -> dict[str, Any]:
         Default value by option.
     """
     network = _NETWORKS[name]
-    own = {key: p.default for key, p in inspect.signature(network.append_to).parameters.items() if key != "net"}
-    return {"size": network.size, "batch": 1, "opset": 17} | {
-        k: v for k, v in own.items() if k not in network.fixed_arguments
-    }
+    parameters = inspect.signature(network.append_to).parameters.items()
+    options = {key: p.default for key, p in parameters if key != "net" and key not in network.fixed_arguments}
+    return {"size": network.size, "batch": 1, "opset": 17} | options
 
 
 def describe(name: str) -> str:
-    """Return a short description of a network.
+    """Return a short description of a network, such as "VGG-16 or VGG-19".
 
     Args:
         name: One of NAMES.
 
     Returns:
-        A few words.
+        The description.
     """
     text = inspect.getdoc(_NETWORKS[name].append_to) or ""
     return re.split(r"\.\s| \(|: ", text, maxsplit=1)[0].replace("\n", " ").rstrip(".")
 
 
-def _append_network(name: str, given: Mapping[str, Any]) -> tuple[NetworkBuilder, str]:
-    """Return a builder with the network, and the name of its output tensor."""
+def _append_network(name: str, options: Mapping[str, Any]) -> tuple[NetworkBuilder, str]:
+    """Return a builder to which the network is appended, and the name of the network's output tensor."""
     if name not in _NETWORKS:
-        raise UsageError(
-            f"unknown network {name!r}{did_you_mean(name, [*NAMES, *(f'light/{n}' for n in LIGHT_NAMES)])}"
-        )
+        names = [*NAMES, *(f"light/{light_name}" for light_name in LIGHT_NAMES)]
+        raise UsageError(f"unknown network {name!r}{did_you_mean(name, names)}")
     network = _NETWORKS[name]
-    known = network_options(name)
-    for option in given:
-        if option not in known:
-            raise UsageError(f"network {name!r}: unknown option {option!r}{did_you_mean(option, known)}")
-    known |= given
-    size = known.pop("size")
+    values = network_options(name)
+    for option in options:
+        if option not in values:
+            raise UsageError(f"network {name!r}: unknown option {option!r}{did_you_mean(option, values)}")
+    values |= options
+    size = values.pop("size")
     sides = (size,) * network.size_axes if isinstance(size, int) else tuple(size)
-    image = (known.pop("batch"), *((network.channels,) if network.channels else ()), *sides)
-    inputs: dict[str, int] = dict.fromkeys(network.token_inputs, onnx.TensorProto.INT64) or {
-        "input": onnx.TensorProto.FLOAT
-    }
-    net = NetworkBuilder(name, image, known.pop("opset"), inputs)
-    return net, network.append_to(net, **network.fixed_arguments, **known)
+    shape = (values.pop("batch"), *((network.channels,) if network.channels else ()), *sides)
+    inputs: dict[str, int] = dict.fromkeys(network.token_inputs, onnx.TensorProto.INT64)
+    net = NetworkBuilder(name, shape, values.pop("opset"), inputs or {"input": onnx.TensorProto.FLOAT})
+    return net, network.append_to(net, **network.fixed_arguments, **values)

@@ -1,4 +1,4 @@
-"""Builder of ONNX networks: one method per operator, which tracks the shape of every tensor."""
+"""Builder of ONNX networks, with one method per operator, which tracks the shape of every tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IntOrPair = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """float32 weight that is not made yet (see `weights.make_weight` for the fields)."""
+    """float32 weight that is created when the model is built (see `weights.make_weight`)."""
 
     shape: tuple[int, ...]
     role: Role
@@ -29,7 +29,6 @@ class WeightSpec:
 
 
 def to_pair(value: IntOrPair) -> tuple[int, int]:
-    """Return a pair: 3 ⇒ (3, 3)."""
     return (value, value) if isinstance(value, int) else value
 
 
@@ -43,17 +42,15 @@ def _renamed_copy(node: onnx.NodeProto, new: Mapping[str, str]) -> onnx.NodeProt
 
 @dataclass
 class NetworkBuilder:
-    """Builder of one network.
-
-    Methods take and return tensor names; the output of a node is named `<node>.out`.
+    """Builder of one network. Methods take and return tensor names; the output of a node is called `<node>.out`.
 
     Attributes:
         name: Name of the network.
         input_shape: Shape of the inputs, except those added by `add_input`.
         opset: Opset version.
         inputs: Element type of each input of the graph.
-        outputs: Additional outputs of the graph, as tensor by output name.
-        shapes: Shape of each tensor: (N, C, H, W), or (N, features) after `flatten`.
+        outputs: Tensors that are additional outputs of the graph, by output name.
+        shapes: Shape of each tensor: (N, C, H, W) for images, (N, features) after `flatten`.
         weights: Weights by name.
         constants: Constants by name.
         nodes: The nodes.
@@ -74,14 +71,13 @@ class NetworkBuilder:
 
     @property
     def parameter_count(self) -> int:
-        """Number of trained parameters: all weights except running statistics, as training frameworks count."""
+        """Number of trained parameters. Running statistics are not counted, as in training frameworks."""
         return sum(math.prod(spec.shape) for spec in self.weights.values() if spec.role not in STATISTIC_ROLES)
 
     def channels(self, tensor: str) -> int:
         return self.shapes[tensor][1]
 
     def add_input(self, name: str, shape: tuple[int, ...], kind: int = TensorProto.FLOAT) -> str:
-        """Add an input to the graph."""
         self.inputs[name], self.shapes[name] = kind, shape
         return name
 
@@ -107,16 +103,14 @@ class NetworkBuilder:
         dilation: int = 1,
         gain: float = 1.0,
     ) -> str:
-        """Append a Conv. `pads` is one number or (top, left, bottom, right); None keeps H and W at stride 1."""
+        """Append a Conv. `pads` is a number or (top, left, bottom, right); None keeps height and width at stride 1."""
         sizes, strides = to_pair(kernel), to_pair(stride)
         if pads is None:
             pads = (sizes[0] // 2 * dilation, sizes[1] // 2 * dilation) * 2
         border = (pads,) * 4 if isinstance(pads, int) else pads
-        each = self.channels(x) // group
-        inputs = [
-            x,
-            self.add_weight(f"{name}.weight", (channels, each, *sizes), "filter", each * math.prod(sizes), gain),
-        ]
+        group_channels = self.channels(x) // group
+        weight_shape, fan_in = (channels, group_channels, *sizes), group_channels * math.prod(sizes)
+        inputs = [x, self.add_weight(f"{name}.weight", weight_shape, "filter", fan_in, gain)]
         if bias:
             inputs.append(self.add_weight(f"{name}.bias", (channels,), "bias"))
         reach = tuple((size - 1) * dilation + 1 for size in sizes)
@@ -125,7 +119,7 @@ class NetworkBuilder:
         return self.add_node("Conv", name, inputs, shape, **windows, group=group)
 
     def conv1d(self, x: str, name: str, channels: int, kernel: int, stride: int, pad: int) -> str:
-        """Append a Conv with bias along one axis: (N, C, length) ⇒ (N, channels, …)."""
+        """Append a Conv with bias along one axis, from the shape (N, C, length) to (N, channels, new length)."""
         batch, before, length = self.shapes[x]
         weight = self.add_weight(f"{name}.weight", (channels, before, kernel), "filter", before * kernel)
         inputs = [x, weight, self.add_weight(f"{name}.bias", (channels,), "bias")]
@@ -142,10 +136,7 @@ class NetworkBuilder:
         op: str = "MaxPool",
         **attributes: int,
     ) -> str:
-        """Append a MaxPool or AveragePool.
-
-        `attributes` such as ceil_mode or count_include_pad are passed to the node.
-        """
+        """Append a MaxPool or AveragePool, with further attributes such as ceil_mode or count_include_pad."""
         sizes, strides = to_pair(kernel), to_pair(stride)
         border = (pads,) * 4 if isinstance(pads, int) else pads
         extent = self._window_counts(x, sizes, strides, border, bool(attributes.get("ceil_mode")))
@@ -153,9 +144,9 @@ class NetworkBuilder:
         return self.add_node(op, name, [x], shape, kernel_shape=sizes, strides=strides, pads=border, **attributes)
 
     def batch_norm(self, x: str, name: str, gain: float = 1.0) -> str:
-        """Append a BatchNormalization with a gamma scaled by `gain`.
+        """Append a BatchNormalization with a scale that is multiplied by `gain`.
 
-        A gain below 1 at the end of a residual branch keeps activations from growing with the depth.
+        A gain below 1 at the end of a residual branch keeps activations from growing with the depth of the network.
         """
         size = (self.channels(x),)
         inputs = [
@@ -167,7 +158,7 @@ class NetworkBuilder:
         return self.add_node("BatchNormalization", name, [x, *inputs], self.shapes[x], epsilon=1e-5)
 
     def gemm(self, x: str, name: str, features: int) -> str:
-        """Append a fully connected layer, (N, K) ⇒ (N, features); its weight is (features, K)."""
+        """Append a fully connected layer with a weight of shape (`features`, input features)."""
         length = self.shapes[x][1]
         inputs = [
             x,
@@ -177,14 +168,14 @@ class NetworkBuilder:
         return self.add_node("Gemm", name, inputs, (self.shapes[x][0], features), transB=1)
 
     def unary(self, op: str, x: str, name: str, **attributes: Any) -> str:
-        """Append an operator with one input and the same output shape, such as Relu, LRN or Softmax."""
+        """Append an operator with one input and an output of the same shape, such as Relu, LRN or Softmax."""
         return self.add_node(op, name, [x], self.shapes[x], **attributes)
 
     def relu(self, x: str, name: str) -> str:
         return self.unary("Relu", x, name)
 
     def clip(self, x: str, name: str, low: float, high: float) -> str:
-        """Append a Clip to low…high (ReLU6 is 0…6)."""
+        """Append a Clip to the range from `low` to `high`; 0 to 6 is ReLU6."""
         bounds = [self.add_constant(f"{name}.{key}", np.float32(v)) for key, v in (("min", low), ("max", high))]
         return self.add_node("Clip", name, [x, *bounds], self.shapes[x])
 
@@ -195,18 +186,17 @@ class NetworkBuilder:
         return self.add_node("Mul", name, [a, b], self.shapes[a])
 
     def matmul(self, a: str, b: str, name: str) -> str:
-        """Append a MatMul of a tensor with a tensor or a weight: (…, M, K) times (…, K, N)."""
+        """Append a MatMul of a tensor of shape (…, M, K) and a tensor or weight of shape (…, K, N)."""
         second = self.shapes[b] if b in self.shapes else self.weights[b].shape
         return self.add_node("MatMul", name, [a, b], (*self.shapes[a][:-1], second[-1]))
 
     def concat(self, tensors: Sequence[str], name: str, axis: int = 1) -> str:
-        """Append a Concat along an axis, by default the channels."""
         first = self.shapes[tensors[0]]
         shape = (*first[:axis], sum(self.shapes[tensor][axis] for tensor in tensors), *first[axis + 1 :])
         return self.add_node("Concat", name, list(tensors), shape, axis=axis)
 
     def split(self, x: str, name: str, sizes: Sequence[int], axis: int = 1) -> list[str]:
-        """Append a Split into pieces of these sizes, named `<name>.out0` and so on."""
+        """Append a Split into tensors of these sizes, which are called `<name>.out0`, `<name>.out1` and so on."""
         shape = self.shapes[x]
         outputs = [f"{name}.out{number}" for number in range(len(sizes))]
         lengths = self.add_constant(f"{name}.sizes", np.array(sizes, np.int64))
@@ -215,7 +205,7 @@ class NetworkBuilder:
         return outputs
 
     def resize(self, x: str, name: str, factor: int, **attributes: Any) -> str:
-        """Append a Resize of height and width by `factor`."""
+        """Append a Resize that multiplies height and width by `factor`."""
         batch, channels, height, width = self.shapes[x]
         scales = self.add_constant(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
         shape = (batch, channels, factor * height, factor * width)
@@ -225,7 +215,6 @@ class NetworkBuilder:
         return self.add_node("GlobalAveragePool", name, [x], (*self.shapes[x][:2], 1, 1))
 
     def flatten(self, x: str, name: str) -> str:
-        """Append a Flatten, (N, C, H, W) ⇒ (N, C * H * W)."""
         return self.add_node("Flatten", name, [x], (self.shapes[x][0], math.prod(self.shapes[x][1:])), axis=1)
 
     def reshape(self, x: str, name: str, shape: tuple[int, ...]) -> str:
@@ -244,10 +233,7 @@ class NetworkBuilder:
         return name
 
     def to_model(self, output: str, seed: int) -> onnx.ModelProto:
-        """Return the network up to tensor `output`, with seeded weights.
-
-        The graph's output has the name `output`.
-        """
+        """Return the network that computes tensor `output` as graph output "output", with seeded weights."""
         outputs = {"output": output} | self.outputs
         names = {tensor: name for name, tensor in outputs.items()}
         nodes = [_renamed_copy(node, names) for node in self.nodes]
@@ -269,9 +255,8 @@ class NetworkBuilder:
     def _window_counts(
         self, x: str, sizes: tuple[int, ...], strides: tuple[int, int], pads: tuple[int, ...], ceil: bool = False
     ) -> tuple[int, ...]:
-        room = [
-            extent + pads[axis] + pads[axis + 2] - size
-            for axis, (extent, size) in enumerate(zip(self.shapes[x][2:], sizes, strict=True))
-        ]
-        step = [-(-r // s) if ceil else r // s for r, s in zip(room, strides, strict=True)]
-        return tuple(s + 1 for s in step)
+        counts = []
+        for axis, extent in enumerate(self.shapes[x][2:]):
+            room = extent + pads[axis] + pads[axis + 2] - sizes[axis]
+            counts.append((-(-room // strides[axis]) if ceil else room // strides[axis]) + 1)
+        return tuple(counts)

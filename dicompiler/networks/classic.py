@@ -1,7 +1,7 @@
-"""Networks without residuals: LeNet-5, AlexNet, VGG, SqueezeNet, YOLOv2.
+"""Networks without residual connections: LeNet-5, AlexNet, VGG, SqueezeNet, YOLOv2.
 
-Each function appends a network to a builder, and returns the name of its output tensor (logits; for YOLOv2 its last
-feature map).
+Each function appends a network to a builder, and returns the name of its output tensor. The output are the logits, or
+the last feature map of YOLOv2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dicompiler.networks.builder import NetworkBuilder
 
 
 def scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded, at least 1."""
+    """Return `channels` times `width`, rounded to an integer of at least 1."""
     return max(1, round(channels * width))
 
 
@@ -24,10 +24,7 @@ def _classifier(net: NetworkBuilder, x: str, hidden: int, classes: int) -> str:
 
 
 def lenet(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """LeNet-5 (LeCun et al. 1998, fig. 2) with full connection, max pooling and ReLU.
-
-    It has one grey channel, 32 x 32.
-    """
+    """LeNet-5 (LeCun et al. 1998, fig. 2) for grey images of 32 x 32, with full connections, max pooling and ReLU."""
     x = net.conv("input", "conv1", scale_channels(6, width), 5, pads=0)
     x = net.pool(net.relu(x, "relu1"), "pool1", 2, 2)
     x = net.conv(x, "conv2", scale_channels(16, width), 5, pads=0)
@@ -47,19 +44,14 @@ ALEXNET_LAYERS = {
 def alexnet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0, columns: str = "one-column") -> str:
     """AlexNet without LRN and without groups.
 
-    Args:
-        net: The builder.
-        classes: Number of classes.
-        width: Factor for the numbers of channels.
-        columns: "one-column" (Krizhevsky 2014, "One weird trick") as in torchvision, or "two-column" with the channels
-            of the original (Krizhevsky et al. 2012), for images of 227 x 227.
+    `columns` is "one-column" for the channels of Krizhevsky 2014 ("One weird trick"), as in torchvision. "two-column"
+    is the original (Krizhevsky et al. 2012), for images of 227 x 227.
     """
     if columns not in ALEXNET_LAYERS:
         raise UsageError(f"alexnet: unknown columns {columns!r}{did_you_mean(columns, ALEXNET_LAYERS)}")
     x = "input"
-    for number, (channels, kernel, stride, pad, pooled) in enumerate(
-        (*ALEXNET_LAYERS[columns], (256, 3, 1, 1, True)), 1
-    ):
+    layers = (*ALEXNET_LAYERS[columns], (256, 3, 1, 1, True))
+    for number, (channels, kernel, stride, pad, pooled) in enumerate(layers, 1):
         x = net.conv(x, f"conv{number}", scale_channels(channels, width), kernel, stride, pad)
         x = net.relu(x, f"relu{number}")
         if pooled:
@@ -75,9 +67,8 @@ def vgg(net: NetworkBuilder, depth: int, classes: int = 1000, width: float = 1.0
     x = "input"
     for block, (count, channels) in enumerate(zip(VGG_BLOCKS[depth], (64, 128, 256, 512, 512), strict=True), 1):
         for number in range(1, count + 1):
-            x = net.relu(
-                net.conv(x, f"conv{block}_{number}", scale_channels(channels, width), 3), f"relu{block}_{number}"
-            )
+            x = net.conv(x, f"conv{block}_{number}", scale_channels(channels, width), 3)
+            x = net.relu(x, f"relu{block}_{number}")
         x = net.pool(x, f"pool{block}", 2, 2)
     return _classifier(net, x, scale_channels(4096, width), classes)
 
@@ -113,18 +104,9 @@ def yolov2(
 ) -> str:
     """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg.
 
-    The passthrough leads from 38 x 38 to 19 x 19.
-
-    Args:
-        net: The builder.
-        classes: Number of classes.
-        width: Factor for the numbers of channels.
-        anchors: Number of anchors.
-        passthrough: How four neighbours become channels: "space-to-depth" (operator SpaceToDepth) or "reshape"
-            (Reshape, Transpose, Reshape, with the same result).
-
-    Returns:
-        Output of shape (N, anchors * (5 + classes), H / 32, W / 32).
+    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). A map of 38 x 38 is concatenated with one of
+    19 x 19 after its squares of four elements have become channels. `passthrough` says how: by SpaceToDepth
+    ("space-to-depth"), or with equal results by Reshape, Transpose and Reshape ("reshape").
     """
     if passthrough not in PASSTHROUGH_MODES:
         raise UsageError(f"yolov2: unknown passthrough {passthrough!r}{did_you_mean(passthrough, PASSTHROUGH_MODES)}")
@@ -148,7 +130,7 @@ def yolov2(
 
 
 def _space_to_depth(net: NetworkBuilder, x: str, name: str, how: str) -> str:
-    """Append (N, C, H, W) ⇒ (N, 4 C, H / 2, W / 2): each 2 x 2 square becomes four channels."""
+    """Append the conversion of each 2 x 2 square to four channels: (N, C, H, W) ⇒ (N, 4 C, H / 2, W / 2)."""
     batch, channels, height, width = net.shapes[x]
     shape = (batch, channels * 4, height // 2, width // 2)
     if how == "space-to-depth":

@@ -1,7 +1,8 @@
-"""Text decoder as written by PyTorch's exporter.
+"""Text decoder as PyTorch's exporter writes it.
 
 It has RMS normalization, rotary positions, grouped queries, SwiGLU, and key and value caches as inputs and outputs.
-Sequences are (N, positions, features), keys and values (N, heads, positions, features of a head).
+Sequences have the shape (N, positions, features). Keys and values have the shape (N, heads, positions, features of a
+head).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.transformers import BRANCH_GAIN, linear, split_heads
 
 LOWEST_SCORE = float(np.finfo(np.float32).min)
-"""Added to scores that must not count."""
+"""Number that is added to the scores of positions that must not be used."""
 
 
 def llama_small(
@@ -29,10 +30,11 @@ def llama_small(
 ) -> str:
     """Llama-like decoder (Touvron et al. 2023) of 24 layers: 336 118 784 parameters.
 
-    It has 1024 features, and 16 query heads that share four key heads.
+    It has 1024 features, and 16 query heads, of which four share a key head. The size is the number of tokens, and the
+    output has one row of logits per token.
 
-    `size` tokens give as many rows of logits. With caches, the tokens' positions are inputs, and the outputs
-    present.N.key and .value contain the caches with the new rows appended (attention_mask tells which rows count).
+    With caches, the positions of the tokens are inputs, and the outputs present.N.key and present.N.value contain the
+    caches with the new rows. The input attention_mask says which rows are used.
 
     Args:
         net: The builder.
@@ -40,18 +42,20 @@ def llama_small(
         hidden: Number of features.
         heads: Number of query heads.
         kv_heads: Number of key and value heads.
-        vocabulary: Number of tokens.
-        past: Rows of the caches past_key_values.N.key and .value; 0: no caches, and positions count from 0.
-        static: Keep the size of the caches: the rows in cache_position are replaced, and later rows do not count.
+        vocabulary: Number of different tokens.
+        past: Number of rows of the caches past_key_values.N.key and past_key_values.N.value. With 0 there are no
+            caches, and positions are counted from 0.
+        static: Keep the size of the caches: new rows replace the rows in the input cache_position, and rows after these
+            are not used.
     """
     if hidden % heads or heads % kv_heads or hidden // heads % 2:
         raise UsageError(
-            f"network {net.name!r}: {hidden} features, {heads} heads, {kv_heads} of keys and values: "
-            "heads must divide the features (into even numbers), and key heads must divide query heads"
+            f"network {net.name!r}: {hidden} features, {heads} heads, {kv_heads} heads of keys and values: choose an "
+            "even number of features per head, and a number of query heads that the number of key heads divides"
         )
     if static and past < net.input_shape[1]:
         raise UsageError(
-            f"network {net.name!r}: past is {past}: static caches need at least as many rows as there are new ones"
+            f"network {net.name!r}: past is {past}: use at least the number of tokens ({net.input_shape[1]})"
         )
     x = net.add_weight("embed_tokens.weight", (vocabulary, hidden), "bias")
     x = net.add_node("Gather", "embed_tokens", [x, "input_ids"], (*net.input_shape, hidden), axis=0)
@@ -61,23 +65,16 @@ def llama_small(
     for number in range(layers):
         name = f"layers.{number}"
         y = _rms_norm(net, x, f"{name}.input_norm")
-        q, k, v = (
-            split_heads(
-                net, linear(net, y, f"{name}.{kind}_proj", size * (hidden // heads), bias=False), f"{name}.{kind}", size
-            )
-            for kind, size in zip("qkv", (heads, kv_heads, kv_heads), strict=True)
-        )
+        projections = []
+        for kind, count in zip("qkv", (heads, kv_heads, kv_heads), strict=True):
+            projection = linear(net, y, f"{name}.{kind}_proj", count * (hidden // heads), bias=False)
+            projections.append(split_heads(net, projection, f"{name}.{kind}", count))
+        q, k, v = projections
         q, k = _rotate(net, q, f"{name}.q.turned", turns), _rotate(net, k, f"{name}.k.turned", turns)
         if past:
             k, v = (_append_to_cache(net, t, f"{number}.{kind}", past, rows) for kind, t in (("key", k), ("value", v)))
-        y = _grouped_attention(
-            net,
-            q,
-            _repeat_heads(net, k, f"{name}.k.shared", heads),
-            _repeat_heads(net, v, f"{name}.v.shared", heads),
-            name,
-            mask,
-        )
+        k, v = _repeat_heads(net, k, f"{name}.k.shared", heads), _repeat_heads(net, v, f"{name}.v.shared", heads)
+        y = _grouped_attention(net, q, k, v, name, mask)
         x = net.add(x, linear(net, y, f"{name}.o_proj", hidden, BRANCH_GAIN, bias=False), f"{name}.add1")
         y = _swiglu(net, _rms_norm(net, x, f"{name}.post_norm"), name, 11 * hidden // 4)
         x = net.add(x, y, f"{name}.add2")
@@ -85,7 +82,7 @@ def llama_small(
 
 
 def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
-    """Append the tokens' positions, (N or 1, positions)."""
+    """Append the positions of the tokens, of shape (N, positions), or (1, positions) if all sequences share them."""
     rows = net.input_shape[1]
     if not past:
         return net.add_constant("positions", np.arange(rows, dtype=np.int64)[None])
@@ -98,11 +95,10 @@ def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
 
 
 def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, str]:
-    """Append cosine and sine of each position's angles, (N or 1, 1, positions, features of a head)."""
+    """Append the cosine and the sine of the rotary angles, of shape (N or 1, 1, positions, features of a head)."""
     batch, rows = net.shapes.get(places, (1, net.input_shape[1]))
-    frequencies = net.add_constant(
-        "rotary.inv_freq", (10_000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)[None, :, None]
-    )
+    inverse_frequencies = (10_000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)[None, :, None]
+    frequencies = net.add_constant("rotary.inv_freq", inverse_frequencies)
     net.shapes[frequencies] = (1, size // 2, 1)
     axes = net.add_constant("rotary.axes", np.array([1], np.int64))
     x = net.add_node("Unsqueeze", "rotary.unsqueeze", [places, axes], (batch, 1, rows))
@@ -117,7 +113,7 @@ def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, st
 
 
 def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> str:
-    """Append the rotary embedding: x · cos + (−second half, first half of the features) · sin."""
+    """Append the rotary embedding of x, which has halves (a, b) of features: x · cos + (-b, a) · sin."""
     *front, size = net.shapes[x]
     half, (cos, sin) = (*front, size // 2), turns
 
@@ -131,17 +127,17 @@ def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> s
 
 
 def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -> str:
-    """Append the mask that is added to scores: 0, or a very low number.
+    """Append the mask that is added to scores: 0, or a very low number for a position that must not be used.
 
-    It has the shape (N or 1, 1, positions, all positions).
+    The mask has the shape (N or 1, 1, positions, all positions).
     """
     rows = net.input_shape[1]
     total = past if static else past + rows
     if static:
         columns = net.add_constant("mask.columns", np.arange(total, dtype=np.int64))
         axes = net.add_constant("mask.axes", np.array([1, 3], np.int64))
-        own = net.add_node("Unsqueeze", "mask.rows", [places, axes], (1, 1, rows, 1))
-        seen = net.add_node("LessOrEqual", "mask.seen", [columns, own], (1, 1, rows, total))
+        positions = net.add_node("Unsqueeze", "mask.rows", [places, axes], (1, 1, rows, 1))
+        seen = net.add_node("LessOrEqual", "mask.seen", [columns, positions], (1, 1, rows, total))
     else:
         ahead = np.arange(total)[None] <= past + np.arange(rows)[:, None]
         if not past:
@@ -157,15 +153,15 @@ def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -
 
 
 def _cache_rows(net: NetworkBuilder) -> str:
-    """Append the positions as row indices, (positions, 1)."""
+    """Append the positions as row indices of the cache, of shape (positions, 1)."""
     axes = net.add_constant("cache.axes", np.array([1], np.int64))
     return net.add_node("Unsqueeze", "cache.rows", ["cache_position", axes], (net.input_shape[1], 1))
 
 
 def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: str) -> str:
-    """Append keys or values of all positions: after the cache's rows, or in their places in it (`rows`).
+    """Append the keys or values of all positions: the cache, followed or partly replaced by the new rows.
 
-    Exporters write the latter as ScatterND between two Transposes.
+    `rows` are the indices of the rows that are replaced. Exporters write this as ScatterND between two Transposes.
     """
     batch, heads, _, size = net.shapes[x]
     cache = net.add_input(f"past_key_values.{name}", (batch, heads, past, size))
@@ -180,33 +176,31 @@ def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: st
 
 
 def _repeat_heads(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
-    """Repeat each head for the query heads that share it."""
-    batch, own, rows, size = net.shapes[x]
-    if own == heads:
+    """Append copies of each key or value head for the query heads that share it."""
+    batch, count, rows, size = net.shapes[x]
+    if count == heads:
         return x
     axes = net.add_constant(f"{name}.axes", np.array([2], np.int64))
-    shape = (batch, own, heads // own, rows, size)
-    x = net.add_node("Unsqueeze", f"{name}.unsqueeze", [x, axes], (batch, own, 1, rows, size))
-    x = net.add_node(
-        "Expand", f"{name}.expand", [x, net.add_constant(f"{name}.size", np.array(shape, np.int64))], shape
-    )
+    shape = (batch, count, heads // count, rows, size)
+    x = net.add_node("Unsqueeze", f"{name}.unsqueeze", [x, axes], (batch, count, 1, rows, size))
+    target = net.add_constant(f"{name}.size", np.array(shape, np.int64))
+    x = net.add_node("Expand", f"{name}.expand", [x, target], shape)
     return net.reshape(x, name, (batch, heads, rows, size))
 
 
 def _grouped_attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, mask: str) -> str:
-    """Append softmax(Q·Kᵀ / √d + mask)·V for each head, joined to (N, positions, features)."""
+    """Append softmax(Q·Kᵀ / √d + mask)·V for each head, joined to the shape (N, positions, features)."""
     batch, heads, rows, size = net.shapes[q]
     scores = net.matmul(q, net.transpose(k, f"{name}.keys", (0, 1, 3, 2)), f"{name}.scores")
     scale = net.add_constant(f"{name}.scale", np.float32(size**-0.5))
     scores = net.add(net.mul(scores, scale, f"{name}.scaled"), mask, f"{name}.masked")
     y = net.matmul(net.unary("Softmax", scores, f"{name}.softmax", axis=-1), v, f"{name}.values")
-    return net.reshape(
-        net.transpose(y, f"{name}.transpose", (0, 2, 1, 3)), f"{name}.joined", (batch, rows, heads * size)
-    )
+    y = net.transpose(y, f"{name}.transpose", (0, 2, 1, 3))
+    return net.reshape(y, f"{name}.joined", (batch, rows, heads * size))
 
 
 def _rms_norm(net: NetworkBuilder, x: str, name: str) -> str:
-    """Append x / √(mean of x² + ε), scaled."""
+    """Append RMS normalization: x / √(mean of x² + ε), multiplied by a weight per feature."""
     shape, axes = net.shapes[x], {"axes": [-1]}
     inputs = [net.add_node("Pow", f"{name}.square", [x, net.add_constant(f"{name}.two", np.float32(2))], shape)]
     if net.opset >= 18:
@@ -218,7 +212,7 @@ def _rms_norm(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def _swiglu(net: NetworkBuilder, x: str, name: str, features: int) -> str:
-    """Append SiLU(gate) · up, projected down."""
+    """Append the feed-forward network SwiGLU: the product of SiLU(gate) and another projection, projected back."""
     gate = linear(net, x, f"{name}.gate_proj", features, bias=False)
     gate = net.mul(gate, net.unary("Sigmoid", gate, f"{name}.sigmoid"), f"{name}.silu")
     y = net.mul(gate, linear(net, x, f"{name}.up_proj", features, bias=False), f"{name}.product")

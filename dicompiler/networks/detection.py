@@ -1,10 +1,8 @@
-"""YOLOv8n and YOLO11n (Ultralytics) as written by their exporter.
+"""YOLOv8n and YOLO11n (Ultralytics) as their exporter writes them, with normalizations folded into convolutions.
 
-Normalizations are folded into convolutions.
-
-The output is (N, 4 + classes, cells): boxes in pixels, then probabilities. Sources:
-`ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, `ultralytics/nn/modules/{conv,block,head}.py`.
-`model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters, 16 of them (DFL) fixed.
+The output has the shape (N, 4 + classes, cells): boxes in pixels, then the probabilities of the classes. Sources are
+`ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`. There,
+`model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters, of which 16 are fixed.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
 SILU_GAIN = 1.05
-"""Gain of convolutions before SiLU. It keeps half of the squares of large numbers, like ReLU, and less of small ones.
-"""
+"""Factor of the weights of convolutions before SiLU, so that the mean square of activations stays near 1."""
 FIRST_CONV_GAIN, LAST_CONV_GAIN = 10.0, 0.1
-"""Gains of the first and the last convolutions, so that activations in between are large."""
+"""Factors of the weights of the first and the last convolutions, so that activations between them are large."""
 BRANCH_GAIN = 0.3
-"""Gain of the last convolution of a residual branch."""
+"""Factor of the weights of the last convolution of a residual branch."""
 DISTANCE_BINS = 16
-"""Number of distances among which the head chooses for each side of a box."""
+"""Number of distances from which the head chooses for each side of a box."""
 
 Block = Callable[[NetworkBuilder, str, str, int], str]
 
@@ -64,7 +61,7 @@ def _narrow_bottleneck(net: NetworkBuilder, x: str, name: str, channels: int) ->
 
 
 def _c3k(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Append two bottlenecks in parallel to a convolution."""
+    """Append a C3k block: two bottlenecks in sequence, in parallel to a convolution."""
     hidden = max(1, channels // 2)
     y = _conv_silu(net, x, f"{name}.cv1", hidden)
     for number in (0, 1):
@@ -80,13 +77,13 @@ def _c2f(
     channels: int,
     block: Block = _plain_bottleneck,
     repeats: int = 1,
-    part: float = 0.5,
+    hidden_share: float = 0.5,
 ) -> str:
-    """Append a cross-stage partial block (C2f, C3k2).
+    """Append a cross-stage partial block (C2f, C3k2): half of the channels pass through `repeats` blocks.
 
-    Half of the channels pass through blocks, and each result is kept.
+    All intermediate results are concatenated. `hidden_share` is the number of these channels per output channel.
     """
-    hidden = scale_channels(channels, part)
+    hidden = scale_channels(channels, hidden_share)
     x = _conv_silu(net, x, f"{name}.cv1", 2 * hidden)
     pieces = net.split(x, f"{name}.split", (hidden, hidden))
     for number in range(repeats):
@@ -114,10 +111,7 @@ def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
 
 
 def _attention(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
-    """Append attention with keys half as long as values.
-
-    A depthwise convolution of the values encodes positions.
-    """
+    """Append attention with keys half as long as values; a depthwise convolution of the values encodes positions."""
     batch, channels, height, width = net.shapes[x]
     length, cells = channels // heads, height * width
     key = max(1, length // 2)
@@ -160,14 +154,14 @@ def yolov8n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
     """YOLO11n, with C3k2 blocks and attention (C2PSA), for images of 640 x 640: 2 616 248 parameters."""
 
-    def block(x: str, number: int, channels: int, kind: Block = _narrow_bottleneck, part: float = 0.5) -> str:
-        return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, part=part)
+    def block(x: str, number: int, channels: int, kind: Block = _narrow_bottleneck, hidden_share: float = 0.5) -> str:
+        return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, hidden_share=hidden_share)
 
     def down(x: str, number: int, channels: int) -> str:
         return _conv_silu(net, x, f"model.{number}", scale_channels(channels, width), 3, 2)
 
-    x = block(down(_stem(net, width), 1, 32), 2, 64, part=0.25)
-    p3 = block(down(x, 3, 64), 4, 128, part=0.25)
+    x = block(down(_stem(net, width), 1, 32), 2, 64, hidden_share=0.25)
+    p3 = block(down(x, 3, 64), 4, 128, hidden_share=0.25)
     p4 = block(down(p3, 5, 128), 6, 128, _c3k)
     x = _sppf(net, block(down(p4, 7, 256), 8, 256, _c3k), "model.9", scale_channels(256, width))
     p5 = _c2psa(net, x, "model.10", scale_channels(256, width))
@@ -179,9 +173,9 @@ def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 
 
 def _stem(net: NetworkBuilder, width: float) -> str:
-    """Append the first convolution.
+    """Append the first convolution, and check that each side of the image is a multiple of 32.
 
-    Sides must be multiples of 32, so that upsampled maps match the maps they are joined with.
+    Otherwise upsampled maps would not have the size of the maps with which they are concatenated.
     """
     if any(side % 32 for side in net.input_shape[2:]):
         raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
@@ -189,20 +183,20 @@ def _stem(net: NetworkBuilder, width: float) -> str:
 
 
 def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes: int, separable: bool) -> str:
-    """Append the head: distances to each side and class scores, for each cell of three maps."""
+    """Append the head: distances to the sides of a box, and class scores, for each cell of three maps."""
     box, score = 4 * DISTANCE_BINS, max(net.channels(maps[0]), min(classes, 100))
     levels = []
     for level, x in enumerate(maps):
         y = _conv_silu(net, _conv_silu(net, x, f"{name}.cv2.{level}.0", box, 3), f"{name}.cv2.{level}.1", box, 3)
         y = net.conv(y, f"{name}.cv2.{level}.2", box, 1, gain=LAST_CONV_GAIN)
-        z, own = x, f"{name}.cv3.{level}"
+        z, branch = x, f"{name}.cv3.{level}"
         for number in (0, 1):
             if separable:
-                z = _conv_silu(net, z, f"{own}.{number}.0", net.channels(z), 3, group=net.channels(z))
-            z = _conv_silu(
-                net, z, f"{own}.{number}.1" if separable else f"{own}.{number}", score, 1 if separable else 3
-            )
-        both = net.concat([y, net.conv(z, f"{own}.2", classes, 1, gain=LAST_CONV_GAIN)], f"{name}.concat.{level}")
+                z = _conv_silu(net, z, f"{branch}.{number}.0", net.channels(z), 3, group=net.channels(z))
+                z = _conv_silu(net, z, f"{branch}.{number}.1", score, 1)
+            else:
+                z = _conv_silu(net, z, f"{branch}.{number}", score, 3)
+        both = net.concat([y, net.conv(z, f"{branch}.2", classes, 1, gain=LAST_CONV_GAIN)], f"{name}.concat.{level}")
         batch, channels, height, width = net.shapes[both]
         levels.append(net.reshape(both, f"{name}.reshape.{level}", (batch, channels, height * width)))
     boxes, scores = net.split(net.concat(levels, f"{name}.concat", axis=2), f"{name}.split", (box, classes))
@@ -211,31 +205,32 @@ def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes
 
 
 def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -> str:
-    """Append the conversion of each cell's mean distances (DFL) to center and size of a box in pixels."""
+    """Append the conversion of the mean predicted distances of each cell to the center and size of a box in pixels."""
     batch, _, cells = net.shapes[x]
     x = net.reshape(x, f"{name}.dfl.reshape", (batch, 4, DISTANCE_BINS, cells))
     x = net.transpose(x, f"{name}.dfl.transpose", (0, 2, 1, 3))
     x = net.unary("Softmax", x, f"{name}.dfl.softmax", axis=1)
-    bins = net.add_constant(
-        f"{name}.dfl.conv.weight", np.arange(DISTANCE_BINS, dtype=np.float32).reshape(1, DISTANCE_BINS, 1, 1)
-    )
-    x = net.add_node("Conv", f"{name}.dfl.conv", [x, bins], (batch, 1, 4, cells), kernel_shape=(1, 1))
+    bins = np.arange(DISTANCE_BINS, dtype=np.float32).reshape(1, DISTANCE_BINS, 1, 1)
+    weight = net.add_constant(f"{name}.dfl.conv.weight", bins)
+    x = net.add_node("Conv", f"{name}.dfl.conv", [x, weight], (batch, 1, 4, cells), kernel_shape=(1, 1))
     x = net.reshape(x, f"{name}.dfl.sides", (batch, 4, cells))
     before, after = net.split(x, f"{name}.sides", (2, 2))
     points, strides = _anchor_points(net, maps)
     anchor = net.add_constant(f"{name}.anchors", points)
     low = net.add_node("Sub", f"{name}.low", [anchor, before], net.shapes[before])
     high = net.add(after, anchor, f"{name}.high")
-    middle = net.mul(
-        net.add(low, high, f"{name}.sum"), net.add_constant(f"{name}.half", np.float32(0.5)), f"{name}.centre"
-    )
+    corner_sum = net.add(low, high, f"{name}.sum")
+    middle = net.mul(corner_sum, net.add_constant(f"{name}.half", np.float32(0.5)), f"{name}.centre")
     extent = net.add_node("Sub", f"{name}.extent", [high, low], net.shapes[low])
     box = net.concat([middle, extent], f"{name}.box")
     return net.mul(box, net.add_constant(f"{name}.strides", strides), f"{name}.pixels")
 
 
 def _anchor_points(net: NetworkBuilder, maps: Sequence[str]) -> list[NDArray[np.float32]]:
-    """Return the centers of the cells (1, 2, cells), x before y, and their sides in pixels (1, 1, cells)."""
+    """Return the centers of all cells in cells, of shape (1, 2, cells), and the sides of their cells in pixels.
+
+    Of a center, x comes before y. The array of sides has the shape (1, 1, cells).
+    """
     points, strides = [], []
     for x in maps:
         height, width = net.shapes[x][2:]

@@ -1,7 +1,7 @@
 """The four reference networks of MLPerf Tiny (Banbury et al. 2021) for microcontrollers.
 
-The output is probabilities, or the autoencoder's reconstruction. Convolutions have a bias in addition to the
-normalization that follows, and TensorFlow's "same" pads.
+The output are probabilities, or the reconstruction by the autoencoder. Convolutions have a bias although a
+normalization follows, and TensorFlow's "same" pads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dicompiler.networks.residual import BRANCH_GAIN, SHORTCUT_GAIN
 
 
 def _same_pads(net: NetworkBuilder, x: str, kernel: IntOrPair, stride: IntOrPair) -> tuple[int, int, int, int]:
-    """Return TensorFlow's pads (top, left, bottom, right); an odd one is at the end."""
+    """Return TensorFlow's "same" pads (top, left, bottom, right). If their sum is odd, the larger pad is at the end."""
     axes = zip(net.shapes[x][2:], to_pair(kernel), to_pair(stride), strict=True)
     totals = [max((-(-extent // step) - 1) * step + size - extent, 0) for extent, size, step in axes]
     top, left = (total // 2 for total in totals)
@@ -59,10 +59,7 @@ def person_detection(net: NetworkBuilder, classes: int = 2, width: float = 0.25)
 
 
 def resnet8(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Image classification: three residual stages of 16, 32 and 64 channels.
-
-    The input is color images of 32 x 32 (CIFAR-10).
-    """
+    """Image classification: three residual stages of 16, 32 and 64 channels, for color images of 32 x 32 (CIFAR-10)."""
     x = net.relu(_conv_norm(net, "input", "conv1", scale_channels(16, width), 3), "relu1")
     for stage in (1, 2, 3):
         name, channels, stride = f"stage{stage}", scale_channels(16 * 2 ** (stage - 1), width), 1 if stage == 1 else 2
@@ -88,7 +85,7 @@ def ds_cnn(net: NetworkBuilder, classes: int = 12, width: float = 1.0) -> str:
 
 
 def autoencoder(net: NetworkBuilder, width: float = 1.0) -> str:
-    """Anomaly detection: fully connected, with a bottleneck of 8, on five frames of 128 mel bands."""
+    """Anomaly detection: fully connected, with 8 features in the middle, for five time frames of 128 mel bands."""
     x = "input"
     for number in range(1, 10):
         x = net.gemm(x, f"fc{number}", 8 if number == 5 else scale_channels(128, width))

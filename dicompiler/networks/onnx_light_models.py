@@ -1,6 +1,6 @@
-"""The nine CNNs of the onnx package, with random weights in place of their constant 0.02.
+"""The nine CNNs in the onnx package, with random weights instead of weights that are all 0.02.
 
-The models have the form of a model zoo: IR version 3, opset 9, initializers that are also inputs.
+Like models of early model zoos, they have IR version 3, opset 9, and initializers that are also inputs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 from dicompiler.networks.weights import Role, make_weight
 
-LIGHT_NAMES = (
-    "alexnet",
-    "densenet121",
-    "inception_v1",
-    "inception_v2",
-    "resnet50",
-    "shufflenet",
-    "squeezenet",
-    "vgg19",
-    "zfnet512",
+LIGHT_NAMES = tuple(
+    "alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet squeezenet vgg19 zfnet512".split()
 )
 _FILE_STEMS = {"alexnet": "bvlc_alexnet"}
 _ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
@@ -39,17 +31,18 @@ _ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
     ("Mul", 1): "scale",
     ("Add", 1): "shift",
 }
-#: Operators through which a weight reaches the operator that uses it.
+#: Operators that may be between a weight and the operator that uses the weight.
 _RESHAPING_OPERATORS = ("Unsqueeze", "Reshape")
-#: Scale of the weights before these operators: gamma at the end of a residual branch, so that activations
-#: keep their size at any depth; the last layer, so that Softmax is far from one-hot.
+#: Factor of weights, by their role and the operator that reads their node's output. The scale at the end of a residual
+#: branch is small so that activations keep their size at any depth, and the last layer so that no class has all of the
+#: probability.
 _GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 
 
 def build_light(name: str, seed: int = 0) -> onnx.ModelProto:
-    """Return one of LIGHT_NAMES with seeded weights.
+    """Return one of the networks LIGHT_NAMES with seeded weights.
 
-    Everything else, including unnamed nodes, is as in the onnx package.
+    Everything else is as in the onnx package, including nodes without names.
 
     Args:
         name: One of LIGHT_NAMES.
@@ -60,7 +53,7 @@ def build_light(name: str, seed: int = 0) -> onnx.ModelProto:
 
     Raises:
         UsageError: The name is unknown.
-        DicompilerError: The installed onnx does not contain the model.
+        DicompilerError: The installed onnx package does not contain the model.
     """
     if name not in LIGHT_NAMES:
         raise UsageError(f"unknown light network {name!r}{did_you_mean(name, LIGHT_NAMES)}")
@@ -93,7 +86,7 @@ def _load_light(name: str) -> onnx.ModelProto:
 
 
 def _weight_uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeProto]]:
-    """Yield (weight, its role, the node that uses it), seen through reshapes."""
+    """Yield each weight, its role, such as "filter", and the node that uses it directly or through a reshape."""
     source: dict[str, str] = {}
     for node in graph.node:
         if node.op_type in _RESHAPING_OPERATORS:
@@ -118,9 +111,9 @@ def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
 
 
 def _replace_weights(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
-    """Make `weights` initializers and inputs, and remove the nodes that filled them.
+    """Add `weights` as initializers and, as IR version 3 requires, as inputs, and remove the nodes that computed them.
 
-    IR version 3 requires the inputs.
+    `sources` are the inputs of the removed nodes, which are removed too.
     """
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
     inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]

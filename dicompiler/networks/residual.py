@@ -1,6 +1,6 @@
 """Networks with branches that join again: ResNet, DenseNet, MobileNetV2, and two small ones for tests.
 
-Each function appends a network to a builder, and returns the name of its output tensor (logits).
+Each function appends a network to a builder, and returns the name of its output tensor, which contains the logits.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
-#: Gamma at the end of a residual branch, and of the shortcut's convolution if there is one. Their squares sum to 1, so
-#: activations stay near 1 at any depth.
+#: Scale at the end of a residual branch, and after the convolution of its shortcut, if there is one. The sum of their
+#: squares is about 1, so that activations keep their size at any depth.
 BRANCH_GAIN, SHORTCUT_GAIN = 0.3, 0.95
 
 
@@ -35,10 +35,7 @@ RESNET_BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
 def _residual_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int, expansion: int) -> str:
-    """Append a ResNet block: basic (expansion 1) or bottleneck (4).
-
-    The 3 x 3 convolution has the stride.
-    """
+    """Append a ResNet block: a basic block (expansion 1) or a bottleneck (expansion 4)."""
     steps = ((3, stride, 1), (3, 1, 1)) if expansion == 1 else ((1, 1, 1), (3, stride, 1), (1, 1, expansion))
     y = x
     for number, (kernel, step, times) in enumerate(steps, 1):
@@ -48,9 +45,8 @@ def _residual_block(net: NetworkBuilder, x: str, name: str, channels: int, strid
         if not last:
             y = net.relu(y, f"{name}.relu{number}")
     if stride != 1 or net.channels(x) != channels * expansion:
-        x = _conv_norm(
-            net, x, f"{name}.downsample.0", f"{name}.downsample.1", channels * expansion, 1, stride, gain=SHORTCUT_GAIN
-        )
+        conv, norm = f"{name}.downsample.0", f"{name}.downsample.1"
+        x = _conv_norm(net, x, conv, norm, channels * expansion, 1, stride, gain=SHORTCUT_GAIN)
     return net.relu(net.add(y, x, f"{name}.add"), f"{name}.relu")
 
 
@@ -90,12 +86,12 @@ def densenet(net: NetworkBuilder, depth: int, classes: int = 1000, width: float 
 
 
 def _round_to_multiple_of_8(channels: float) -> int:
-    """Return the nearest multiple of 8, at least 8 and at least 0.9 times `channels` (MobileNet's rule)."""
+    """Return the nearest multiple of 8 that is at least 8 and at least 0.9 times `channels` (MobileNet's rule)."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
 
 
-#: Sandler et al. 2018, table 2: (expansion t, channels c, repeats n, stride s).
+#: Stages of MobileNetV2 (Sandler et al. 2018, table 2): (expansion t, channels c, repeats n, stride s).
 MOBILENET_V2 = (
     *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
     *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
@@ -103,9 +99,9 @@ MOBILENET_V2 = (
 
 
 def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
-    """Append MobileNetV2's block: widen, depthwise, narrow without activation.
+    """Append MobileNetV2's block: more channels, a depthwise convolution, and fewer channels without activation.
 
-    It is added to its input if the shape is kept.
+    The result is added to the block's input if it has the same shape.
     """
     hidden, y = net.channels(x) * expansion, x
     joined = stride == 1 and net.channels(x) == channels
@@ -125,22 +121,19 @@ def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -
     number = 1
     for expansion, channels, count, stride in MOBILENET_V2:
         for repeat in range(count):
-            step = stride if repeat == 0 else 1
-            x = _inverted_residual(
-                net, x, f"features.{number}", expansion, _round_to_multiple_of_8(channels * width), step
-            )
+            step, rounded = stride if repeat == 0 else 1, _round_to_multiple_of_8(channels * width)
+            x = _inverted_residual(net, x, f"features.{number}", expansion, rounded, step)
             number += 1
-    x = _conv_norm(
-        net, x, f"features.{number}", f"features.{number}.bn", _round_to_multiple_of_8(1280 * max(1.0, width)), 1
-    )
+    channels = _round_to_multiple_of_8(1280 * max(1.0, width))
+    x = _conv_norm(net, x, f"features.{number}", f"features.{number}.bn", channels, 1)
     return _head(net, net.clip(x, f"features.{number}.relu6", 0, 6), "classifier", classes)
 
 
 def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
     """Small network with typical elements of large networks, and a few thousand parameters.
 
-    It has a residual, a concatenation of two branches, a depthwise convolution, batch normalization, both kinds of
-    pooling, and a fully connected layer.
+    It has a residual connection, a concatenation of two branches, a depthwise convolution, batch normalization, max and
+    average pooling, and a fully connected layer.
     """
     base = scale_channels(8, width)
     x = net.relu(_conv_norm(net, "input", "stem", "stem.bn", base, 3), "stem.relu")

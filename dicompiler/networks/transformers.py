@@ -1,7 +1,7 @@
-"""Transformers as written by PyTorch's exporter: BERT, ViT, Whisper's encoder, SegFormer.
+"""Transformers as PyTorch's exporter writes them: BERT, ViT, Whisper's encoder, SegFormer.
 
-Sequences are (N, positions, features). The numbers of parameters equal those of Hugging Face's and timm's models
-(`sum(p.numel() for p in parameters())`).
+Sequences have the shape (N, positions, features). The numbers of parameters equal those of Hugging Face's and timm's
+models (`sum(p.numel() for p in parameters())`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
 BRANCH_GAIN = 0.3
-"""Gain of the last projection of a residual branch, which keeps the size of activations at any depth."""
+"""Factor of the weights at the end of a residual branch, so that activations keep their size at any depth."""
 
 
 def _layer_norm(net: NetworkBuilder, x: str, name: str, epsilon: float = 1e-6) -> str:
-    """Append a LayerNormalization over the features.
-
-    UsageError below opset 17, which does not have it.
-    """
+    """Append a LayerNormalization over the features, which needs opset 17 or later."""
     if net.opset < 17:
         raise UsageError(f"network {net.name!r}: opset {net.opset} has no LayerNormalization: use 17 or later")
     size = (net.shapes[x][-1],)
@@ -31,7 +28,7 @@ def _layer_norm(net: NetworkBuilder, x: str, name: str, epsilon: float = 1e-6) -
 
 
 def linear(net: NetworkBuilder, x: str, name: str, features: int, gain: float = 0.7, bias: bool = True) -> str:
-    """Append MatMul by a weight (features before, features after), and Add."""
+    """Append a linear layer: a MatMul by a weight of shape (input features, `features`), and an Add of a bias."""
     length = net.shapes[x][-1]
     weight = net.add_weight(f"{name}.weight", (length, features), "filter", length, gain)
     x = net.matmul(x, weight, f"{name}.matmul")
@@ -43,26 +40,24 @@ def _scalar(net: NetworkBuilder, op: str, x: str, name: str, value: float) -> st
 
 
 def _gelu(net: NetworkBuilder, x: str, name: str) -> str:
-    """Append x · (1 + erf(x / √2)) / 2 in the exporter's five nodes."""
+    """Append x · (1 + erf(x / √2)) / 2 as the five nodes that the exporter writes."""
     y = net.unary("Erf", _scalar(net, "Div", x, f"{name}.div", math.sqrt(2)), f"{name}.erf")
     y = net.mul(x, _scalar(net, "Add", y, f"{name}.add", 1.0), f"{name}.mul")
     return _scalar(net, "Mul", y, name, 0.5)
 
 
 def split_heads(net: NetworkBuilder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
-    """Append (N, positions, features) ⇒ (N, heads, positions, features of a head), or another permutation."""
+    """Append (N, positions, features) ⇒ (N, positions, heads, features of a head), with axes permuted by `perm`."""
     batch, positions, features = net.shapes[x]
-    return net.transpose(
-        net.reshape(x, f"{name}.reshape", (batch, positions, heads, features // heads)), f"{name}.transpose", perm
-    )
+    x = net.reshape(x, f"{name}.reshape", (batch, positions, heads, features // heads))
+    return net.transpose(x, f"{name}.transpose", perm)
 
 
 def _attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, heads: int, mask: str = "") -> str:
-    """Append softmax(Q·Kᵀ / √d + mask)·V for each head, joined to (N, positions, features)."""
+    """Append softmax(Q·Kᵀ / √d + mask)·V for each head, joined to the shape (N, positions, features)."""
     batch, positions, features = net.shapes[q]
-    scores = net.matmul(
-        split_heads(net, q, f"{name}.q", heads), split_heads(net, k, f"{name}.k", heads, (0, 2, 3, 1)), name
-    )
+    q, k = split_heads(net, q, f"{name}.q", heads), split_heads(net, k, f"{name}.k", heads, (0, 2, 3, 1))
+    scores = net.matmul(q, k, name)
     scores = _scalar(net, "Div", scores, f"{name}.scaled", math.sqrt(features // heads))
     if mask:
         scores = net.add(scores, mask, f"{name}.masked")
@@ -87,10 +82,8 @@ def bert_base(
 ) -> str:
     """BERT base, uncased (Devlin et al. 2019): 108 891 648 parameters.
 
-    The output is the last hidden states.
-
-    With `classes`, the output is their logits from the pooled first token (109 483 778 parameters with two classes, as
-    in `BertForSequenceClassification`).
+    The output are the last hidden states. If `classes` is not 0, it is their logits, computed from the first token.
+    With two classes there are 109 483 778 parameters, as in `BertForSequenceClassification`.
     """
     heads, hidden = 12, 12 * scale_channels(64, width)
     shape = (*net.input_shape, hidden)
@@ -101,8 +94,8 @@ def bert_base(
     positions = net.add_constant("position_ids", np.arange(net.input_shape[1], dtype=np.int64)[None])
     for tensor, (kind, rows) in tables.items():
         table = net.add_weight(f"embeddings.{kind}.weight", (rows, hidden), "bias")
-        own = (1, *shape[1:]) if not tensor else shape
-        y = net.add_node("Gather", f"embeddings.{kind}", [table, tensor or positions], own, axis=0)
+        y_shape = shape if tensor else (1, *shape[1:])
+        y = net.add_node("Gather", f"embeddings.{kind}", [table, tensor or positions], y_shape, axis=0)
         x = net.add(x, y, f"embeddings.{kind}.add") if x else y
     x = _layer_norm(net, x, "embeddings.norm", 1e-12)
     mask = _attention_mask(net)
@@ -120,9 +113,9 @@ def bert_base(
 
 
 def _attention_mask(net: NetworkBuilder) -> str:
-    """Append the mask that is added to scores: 0, or a very low number.
+    """Append the mask that is added to scores: 0 for a token, or a very low number for padding.
 
-    attention_mask is 1 for tokens and 0 for padding.
+    The input attention_mask is 1 for a token and 0 for padding.
     """
     batch, length = net.input_shape
     axes = net.add_constant("mask.axes", np.array([1, 2], np.int64))
@@ -163,7 +156,7 @@ def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> st
 def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.0) -> str:
     """Whisper tiny's encoder (Radford et al. 2022) on 80 mel bands x 3000 frames: 8 208 384 parameters.
 
-    They include 576 000 fixed positions (sinusoids in the original, random here).
+    These include 576 000 for positions, which are sinusoids in the original and random numbers in this network.
     """
     heads, hidden = 6, 6 * scale_channels(64, width)
     x = _gelu(net, net.conv1d("input", "conv1", hidden, 3, 1, 1), "conv1.gelu")
@@ -188,7 +181,7 @@ SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1,
 def segformer_b0(net: NetworkBuilder, classes: int = 150, width: float = 1.0) -> str:
     """SegFormer-B0 (Xie et al. 2021) for the 150 classes of ADE20K: 3 752 694 trained parameters.
 
-    Logits have a quarter of the image's sides.
+    The map of logits has a quarter of the image's height and width.
     """
     if any(side % 32 for side in net.input_shape[2:]):
         raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
@@ -205,7 +198,7 @@ def segformer_b0(net: NetworkBuilder, classes: int = 150, width: float = 1.0) ->
 
 
 def _image_to_sequence(net: NetworkBuilder, x: str, name: str) -> str:
-    """Append (N, C, H, W) ⇒ (N, H·W, C)."""
+    """Append the conversion of an image to a sequence of pixels: (N, C, H, W) ⇒ (N, H·W, C)."""
     batch, channels, height, width = net.shapes[x]
     return net.transpose(net.reshape(x, f"{name}.reshape", (batch, channels, height * width)), name, (0, 2, 1))
 
@@ -220,25 +213,23 @@ def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: 
     """Append attention to a smaller image, and a feed-forward network with a depthwise convolution."""
     hidden = net.shapes[x][2]
     y = _layer_norm(net, x, f"{name}.norm1", 1e-5)
-    few = y
+    reduced = y
     if reduction > 1:
-        few = net.conv(
-            _sequence_to_image(net, y, f"{name}.sr.image", image), f"{name}.sr", hidden, reduction, reduction, pads=0
-        )
-        few = _layer_norm(net, _image_to_sequence(net, few, f"{name}.sr.flat"), f"{name}.sr.norm", 1e-5)
-    q, k, v = (linear(net, t, f"{name}.{kind}", hidden) for kind, t in zip("qkv", (y, few, few), strict=True))
+        reduced = _sequence_to_image(net, y, f"{name}.sr.image", image)
+        reduced = net.conv(reduced, f"{name}.sr", hidden, reduction, reduction, pads=0)
+        reduced = _layer_norm(net, _image_to_sequence(net, reduced, f"{name}.sr.flat"), f"{name}.sr.norm", 1e-5)
+    q, k, v = (linear(net, t, f"{name}.{kind}", hidden) for kind, t in zip("qkv", (y, reduced, reduced), strict=True))
     y = linear(net, _attention(net, q, k, v, f"{name}.attn", heads), f"{name}.proj", hidden, BRANCH_GAIN)
     x = net.add(y, x, f"{name}.add1")
     y = linear(net, _layer_norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", 4 * hidden)
-    y = net.conv(
-        _sequence_to_image(net, y, f"{name}.dw.image", image), f"{name}.dwconv", 4 * hidden, 3, group=4 * hidden
-    )
+    y = _sequence_to_image(net, y, f"{name}.dw.image", image)
+    y = net.conv(y, f"{name}.dwconv", 4 * hidden, 3, group=4 * hidden)
     y = _gelu(net, _image_to_sequence(net, y, f"{name}.dw.flat"), f"{name}.gelu")
     return net.add(linear(net, y, f"{name}.fc2", hidden, BRANCH_GAIN), x, f"{name}.add2")
 
 
 def _segformer_head(net: NetworkBuilder, maps: list[str], classes: int, hidden: int) -> str:
-    """Append the head: maps are scaled to the size of the first one, joined, mixed and classified."""
+    """Append the head: maps are enlarged to the size of the first map, concatenated, mixed and classified."""
     height = net.shapes[maps[0]][2]
     pieces = []
     for number, x in enumerate(maps):

@@ -1,6 +1,6 @@
-"""Seeded weights: each tensor has its own random generator, made from the seed and the tensor's name.
+"""Seeded weights. Each tensor has a random generator that depends on the seed and the tensor's name.
 
-Adding a layer to a network therefore does not change other weights.
+A layer that is added to a network therefore does not change the weights of other layers.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from numpy.typing import NDArray
 from dicompiler.base.rng import named_generator
 
 Role = Literal["filter", "bias", "scale", "shift", "mean", "variance"]
-#: Roles that training frameworks do not count as parameters: running statistics of a BatchNormalization.
+#: Roles of the running statistics of a BatchNormalization, which training frameworks do not count as parameters.
 STATISTIC_ROLES: frozenset[Role] = frozenset({"mean", "variance"})
 
 
 def make_weight(
     seed: int, name: str, shape: tuple[int, ...], role: Role, fan_in: int = 1, gain: float = 1.0
 ) -> NDArray[np.float32]:
-    """Return a float32 tensor that resembles a trained one.
+    """Return a float32 tensor that resembles a trained tensor with this role.
 
-    Args:
-        seed: Seed of the network.
-        name: Name of the tensor.
-        shape: Shape of the tensor.
-        role: `filter`: normal with variance 2 * gain² / fan_in (He et al. 2015, eq. 10); `bias`, `shift`, `mean`:
-            normal with deviation 0.1; `scale`: gain times uniform in 0.8…1.2; `variance`: uniform in 0.7…1.3.
-        fan_in: Number of products that are summed for one output element.
-        gain: Scale of filters and scales.
-
-    Returns:
-        The tensor.
+    `filter` is normal with variance 2 · gain² / fan_in (He et al. 2015, eq. 10), where `fan_in` is the number of
+    products that are summed for one output element. `scale` is uniform in 0.8 to 1.2, multiplied by `gain`. `variance`
+    is uniform in 0.7 to 1.3. `bias`, `shift` and `mean` are normal with deviation 0.1.
     """
     random = named_generator(seed, name)
     if role == "filter":

@@ -156,7 +156,7 @@ def _attention_cost(
 
 
 def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of Attention or MultiHeadAttention, whose keys can be packed with values and queries."""
+    """Return the cost of Attention or MultiHeadAttention. Their keys can be packed with values and queries."""
     query, key = needs[0], needs[1] if operation.has_input(1) else needs[0]
     return _attention_cost(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 

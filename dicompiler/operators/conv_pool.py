@@ -1,4 +1,4 @@
-"""Rules of convolutions and pools, whose windows slide over the spatial axes: a tile of the output reads a halo.
+"""Rules of convolutions and pools. Windows slide over their spatial axes, so a tile of the output reads a halo.
 
 Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that is the
 whole tensor therefore equals the original node. The windows of a ConvTranspose slide over its output: a tile reads the

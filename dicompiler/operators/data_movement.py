@@ -15,7 +15,7 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Element types of tables whose rows can be on different devices. A device without a row adds 0 to the result."""
+"""Element types of tables that can have rows on different devices. A device without a row adds 0 to the result."""
 
 
 def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range, range]]:

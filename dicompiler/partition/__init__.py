@@ -2,8 +2,8 @@
 
     LayerGraph + Plan --plan_validation--> a valid plan
     Layer + Part      --bounds_inference--> Task: a Piece for each node, and the regions that it needs
-    tasks             --routing--> Routing: live tasks, and the boxes that they exchange
-    Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a step
+    tasks             --routing--> Routing: tasks with results that are read, and the boxes that they exchange
+    Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a position in time
     PlacedGraph       --onnx_writer--> placed Model
     placed Model      --segmentation--> Program
 

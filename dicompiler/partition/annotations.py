@@ -1,6 +1,6 @@
-"""Metadata of placed models: device, lane, part and region of each node; sources and sinks.
+"""Metadata of placed models: device, lane, part and region of each node, and the sources and sinks of the model.
 
-Only this module reads and writes them.
+Only this module reads and writes the metadata.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import onnx
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.tasks import TaskId
 
-DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY = (
-    "dicompiler.device",
-    "dicompiler.lane",
-    "dicompiler.region",
-    "dicompiler.origin",
-)
-PART_KEY = "dicompiler.part"  # "layer/index" of a node's part
+DEVICE_KEY, LANE_KEY = "dicompiler.device", "dicompiler.lane"
+REGION_KEY, ORIGIN_KEY = "dicompiler.region", "dicompiler.origin"
+PART_KEY = "dicompiler.part"
+"""Key of the part of a node, as "LAYER/INDEX"."""
 SOURCE_KEY, SINKS_KEY = "dicompiler.source", "dicompiler.sinks"
 _KEYS = {DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY, PART_KEY, SOURCE_KEY, SINKS_KEY}
 
@@ -29,11 +26,11 @@ class NodeAnnotation(NamedTuple):
     """Metadata of a node.
 
     Attributes:
-        device: Device on which it runs.
-        origin: The model's node or the tensor for which it was made.
-        region: Region that it computes, as text; '' in layers that stay whole.
-        part: Part to which it belongs; None if it belongs to no part.
-        lane: Lane of the device.
+        device: Device that runs the node.
+        origin: Name of the model's node or tensor for which the node was added.
+        region: Region that the node computes, as text; "" in a layer that stays whole.
+        part: Layer and index of the part to which the node belongs; None if it belongs to no part.
+        lane: Number of the device's lane.
     """
 
     device: str
@@ -44,7 +41,6 @@ class NodeAnnotation(NamedTuple):
 
 
 def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
-    """Add an annotation to a node's metadata."""
     device, origin, region, part, lane = annotation
     optional = {REGION_KEY: region, PART_KEY: part and "{}/{}".format(*part), LANE_KEY: lane and str(lane)}
     for key, value in {DEVICE_KEY: device, ORIGIN_KEY: origin, **{k: v for k, v in optional.items() if v}}.items():
@@ -52,32 +48,21 @@ def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
 
 
 def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
-    """Return the annotation of a node.
-
-    Args:
-        node: A node of a placed model.
-
-    Returns:
-        The annotation.
-
-    Raises:
-        KeyError: The node has no device.
-    """
+    """Return the annotation of a node of a placed model; KeyError if the node has no device."""
     texts = {entry.key: entry.value for entry in node.metadata_props}
     lane = int(texts.get(LANE_KEY, "0"))
-    return NodeAnnotation(
-        texts[DEVICE_KEY], texts.get(ORIGIN_KEY, ""), texts.get(REGION_KEY, ""), read_part(node), lane
-    )
+    origin, region = texts.get(ORIGIN_KEY, ""), texts.get(REGION_KEY, "")
+    return NodeAnnotation(texts[DEVICE_KEY], origin, region, read_part(node), lane)
 
 
 def read_part(node: onnx.NodeProto) -> TaskId | None:
-    """Return the part to which a node belongs.
+    """Return the part of a layer (its share on one device) to which a node belongs.
 
     Args:
         node: A node.
 
     Returns:
-        Layer name and index of the part; None if it belongs to no part, or has no device.
+        Layer name, and index of the part in the layer's list of parts. None if the node belongs to no part.
     """
     text = next((entry.value for entry in node.metadata_props if entry.key == PART_KEY), "")
     layer, slash, index = text.rpartition("/")
@@ -85,13 +70,13 @@ def read_part(node: onnx.NodeProto) -> TaskId | None:
 
 
 def remove_annotations(model: Model) -> Model:
-    """Return a model without annotations that shares its weights.
+    """Return a copy of a placed model without the metadata that the partition pass adds. The copy shares its weights.
 
     Args:
         model: A placed model.
 
     Returns:
-        The new model.
+        The copy.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -103,15 +88,15 @@ def remove_annotations(model: Model) -> Model:
 
 
 def write_source_and_sinks(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
-    """Store the sources, and the outputs that are copies for further sinks, in a model's metadata.
+    """Store the source devices, and the outputs that are copies for further sinks, in a model's metadata.
 
-    `copies` maps each copy to the original output.
+    `copies` gives the original output of each copy.
     """
     for key, value in ((SOURCE_KEY, json.dumps(source)), (SINKS_KEY, json.dumps(copies, sort_keys=True))):
         model.metadata_props.add(key=key, value=value)
 
 
 def read_source_and_sinks(model: onnx.ModelProto) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the sources and the copies as `write_source_and_sinks` takes them."""
+    """Return the source devices, and the original output of each output that is a copy for another sink."""
     texts = {entry.key: entry.value for entry in model.metadata_props}
     return tuple(json.loads(texts[SOURCE_KEY])), json.loads(texts[SINKS_KEY])

@@ -1,9 +1,7 @@
-"""Bounds inference: the backward walk from the region of a part to the regions that it needs.
+"""Bounds inference: from the region that a part of a layer computes, backwards to the regions that it needs.
 
-    LayerGraph + Layer + LayerShare ⇒ ShareTask: a Piece for each node, and the region needed of each input tensor
-    LayerGraph + Layer + Parts      ⇒ Tasks, which also have devices
-
-The needed region of a tensor is the bounding box of the regions that nodes read. This gives halos through any DAG.
+If several nodes read a tensor, its needed region is the bounding box of the regions that they read. Halos of graphs
+with branches follow from this rule.
 """
 
 from __future__ import annotations
@@ -19,20 +17,14 @@ from dicompiler.ir.tasks import ShareTask, Task, TaskKind, TaskNode, TensorKey
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
-    """Return one task per part of a layer; parts without `reduce` merge the partial sums of the others.
+    """Return one task per part of a layer, in the order of the parts of a valid plan.
 
-    Args:
-        layers: The layers.
-        layer: The layer.
-        parts: Its parts in a valid plan (see `plan_validation.check_plan`).
-
-    Returns:
-        Tasks, in the order of the parts.
+    If some parts compute partial sums, the parts without `reduce` add them up.
     """
-    ranges = len({part.reduce for part in parts} - {None})
+    range_count = len({part.reduce for part in parts} - {None})
     tasks = []
     for i, part in enumerate(parts):
-        share = LayerShare(part.region, part.reduce, ranges if part.reduce is None else 0)
+        share = LayerShare(part.region, part.reduce, range_count if part.reduce is None else 0)
         task = make_share_task(layers, layer, share)
         share_fields = (task.layer, task.kind, task.nodes, task.outputs, task.needs, task.state_needs)
         tasks.append(Task(*share_fields, i, part.device, part.lane))
@@ -43,7 +35,7 @@ def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
     """Return the static shape of a layer's output, which a plan divides.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: A layer that can be divided.
 
     Returns:
@@ -55,36 +47,36 @@ def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
 
 
 def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
-    """Return the region that is computed if `region` is requested.
+    """Return the region that a layer computes if `region` is requested; it contains the requested region.
 
-    It contains the requested region, and is aligned by the anchor's rule.
+    The rule of the layer's anchor (its main operator) extends the region, for example to whole groups of channels.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: A layer that can be divided.
-        region: Requested region of its output.
+        region: Requested region of the layer's output.
 
     Returns:
-        The aligned region.
+        The computed region.
     """
     return layers.make_piece(layer.nodes[layer.anchor], region, None).out
 
 
 @memoized
 def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the length of the axis that LIP cuts in a layer.
+    """Return the length of the axis over which partial sums of a layer can be divided (LIP).
 
     Quantized layers have none, because partial sums of rounded numbers would give other results.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
 
     Returns:
         Number of elements; None if the layer has no such axis.
     """
     node = layer.nodes[layer.anchor]
-    if layer.anchor > 0:  # Nodes before the anchor dequantize its inputs.
+    if layer.anchor > 0:  # The layer is quantized: nodes before the anchor dequantize its inputs.
         return None
     measure = layers.rule_of(node).reduction_length
     return None if layer.whole_reason or measure is None else measure(layers.operation_of(node))
@@ -92,12 +84,12 @@ def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
 
 @memoized
 def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
-    """Return the axes of a layer's output that a plan may cut.
+    """Return the axes of a layer's output along which a plan may divide it.
 
-    These are the axes that the rule does not extend to their full length if one element is requested.
+    All other axes stay whole: even if one element is requested, the operator's rule computes the full axis.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
 
     Returns:
@@ -106,18 +98,18 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     if layer.whole_reason:
         return ()
     whole = full_region(output_shape(layers, layer))
-    longer = (axis for axis, (_, extent) in enumerate(whole) if extent > 1)
-    return tuple([a for a in longer if align_region(layers, layer, with_interval(whole, a, (0, 1)))[a] != whole[a]])
+    axes = (axis for axis, (_, extent) in enumerate(whole) if extent > 1)
+    return tuple([a for a in axes if align_region(layers, layer, with_interval(whole, a, (0, 1)))[a] != whole[a]])
 
 
 @memoized
 def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    """Return the task of a share; the layer's rule must allow it.
+    """Return the task (nodes, and the regions that they compute and need) of a share of a layer.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
-        share: Region and reduction range.
+        share: Region of the layer's output, and range of the reduction axis.
 
     Returns:
         The task.
@@ -126,20 +118,19 @@ def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> Shar
 
 
 def _make_whole_task(layers: LayerGraph, layer: Layer) -> ShareTask:
-    works = tuple(TaskNode(node, None) for node in layer.nodes)
     shapes = {name: layers.tensors[name].shape for name in (*layer.outputs, *layer.inputs)}
     regions = {name: None if shape is None else full_region(shape) for name, shape in shapes.items()}
     outputs = {TensorKey(name): regions[name] for name in layer.outputs}
     needs = {TensorKey(name): region for name in layer.inputs if (region := regions[name]) is not None}
-    read = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
-    kept = {TensorKey(name): full_region(layers.tensors[name].shape or ()) for name in read}
-    return ShareTask(layer.name, "plain", works, outputs, needs, kept)
+    states = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
+    state_needs = {TensorKey(name): full_region(layers.tensors[name].shape or ()) for name in states}
+    nodes = tuple(TaskNode(node, None) for node in layer.nodes)
+    return ShareTask(layer.name, "plain", nodes, outputs, needs, state_needs)
 
 
 def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    region = align_region(
-        layers, layer, share.region if share.region is not None else full_region(output_shape(layers, layer))
-    )
+    requested = full_region(output_shape(layers, layer)) if share.region is None else share.region
+    region = align_region(layers, layer, requested)
     anchor = layer.nodes[layer.anchor]
     nodes: tuple[Node, ...] = layer.nodes
     kind: TaskKind = "plain"
@@ -149,26 +140,29 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         key = TensorKey(target, share.reduce)
     elif share.merge_count:
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
-    works, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
+    task_nodes, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        del demands[layers.cut_output(anchor)]  # Routing adds the reads of partial sums, range by range.
-    kept = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
+        del demands[layers.cut_output(anchor)]  # Routing decides which partial sums the task reads.
+    state_needs = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}
-    return ShareTask(layer.name, kind, works, {key: region}, needs, kept)
+    return ShareTask(layer.name, kind, task_nodes, {key: region}, needs, state_needs)
 
 
 def _infer_bounds(
     layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
 ) -> tuple[tuple[TaskNode, ...], dict[str, Region]]:
-    """Return a piece for each node, and the region needed of each input tensor."""
+    """Return the nodes with the pieces that they compute, and the region that they need of each input tensor.
+
+    `target` is the tensor of which `region` is computed, as a partial sum over the range `reduce` if it is not None.
+    """
     demands: dict[str, Region] = {target: region}
-    works: list[TaskNode] = []
+    task_nodes: list[TaskNode] = []
     for node in reversed(nodes):
         demand = demands.pop(layers.cut_output(node), None)
-        if demand is None:  # No node of the task reads this output.
+        if demand is None:  # No node of the task reads the output of `node`.
             continue
         piece = layers.make_piece(node, demand, reduce)
-        works.append(TaskNode(node, piece))
+        task_nodes.append(TaskNode(node, piece))
         for name, need in zip(node.inputs, piece.needs, strict=True):
             if name and need is not None and not layers.tensors[name].is_constant:
                 bound = bounding_region((demands.get(name), need))
@@ -176,4 +170,4 @@ def _infer_bounds(
                 demands[name] = bound
     order = dict.fromkeys(name for node in nodes for name in node.inputs if name in demands)
     order.update(dict.fromkeys(demands))
-    return tuple(reversed(works)), {name: demands[name] for name in order}
+    return tuple(reversed(task_nodes)), {name: demands[name] for name in order}

@@ -1,7 +1,6 @@
-"""Lowering: from a plan to a placed model and a program, role by role.
+"""Lowering: from a plan to a placed model and a program, for the normal plan and for each failure plan.
 
-PipelineState (model, layers, platform, plan) ⇒ placed Model ⇒ Program
-ModelFacts + LayerGraph + Platform + Plan     ⇒ PlacedGraph ⇒ Program without models, for simulation only
+Plans that are only simulated become a program without models, which needs no ONNX.
 """
 
 from __future__ import annotations
@@ -32,64 +31,63 @@ T = TypeVar("T")
 Rewrite = Callable[[PipelineState], PipelineState]
 
 
-def partition(compilation: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
-    """Rewrite the model by its plan: nodes for all parts, with slices and concatenations between devices.
+def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
+    """Rewrite the model by its plan: nodes for all parts, and slices and concatenations between devices.
 
-    Adds the routing.
+    The new state has the placed model and its routing.
 
     Args:
-        compilation: State with layers. Without a plan, all layers are on device d0.
-        quiet: Do not warn of unread parts.
-        check_narrowing: Raise DicompilerError if tensors cannot be narrowed as the plan says; not needed for
-            simulation.
+        state: State with layers. Without a plan, all layers are placed on the device d0.
+        quiet: Do not warn of parts with results that are not read.
+        check_narrowing: Check that sent tensors can be converted to the plan's wire types. Simulation does not need it.
 
     Returns:
         The new state.
     """
-    layers, platform = compilation.layers, compilation.platform
+    layers, platform = state.layers, state.platform
     assert layers is not None
-    plan = compilation.plan or single_device_plan(layers, "d0")
+    plan = state.plan or single_device_plan(layers, "d0")
     routing = route(layers, plan) if platform is None else route_on_platform(platform, layers, plan)
-    facts = ModelFacts.from_model(compilation.model)
+    facts = ModelFacts.from_model(state.model)
     if check_narrowing:
         check_wire_dtypes(routing, plan.wire_format, facts.opset)
     for layer, index in () if quiet else routing.dropped_tasks:
         log.warning("partition: part %d of layer %r is never read and is omitted", index, layer)
     placed = place_parts(facts, routing, plan)
-    return replace(compilation, plan=plan, routing=routing, model=write_placed_model(compilation.model, placed))
+    return replace(state, plan=plan, routing=routing, model=write_placed_model(state.model, placed))
 
 
-def partition_checked(compilation: PipelineState) -> PipelineState:
+def partition_checked(state: PipelineState) -> PipelineState:
     """Run `partition` without warnings, and raise DicompilerError if the placed model is not valid ONNX."""
-    placed = partition(compilation, quiet=True)
+    placed = partition(state, quiet=True)
     placed.model.check("after pass 'partition'")
     return placed
 
 
-def lower(compilation: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
+def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
     """Add routing, placed model and program to a state with a plan.
 
-    The model before partitioning becomes `reference`.
+    The model before the partition becomes the state's `reference`.
 
     Args:
-        compilation: State with layers, platform and plan.
-        rewrite: Makes the placed model of each role: `partition_checked`, or the pass `partition`.
+        state: State with layers, platform and plan.
+        rewrite: Function that partitions the model: `partition_checked`, or the pass `partition`.
 
     Returns:
         The new state.
     """
-    plan, platform = compilation.plan, compilation.platform
+    plan, platform = state.plan, state.platform
     assert plan is not None and platform is not None
     devices = _plan_devices(platform, plan)
 
     def lower_role(role: Plan) -> tuple[PipelineState, Routing, Program]:
-        placed = rewrite(replace(compilation, plan=role))
+        placed = rewrite(replace(state, plan=role))
         assert placed.routing is not None
         return placed, placed.routing, build_program(placed.model, devices, platform.host_of)
 
     roles = _for_each_role(plan, lower_role)
     routing, program = _combine_roles(plan, [(routing, program) for _, routing, program in roles])
-    reference = compilation.reference or compilation.model
+    reference = state.reference or state.model
     return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=reference)
 
 
@@ -100,17 +98,7 @@ lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, check_na
 def build_program_only(
     facts: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
 ) -> tuple[Routing, Program]:
-    """Return routing and program without writing ONNX, for plans that are only simulated.
-
-    Args:
-        facts: Facts of the model from which the layers were formed.
-        layers: The layers.
-        platform: The cluster.
-        plan: The plan.
-
-    Returns:
-        Routing and program.
-    """
+    """Return routing and program of a plan that is only simulated, without writing ONNX."""
     devices = _plan_devices(platform, plan)
 
     def lower_role(role: Plan) -> tuple[Routing, Program]:
@@ -127,7 +115,7 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 
 def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
-    """Return the result of `make` for each role's plan; equal plans are processed once."""
+    """Return the results of `make` for the plan of each role (replica or failure plan), once for equal plans."""
     roles = plan.roles
     results: list[T] = []
     for i, role in enumerate(roles):
@@ -137,7 +125,7 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 
 
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
-    """Return routing and program of the first role, with those of the other roles in `other_roles`."""
+    """Return routing and program of the first role; their field `other_roles` has those of all other roles."""
     failed = [role.failed for role in plan.roles_by_failure][1:]
     (routing, program), *others = roles
     return (

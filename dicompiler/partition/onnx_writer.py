@@ -1,7 +1,4 @@
-"""Writing of a placed graph as ONNX: annotated nodes, sliced weights, and value infos.
-
-Model + PlacedGraph ⇒ placed Model
-"""
+"""Writing of a placed graph as an ONNX model: annotated nodes, sliced weights, and value infos."""
 
 from __future__ import annotations
 
@@ -17,19 +14,16 @@ from dicompiler.partition.annotations import NodeAnnotation, write_annotation, w
 from dicompiler.partition.placed_graph import Constant, PlacedGraph, PlacedNode, PlacedTensor, WeightSlice
 from dicompiler.partition.routing import format_region
 
-DEFAULT_OPSET = 13  # for models without standard operators
+DEFAULT_OPSET = 13
+"""Version of the standard operators in placed models, if the model has none."""
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
-    """Return the placed model.
-
-    It has the original's header and inputs, nodes in step order, and used initializers.
-    """
+    """Return the placed graph as a model with the header and inputs of `model`, and the initializers that are read."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    if not any(
-        entry.domain in ("", "ai.onnx") for entry in proto.opset_import
-    ):  # the added nodes are standard operators
+    # Slices, concatenations and sums are standard operators, so the model needs a version of these.
+    if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid("", DEFAULT_OPSET))
     graph = proto.graph
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
@@ -52,9 +46,8 @@ def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
         graph.initializer.append(tensor)
         if weight is not None:
             weights[name] = weight
-    write_source_and_sinks(
-        proto, placed.source, {name: output for name, output in placed.sinks.items() if name != output}
-    )
+    copies = {name: output for name, output in placed.sinks.items() if name != output}
+    write_source_and_sinks(proto, placed.source, copies)
     return Model(proto, weights)
 
 
@@ -76,24 +69,23 @@ def _node_proto(node: PlacedNode) -> onnx.NodeProto:
 
 
 def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
-    known = placed.infos[name]
-    if isinstance(known, PlacedTensor):
-        return helper.make_tensor_value_info(name, known.dtype, region_shape(known.region))
+    info = placed.infos[name]
+    if isinstance(info, PlacedTensor):
+        return helper.make_tensor_value_info(name, info.dtype, region_shape(info.region))
     copy = onnx.ValueInfoProto()
-    copy.CopyFrom(known)
+    copy.CopyFrom(info)
     copy.name = name
     return copy
 
 
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
-    """Return a new initializer, and its data if it is a large part of a weight."""
+    """Return a new initializer. If it is a large region of a weight, its data are returned apart and not copied."""
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
         return onnx.numpy_helper.from_array(array, name), None
     stored = model.weights.get(constant.weight)
-    weight = (stored if stored is not None else Weight.from_array(model.array(constant.weight))).take_region(
-        constant.region
-    )
+    whole = Weight.from_array(model.array(constant.weight)) if stored is None else stored
+    weight = whole.take_region(constant.region)
     if weight.nbytes < MIN_WEIGHT_BYTES:
         return onnx.numpy_helper.from_array(weight.array(), name), None
     return make_placeholder(name, weight), weight

@@ -1,7 +1,7 @@
-"""Placed graph: nodes with a device and a step, their tensors, and the tensors that must be sent.
+"""Placed graph: nodes with a device and a position in time, their tensors, and the tensors that must be sent.
 
-The builder names tensors, and knows how each opset writes slices and sums. It knows nothing of plans and layers.
-`onnx_writer` writes the graph as ONNX; for plans that are only simulated, it is segmented without being written.
+The builder names tensors, and writes slices and sums as each opset requires. It does not use plans and layers.
+`onnx_writer` writes the graph as ONNX. For plans that are only simulated, it is segmented without being written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from dicompiler.ir.regions import Region, full_region, region_shape, with_interv
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import format_region
 
-StepKey = tuple[int, int, int, int]  # run, lane (-1: before all lanes), position in layer order, phase
+StepKey = tuple[int, int, int, int]
+"""Number of the run, lane (-1: before all lanes), position in layer order, and phase (0: slices to send; 1: nodes)."""
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-FROM_INPUT = -1  # stands for the producer of graph inputs, which are available from the start
+FROM_INPUT = -1
+"""Index that replaces that of the producing node for graph inputs, which are available from the start."""
 
 
 class WeightSlice(NamedTuple):
@@ -46,7 +48,7 @@ class WeightSlice(NamedTuple):
 
 
 Constant = NDArray[Any] | tuple[int, ...] | WeightSlice
-"""New initializer; a tuple of numbers is an int64 vector."""
+"""Value of a new initializer. A tuple of numbers becomes an int64 vector."""
 
 
 class PlacedTensor(NamedTuple):
@@ -54,7 +56,7 @@ class PlacedTensor(NamedTuple):
 
     Attributes:
         name: Name in the placed graph.
-        region: Region of the original tensor that it contains.
+        region: Region of the model's tensor that it contains.
         dtype: Element type, an onnx.TensorProto.DataType.
     """
 
@@ -64,17 +66,17 @@ class PlacedTensor(NamedTuple):
 
 
 TensorKnowledge = onnx.ValueInfoProto | PlacedTensor
-"""Type and shape of a tensor."""
+"""Records with the type and the shape of a tensor."""
 
 
 class NodePlacement(NamedTuple):
-    """Device and time of nodes.
+    """Device and position in time of a node.
 
     Attributes:
         device: Name of the device.
-        lane: Lane of the device.
-        step_key: Sort key of the step.
-        part: Part to which the nodes belong.
+        lane: Number of the device's lane.
+        step_key: Key by which the nodes of all devices are sorted.
+        part: Part of a layer (its share on one device) to which the node belongs.
     """
 
     device: str
@@ -87,16 +89,16 @@ class PlacedNode(NamedTuple):
     """Node of the placed graph.
 
     Attributes:
-        placement: Device and step.
-        origin: The model's node or the tensor for which it is made.
-        reads: Tensors that it reads, including captured ones.
+        placement: Device and position in time.
+        origin: Name of the model's node or tensor for which the node was added.
+        reads: Names of the tensors that the node and its subgraphs read.
         outputs: Names of its outputs.
         inputs: Names of its inputs.
         name: Name of the node.
-        region: Region that it computes; None in layers that stay whole.
-        op: Operator; "": that of `template`.
-        template: Model node of which it is a copy with other names and attributes.
-        attributes: Attributes to set, by name; None removes one.
+        region: Region that the node computes; None in a layer that stays whole.
+        op: Operator type; "" if the node has that of `template`.
+        template: Node of the model that is copied with other names and attributes.
+        attributes: New values of attributes; None removes an attribute.
     """
 
     placement: NodePlacement
@@ -112,25 +114,24 @@ class PlacedNode(NamedTuple):
 
     @property
     def operator(self) -> str:
-        """The operator type."""
         return self.op or (self.template.op_type if self.template is not None else "")
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Data of a model for placement, looked up once.
+    """Properties of a model that placement needs, computed once per model.
 
     Attributes:
-        opset: Opset of the standard operators; 0: the model uses none.
+        opset: Version of the standard operators; 0 if the model has none.
         nodes: Nodes by name.
-        control_flow_nodes: Names of nodes with bodies.
-        value_infos: Value infos by tensor.
-        inputs: Value infos of the model's inputs.
-        outputs: Value infos of the model's outputs.
+        control_flow_nodes: Names of nodes with subgraphs.
+        value_infos: Type and shape of inner tensors, by name.
+        inputs: Type and shape of the model's inputs, by name.
+        outputs: Type and shape of the model's outputs, by name.
         initializer_regions: Full region of each initializer.
         sparse_initializers: Names of sparse initializers.
-        tensor_names: All tensor names.
-        states: States of the model (see `ir.recurrent_states`).
+        tensor_names: Names of all tensors.
+        states: Pairs of a state's model input and model output (see `ir.recurrent_states`).
     """
 
     opset: int
@@ -147,36 +148,36 @@ class ModelFacts:
     @classmethod
     def from_model(cls, model: Model) -> ModelFacts:
         graph = model.proto.graph
-        values, inputs, outputs = ({v.name: v for v in of} for of in (graph.value_info, graph.input, graph.output))
-        whole = {name: full_region(shape) for name, (_, shape) in model.initializers().items()}
-        taken = {name for node in graph.node for name in (*node.input, *node.output, *body_names(node))}
+        inputs, outputs = {v.name: v for v in graph.input}, {v.name: v for v in graph.output}
+        regions = {name: full_region(shape) for name, (_, shape) in model.initializers().items()}
+        names = {name for node in graph.node for name in (*node.input, *node.output, *body_names(node))}
         return cls(
             next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0),
             {node.name: node for node in graph.node},
             frozenset(node.name for node in graph.node if control_flow_bodies(node)),
-            values,
+            {value.name: value for value in graph.value_info},
             inputs,
             outputs,
-            whole,
+            regions,
             frozenset(tensor.values.name for tensor in graph.sparse_initializer),
-            frozenset({*taken, *inputs, *outputs, *whole}),
+            frozenset({*names, *inputs, *outputs, *regions}),
             read_states(model.proto) or (),
         )
 
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """Nodes in step order, without nodes that do not lead to an output.
+    """Placed nodes in the order of their steps, without nodes that do not contribute to an output.
 
     Attributes:
         nodes: The nodes.
-        infos: Types and shapes of tensors; a value info may contain another name.
-        inputs: Model inputs, without constants.
-        source: Devices that hold the inputs.
-        sinks: Outputs of the graph, and the model output that each of them is.
+        infos: Type and shape of tensors, by name. The name within a value info may be another one.
+        inputs: Model inputs, without constants and states.
+        source: Devices that have the inputs.
+        sinks: The model output that each output of the graph is. Several sinks receive copies of an output.
         constants: New initializers.
-        used_names: Names of initializers that are read or kept.
-        state_pieces: Pieces of states.
+        used_names: Names of initializers that are read or must be kept.
+        state_pieces: Regions of states that devices keep.
         states: Model inputs that are states.
     """
 
@@ -197,20 +198,17 @@ class PlacedGraph:
 
     @cached_property
     def state_reads(self) -> frozenset[str]:
-        """Tensors that are kept from the previous frame."""
+        """Tensors that contain states from the previous frame."""
         return frozenset(piece.read_name for piece in self.state_pieces)
 
     @cached_property
     def state_writes(self) -> frozenset[str]:
-        """Tensors that are kept for the next frame."""
+        """Tensors that contain states for the next frame."""
         return frozenset(piece.written_name for piece in self.state_pieces)
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """Inputs that are never sent: strings, and values that are not tensors.
-
-        They are given to each device that reads them.
-        """
+        """Inputs that are strings or no tensors. They are never sent: each device that reads them receives them."""
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property
@@ -221,7 +219,7 @@ class PlacedGraph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[int]]:
-        """Indices of the nodes that read a tensor, in order, by tensor."""
+        """Indices of the nodes that read a tensor, in ascending order, by tensor."""
         users: dict[str, list[int]] = {}
         for i, names in enumerate(self.node_reads):
             for name in names:
@@ -230,9 +228,10 @@ class PlacedGraph:
 
     @cached_property
     def sends(self) -> Sequence[tuple[int, str, int, str]]:
-        """Tensors to send, sorted.
+        """Tensors to send, sorted by the node that computes them.
 
-        Each is (index of the producing node, tensor, number of devices that read it earlier, device).
+        Each entry has the index of this node, the name of the tensor, the rank of the receiving device among all
+        devices that read the tensor, and the receiving device.
         """
         sends: list[tuple[int, str, int, str]] = []
         devices = [node.placement.device for node in self.nodes]
@@ -241,16 +240,15 @@ class PlacedGraph:
                 continue
             producer = self.producer.get(name, FROM_INPUT)
             available = self.source if producer == FROM_INPUT else (devices[producer],)
-            if len(indices) == 1 and devices[indices[0]] in available:  # the usual case
+            # Most tensors have a single reader, on the device that computes them.
+            if len(indices) == 1 and devices[indices[0]] in available:
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])
-            sends += [
-                (producer, name, order, reader) for order, reader in enumerate(readers) if reader not in available
-            ]
+            sends += [(producer, name, rank, reader) for rank, reader in enumerate(readers) if reader not in available]
         return sorted(sends)
 
     def tensor_spec(self, tensor: str) -> TensorSpec:
-        """Return type and shape of a tensor; no shape if it is not static or the value is not a tensor."""
+        """Return type and shape of a tensor. The shape is None if it is not static or the value is not a tensor."""
         info = self.infos[tensor]
         if isinstance(info, PlacedTensor):
             return TensorSpec(tensor, info.dtype, region_shape(info.region))
@@ -272,18 +270,17 @@ class PlacedGraphBuilder:
         self.tensor_name_counts = dict.fromkeys(self.facts.tensor_names, 0)
 
     def unique_tensor_name(self, wanted: str) -> str:
-        """Return `wanted`, with a number appended if the name is taken."""
+        """Return `wanted`, with a number appended if a tensor already has this name."""
         return unique_name(wanted, self.tensor_name_counts)
 
     def declare(self, name: str, dtype: int, region: Region) -> PlacedTensor:
-        """Declare type and region of a new tensor."""
         tensor = self.tensor_knowledge[name] = PlacedTensor(name, region, dtype)
         return tensor
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
-        """Return the name of an initializer with this value.
+        """Return the name of an initializer with this value, which is added if there is none yet.
 
-        Equal values share one, except arrays with different `wanted` names.
+        Arrays with equal values share an initializer only if the `wanted` names are equal too.
         """
         key: object = value
         if isinstance(value, np.ndarray):
@@ -306,19 +303,13 @@ class PlacedGraphBuilder:
         inputs: Sequence[str],
         outputs: Sequence[str],
         place: NodePlacement,
-        how: Piece | None = None,
+        piece: Piece | None = None,
         captured: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """Add a copy of a model node.
+        """Add a copy `name` of the model's node `node`.
 
-        Args:
-            node: Name of the model node.
-            name: Name of the copy.
-            inputs: Names of its inputs.
-            outputs: Names of its outputs.
-            place: Device and step.
-            how: Piece that it computes; None: the whole node, unchanged.
-            captured: Names on this device of tensors that its bodies capture.
+        The copy computes `piece`, or the whole node unchanged if it is None. `captured` gives the name on this device
+        of each tensor that subgraphs of the node read.
         """
         copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
         if node in self.facts.control_flow_nodes:
@@ -326,7 +317,9 @@ class PlacedGraphBuilder:
             copied.CopyFrom(original)
             rename_captures(copied, captured)
             reads = [*reads, *body_reads(copied)]
-        region, op, attributes = (None, "", NO_ATTRIBUTES) if how is None else (how.out, how.op or "", how.attributes)
+        region, op, attributes = None, "", NO_ATTRIBUTES
+        if piece is not None:
+            region, op, attributes = piece.out, piece.op or "", piece.attributes
         name = unique_name(name, self.node_name_counts)
         self.nodes.append(PlacedNode(place, node, reads, outputs, inputs, name, region, op, copied, attributes))
 
@@ -339,29 +332,22 @@ class PlacedGraphBuilder:
         row_count: int,
         output: PlacedTensor,
         place: NodePlacement,
-        how: Piece,
+        piece: Piece,
     ) -> None:
-        """Add a table lookup with only some rows of the table.
+        """Add the lookup (a Gather) of a device that has only some rows of the table; the result is 0 for other rows.
 
-        Indices of other rows give 0, which partial sums ignore.
+        The results of all devices are added afterwards. A device computes `output` from `table`, its rows
+        `piece.table_rows`, and `indices` into the whole table of `row_count` rows.
 
-        The result is selected by Where instead of a multiplication, because rows can contain NaN. (Where turns -0.0
-        into 0.0, which is equal.) An index outside of the whole table is also outside of the piece, so the node reports
-        it; its name says which table and indices are meant. In the exact check, indices wrap around. It adds
-        TABLE_LOOKUP_NODE_COUNT nodes.
+        Where selects the zeros, and not a multiplication, because rows can contain NaN. (Where turns -0.0 into 0.0,
+        which is equal.) An index outside of the whole table is also outside of the device's rows, so that the Gather
+        reports it. The name of the Gather says which table and indices are meant. In the exact check, indices wrap
+        around.
 
-        Args:
-            node: Name of the model node.
-            name: Name of the lookup's node.
-            table: Name of the table's rows on this device.
-            indices: The indices.
-            row_count: Number of rows of the whole table.
-            output: Result.
-            place: Device and step.
-            how: Piece of the lookup, with `table_rows`.
+        The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
         """
-        assert how.table_rows is not None
-        (start, stop), kind = how.table_rows, helper.tensor_dtype_to_np_dtype(indices.dtype)
+        assert piece.table_rows is not None
+        (start, stop), kind = piece.table_rows, helper.tensor_dtype_to_np_dtype(indices.dtype)
 
         def add(op: str, *inputs: str | int, dtype: int = indices.dtype) -> str:
             names = [name if isinstance(name, str) else self._add_scalar(name, kind) for name in inputs]
@@ -374,12 +360,12 @@ class PlacedGraphBuilder:
             index = add("Mod", raw, row_count)
         else:
             index = add("Where", add("Less", raw, 0, dtype=boolean), add("Add", raw, row_count), raw)
-        is_elsewhere, is_invalid = (
-            add(
-                "Or", add("Less", index, low, dtype=boolean), add("Less", high - 1, index, dtype=boolean), dtype=boolean
-            )
-            for low, high in ((start, stop), (0, row_count))
-        )
+
+        def is_outside(low: int, high: int) -> str:
+            is_below, is_above = add("Less", index, low, dtype=boolean), add("Less", high - 1, index, dtype=boolean)
+            return add("Or", is_below, is_above, dtype=boolean)
+
+        is_elsewhere, is_invalid = is_outside(start, stop), is_outside(0, row_count)
         local = add("Where", is_elsewhere, add("Where", is_invalid, indices.name, 0), add("Sub", index, start))
         row_axes = [(0, 1)] * (len(output.region) - len(indices.region))
         mask = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), (*indices.region, *row_axes), boolean)
@@ -387,7 +373,7 @@ class PlacedGraphBuilder:
         found = self.declare(self.unique_tensor_name(f"{output.name}?"), output.dtype, output.region)
         of, by = self.facts.nodes[node].input
         name = f"{name}: rows of {of} that {by} numbers: 0 to {row_count - 1}, here {start} to {stop - 1}"
-        self.copy_node(node, name, [table, local], [found.name], place, how)
+        self.copy_node(node, name, [table, local], [found.name], place, piece)
         zero = self._add_scalar(0, helper.tensor_dtype_to_np_dtype(output.dtype))
         self.add_node("Where", [mask.name, zero, found.name], output, place, node)
 
@@ -395,39 +381,29 @@ class PlacedGraphBuilder:
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
     def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Return a region of a tensor, by a Slice if it is not the whole tensor."""
+        """Return a region of a tensor: the tensor itself, or the output of a new Slice."""
         if tensor.region == region:
             return tensor
         pairs = enumerate(zip(region, tensor.region, strict=True))
-        cuts = [
-            (axis, wanted[0] - available[0], wanted[1] - available[0])
-            for axis, (wanted, available) in pairs
-            if wanted != available
-        ]
+        cuts = [(axis, cut[0] - whole[0], cut[1] - whole[0]) for axis, (cut, whole) in pairs if cut != whole]
         axes, starts, ends = zip(*cuts, strict=True)
-        output = PlacedTensor(
-            name or self.unique_tensor_name(tensor.name + format_region(region)), region, tensor.dtype
-        )
-        if 0 < self.facts.opset < 10:
-            return self.add_node(
-                "Slice", [tensor.name], output, place, tensor.name, axes=axes, ends=ends, starts=starts
-            )
+        name = name or self.unique_tensor_name(tensor.name + format_region(region))
+        output = PlacedTensor(name, region, tensor.dtype)
+        if 0 < self.facts.opset < 10:  # Before opset 10, the numbers are attributes.
+            numbers = {"axes": axes, "ends": ends, "starts": starts}
+            return self.add_node("Slice", [tensor.name], output, place, tensor.name, **numbers)
         inputs = [tensor.name, *(self.add_constant(numbers) for numbers in (starts, ends, axes))]
         return self.add_node("Slice", inputs, output, place, tensor.name)
 
     def add_concat(self, pieces: Sequence[PlacedTensor], axis: int, place: NodePlacement, name: str) -> PlacedTensor:
-        """Concatenate pieces along an axis."""
         first = pieces[0].region
         region = with_interval(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
         output = PlacedTensor(name, region, pieces[0].dtype)
         return self.add_node("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
-        """Combine `terms` in order by a chain of binary operators `op`.
-
-        A single term is renamed by Identity.
-        """
-        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7
+        """Combine tensors in order by the binary operator `op`, or rename a single tensor."""
+        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7.
         total = terms[0]
         if len(terms) == 1:
             return self.add_identity(total, place, name, name)
@@ -437,13 +413,12 @@ class PlacedGraphBuilder:
         return total
 
     def add_identity(self, tensor: PlacedTensor, place: NodePlacement, name: str, origin: str) -> PlacedTensor:
-        """Return a tensor under another name."""
         return self.add_node("Identity", [tensor.name], tensor._replace(name=name), place, origin)
 
     def add_node(
         self, op: str, inputs: Sequence[str], output: PlacedTensor, place: NodePlacement, origin: str, **attributes: Any
     ) -> PlacedTensor:
-        """Add a new node, named like its output."""
+        """Add a new node that is named like its output."""
         name = unique_name(output.name, self.node_name_counts)
         self.tensor_knowledge[output.name] = output
         self.nodes.append(
@@ -452,34 +427,29 @@ class PlacedGraphBuilder:
         return output
 
     def build(
-        self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...], pieces: Sequence[StatePiece] = ()
+        self, kept: Iterable[str], copies: Mapping[str, str], source: tuple[str, ...], pieces: Sequence[StatePiece] = ()
     ) -> PlacedGraph:
         """Return the placed graph.
 
-        Args:
-            kept: Initializers to keep although no node names them as inputs.
-            extra: Additional outputs, and the model output that each of them is.
-            source: Devices that hold the inputs.
-            pieces: Pieces of states.
+        `kept` are initializers that are kept although no node has them as an input, because subgraphs read them.
+        `copies` are further outputs of the graph, each with the model output that it copies. `source` are the devices
+        with the inputs, and `pieces` the regions of states that devices keep.
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)
-        sinks = {**{name: name for name in facts.outputs if name not in states.values()}, **extra}
-        wanted, nodes = {*sinks, *kept, *(piece.written_name for piece in pieces)}, []
+        sinks = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
+        needed, nodes = {*sinks, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
-            if not wanted.isdisjoint(node.outputs):  # copies of whole layers may have unused outputs
-                wanted.update(node.reads)
+            if not needed.isdisjoint(node.outputs):  # A node of a layer that stays whole can have unread outputs.
+                needed.update(node.reads)
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
-        infos = {
-            **self.tensor_knowledge,
-            **facts.inputs,
-            **{name: facts.outputs[output] for name, output in sinks.items()},
-        }
+        outputs = {name: facts.outputs[output] for name, output in sinks.items()}
+        infos = {**self.tensor_knowledge, **facts.inputs, **outputs}
         constants = (facts.initializer_regions.keys() & used) | facts.sparse_initializers
         inputs = tuple(name for name in facts.inputs if name not in constants and name not in states)
-        rest = (self.constants, used, pieces, tuple(_tensor_spec(facts.inputs[name]) for name in states))
-        return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, *rest)
+        state_specs = tuple(_tensor_spec(facts.inputs[name]) for name in states)
+        return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, self.constants, used, pieces, state_specs)
 
 
 def _tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:

@@ -1,9 +1,4 @@
-"""Placement: every part of every layer becomes nodes on its device.
-
-Slices and concatenations connect them.
-
-ModelFacts + Routing + Plan ⇒ PlacedGraph
-"""
+"""Placement: each part of each layer becomes nodes on its device, which slices and concatenations connect."""
 
 from __future__ import annotations
 
@@ -28,28 +23,19 @@ from dicompiler.partition.wire_casts import WireCasts
 
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
-    """Return the placed graph of a plan.
-
-    Args:
-        facts: Facts of the model.
-        routing: Routing of the plan.
-        plan: The plan of one role.
-
-    Returns:
-        The placed graph.
-    """
+    """Return the placed graph for a routing; `plan` is the normal plan or the failure plan that was routed."""
     return _Placer(facts, routing, plan).run()
 
 
 class _Placer:
-    """Turns each live task into nodes, in step order."""
+    """Turns each task into nodes, in the order of the routing."""
 
     def __init__(self, facts: ModelFacts, routing: Routing, plan: Plan) -> None:
         self.facts, self.routing, self.plan = facts, routing, plan
         self.layers = routing.layers
         self.builder = PlacedGraphBuilder(facts)
         self.tensor_of_task: dict[tuple[TensorKey, TaskId], PlacedTensor] = {}
-        self.shared_tensors: dict[object, PlacedTensor] = {}  # slices and concatenations with several readers
+        self.shared_tensors: dict[object, PlacedTensor] = {}  # Slices and concatenations that readers share.
         self.captured_names: set[str] = set()
         self.task_count_by_layer = Counter(task.layer for task in routing.tasks)
         self.first_delivery_of = {delivery.output: delivery for delivery in reversed(routing.deliveries)}
@@ -61,14 +47,13 @@ class _Placer:
     def run(self) -> PlacedGraph:
         for task in self.routing.tasks:
             self._place_task(task)
-        return self.builder.build(
-            self.captured_names, self._add_deliveries(), self.plan.source, self._add_state_outputs()
-        )
+        copies = self._add_deliveries()
+        return self.builder.build(self.captured_names, copies, self.plan.source, self._add_state_outputs())
 
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
-        """Declare the pieces of states that a frame reads.
+        """Declare the tensors with the regions of states that devices keep from the previous frame.
 
-        A piece has the input's name if one device keeps the whole state.
+        A tensor has the name of the model input if one device keeps the whole state.
         """
         tensors = dict[tuple[str, str], PlacedTensor]()
         piece_count = Counter(retention.past for retention in self.routing.state_retentions)
@@ -81,7 +66,7 @@ class _Placer:
         return tensors
 
     def _add_state_outputs(self) -> list[StatePiece]:
-        """Add nodes for the pieces of states that are kept for the next frame."""
+        """Add nodes for the regions of states that devices keep for the next frame."""
         last, pieces = 1 + max(self.routing.runs.values(), default=0), list[StatePiece]()
         for retention in self.routing.state_retentions:
             device, past, present, assembly = retention.device, retention.past, retention.present, retention.assembly
@@ -99,7 +84,10 @@ class _Placer:
         return self.layers.tensors[tensor].dtype
 
     def _find_direct_outputs(self) -> dict[tuple[TensorKey, TaskId], str]:
-        """Return outputs that the first sink computes in one piece, which then has the output's name."""
+        """Return the model outputs that a task of the first sink computes whole, by tensor and task.
+
+        The tensor of this task has the output's name, so that no copy is needed.
+        """
         names: dict[tuple[TensorKey, TaskId], str] = {}
         for output, delivery in self.first_delivery_of.items():
             tree = delivery.assembly
@@ -112,9 +100,9 @@ class _Placer:
         return names
 
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
-        """Return the name of a tensor on the task's device.
+        """Return the name of a tensor that a task computes.
 
-        It is the original name if one task computes the tensor and it is not an output.
+        It is the model's name if one task computes the whole layer and the tensor is not a model output.
         """
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
@@ -125,7 +113,7 @@ class _Placer:
         return self.builder.unique_tensor_name(f"{key.tensor}@{task.device}{lane}{reduce}")
 
     def _add_assembly(self, tree: Assembly, key: TensorKey, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Add the nodes of an assembly, shared by all readers on this device and lane."""
+        """Add the nodes that assemble a tensor, which all readers on the same device and lane share."""
         if isinstance(tree, AssemblyLeaf):
             return self._add_local_slice(self._tensor_of_box(tree.box, place), tree.region, place)
         cache_key = (tree, place.device, place.lane)
@@ -136,7 +124,7 @@ class _Placer:
         return self.shared_tensors[cache_key]
 
     def _add_local_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
-        """Add a slice on the reader's device, shared by all readers in that lane."""
+        """Add a slice on the reader's device, which all readers in the same lane share."""
         if tensor.region == region:
             return tensor
         cache_key = (tensor.name, region, place.device, place.lane)
@@ -145,7 +133,7 @@ class _Placer:
         return self.shared_tensors[cache_key]
 
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
-        """Return the tensor of a box; for a received box, the slice that its sender computes once."""
+        """Return the tensor of a box (a region of a tensor on a device). Its sender slices a received box only once."""
         assert box.region is not None
         if box.origin is None:
             if box.task is None:
@@ -164,7 +152,7 @@ class _Placer:
         return self.wire_casts.widen(self.shared_tensors[cache_key], box.key, place)
 
     def _place_task(self, task: Task) -> None:
-        """Add the task's inputs, then its nodes: pieces, or unchanged nodes of a layer that stays whole."""
+        """Add the nodes that assemble a task's inputs, then the task's own nodes."""
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.runs[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))
@@ -190,7 +178,7 @@ class _Placer:
     def _place_node(
         self, node: Node, piece: Piece, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement
     ) -> None:
-        """Add one node on regions of its inputs, with changed inputs, output, attributes and operator."""
+        """Add a node that computes a piece: a region of its output, from regions of its inputs."""
         output, (target,) = self.layers.cut_output(node), task.outputs
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, tensors, place)
@@ -210,16 +198,16 @@ class _Placer:
         tensors[output] = self.builder.add_slice(written, piece.out, place, name)
 
     def _unread_output(self, output: str, place: NodePlacement) -> str:
-        """Return a name for an output that is required but unread; '' for an omitted one."""
+        """Return a new name for an output that nothing reads; "" for an omitted output."""
         return output and self.builder.unique_tensor_name(f"{output}@{place.device}")
 
     def _node_inputs(
         self, node: Node, piece: Piece, tensors: dict[str, PlacedTensor], place: NodePlacement
     ) -> list[str]:
-        """Return the inputs of a node's copy; '' for omitted ones."""
+        """Return the input names of a node that computes a piece; "" for an omitted input."""
         inputs: list[str] = []
-        beyond = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
-        for i, (tensor, need) in enumerate((*zip(node.inputs, piece.needs, strict=True), *beyond)):
+        omitted = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
+        for i, (tensor, need) in enumerate((*zip(node.inputs, piece.needs, strict=True), *omitted)):
             if i in piece.constants:
                 array = piece.constants[i]
                 inputs.append(self.builder.add_constant(array, f"{node.name}.{i}{array.tolist()}"))
@@ -235,26 +223,26 @@ class _Placer:
         return inputs
 
     def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
-        """Add an unchanged node of a layer that stays whole, with the names of its inputs on this device."""
+        """Add an unchanged node of a layer that stays whole, with the names that its inputs have on this device."""
         for tensor in filter(None, node.outputs):
-            # A tensor without a shape is only read on its own device, by its name.
+            # The region of a tensor without a static shape is never used: it is read whole, and only on this device.
             shape, name = self.layers.tensors[tensor].shape, self._tensor_name(TensorKey(tensor), task)
             tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
-            known = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
-            if known is not None:
-                self.builder.tensor_knowledge[tensors[tensor].name] = known
-        self.captured_names.update(node.inputs)  # includes initializers that only bodies read
+            info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
+            if info is not None:
+                self.builder.tensor_knowledge[name] = info
+        self.captured_names.update(node.inputs)  # They include initializers that only subgraphs of the node read.
         names, proto = {tensor: placed.name for tensor, placed in tensors.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)
 
     def _add_deliveries(self) -> dict[str, str]:
-        """Add nodes that deliver the model's outputs.
+        """Add the nodes that deliver the model's outputs to the sinks.
 
-        Returns the names of additional outputs, with the model output that each of them is.
+        Returns the outputs that are copies for further sinks, each with the model output that it copies.
         """
         last = 1 + max(self.routing.runs.values(), default=0)
-        extra: dict[str, str] = {}
+        copies: dict[str, str] = {}
         delivered = set(self.output_name_of_task.values())
         for delivery in self.routing.deliveries:
             output, first = delivery.output, self.first_delivery_of[delivery.output] is delivery
@@ -266,5 +254,5 @@ class _Placer:
             if tensor.name != name:
                 self.builder.add_identity(tensor, place, name, tensor.name)
             if not first:
-                extra[name] = output
-        return extra
+                copies[name] = output
+        return copies

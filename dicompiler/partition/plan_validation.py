@@ -1,4 +1,4 @@
-"""Validation of a plan against a model's layers: every rule, with its error message."""
+"""Validation of a plan against a model's layers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ from dicompiler.partition.bounds_inference import align_region, cuttable_axes, o
 
 
 def check_plan(layers: LayerGraph, plan: Plan) -> None:
-    """Raise DicompilerError for the first violation in a plan.
+    """Raise DicompilerError for the first rule that a plan violates.
 
-    Routing checks later that all read regions are covered.
-
-    Args:
-        layers: The layers.
-        plan: The plan.
-
-    Raises:
-        DicompilerError: The plan does not match the layers.
+    Routing checks later that each region that is read is also computed.
     """
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
     _check_replicas(plan)
     if layers.states and (plan.replicas or plan.failures):
-        what, remedy = ("replicas", "strategy") if plan.replicas else ("failures", "tolerate-failures")
+        key, option = ("replicas", "strategy") if plan.replicas else ("failures", "tolerate-failures")
         raise DicompilerError(
-            f"plan: {what}: state {layers.states[0][0]!r} is kept on its device, and other devices do not have "
-            f"it: remove '{what}' (--{remedy}), or use no states (--state none)"
+            f"plan: {key}: state {layers.states[0][0]!r} is kept on its device, and other devices do not have "
+            f"it: remove '{key}' (--{option}), or use no states (--state none)"
         )
     for name in plan.layers:
         if name not in layers.layer_by_name:
@@ -46,8 +39,8 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
         if not parts:
             raise DicompilerError(f"plan: layers.{layer.name}: missing: give every layer at least one part")
         if len(parts) > 1 and layer.name in random:
-            what = f"{random[layer.name].op} draws different random numbers in each of its {len(parts)} parts"
-            raise DicompilerError(f"plan: layers.{layer.name}: {what}: give it to one device")
+            fault = f"{random[layer.name].op} draws different random numbers in each of its {len(parts)} parts"
+            raise DicompilerError(f"plan: layers.{layer.name}: {fault}: give the layer to one device")
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
         _check_merge(layers, layer, parts)
@@ -56,15 +49,14 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
             if frozenset(failure.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
                 raise DicompilerError("plan: failed: two entries name the same devices: remove one")
             if failed_devices := [name for name in failure.plan.devices if name in failure.failed]:
-                raise DicompilerError(
-                    f"plan: it uses {failed_devices[0]!r}, which has failed: give its part to another device"
-                )
+                device = failed_devices[0]
+                raise DicompilerError(f"plan: it uses {device!r}, which has failed: give its part to another device")
             check_plan(layers, failure.plan)
 
 
 @contextmanager
 def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None]:
-    """Name the failure plan for `lost` in DicompilerErrors of the block; () is the plan itself."""
+    """Name the failure plan for the devices `failed` in DicompilerErrors of the block, unless `failed` is empty."""
     try:
         yield
     except DicompilerError as error:
@@ -75,33 +67,28 @@ def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None
 
 
 def _check_replicas(plan: Plan) -> None:
-    """Check that a renaming is one-to-one and names only devices of the plan."""
+    """Check that the replicas rename only devices of the plan, and no two devices to the same one."""
     devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
-    known = [*plan.source, *devices, *plan.sink]
+    names = [*plan.source, *devices, *plan.sink]
     for i, renaming in enumerate(plan.replicas):
         for name in renaming:
-            if name not in known:
-                raise DicompilerError(
-                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: "
-                    "rename only devices that it uses"
-                )
-        taken: dict[str, str] = {}
+            if name not in names:
+                fault = f"the plan uses no device {name!r}{did_you_mean(name, names)}"
+                raise DicompilerError(f"plan: replicas[{i}]: {fault}: rename only devices that it uses")
+        old_names: dict[str, str] = {}
         for name in dict.fromkeys([*devices, *renaming]):
-            place = renaming.get(name, name)
-            if place in taken:
-                raise DicompilerError(
-                    f"plan: replicas[{i}]: {taken[place]!r} and {name!r} both become {place!r}: give each its own "
-                    "device"
-                )
-            taken[place] = name
+            new = renaming.get(name, name)
+            if new in old_names:
+                fault = f"{old_names[new]!r} and {name!r} both become {new!r}"
+                raise DicompilerError(f"plan: replicas[{i}]: {fault}: give each its own device")
+            old_names[new] = name
 
 
 def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> None:
     if layer.whole_reason:
         shape = layers.tensors[layer.output].shape
-        if part.reduce is not None or (
-            part.region is not None and (shape is None or part.region != full_region(shape))
-        ):
+        is_whole = part.region is None or (shape is not None and part.region == full_region(shape))
+        if part.reduce is not None or not is_whole:
             raise DicompilerError(
                 f"{place}: this layer cannot be split ({layer.whole_reason}): its region must be 'all'"
             )
@@ -111,9 +98,8 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
     if len(region) != len(shape):
         raise DicompilerError(f"{place}.region: {len(region)} intervals for an output of rank {len(shape)} {shape}")
     if is_empty(region) or not contains(full_region(shape), region):
-        raise DicompilerError(
-            f"{place}.region: {_format_intervals(region)} is empty or outside the layer's output {shape}"
-        )
+        fault = f"{_format_intervals(region)} is empty or outside the layer's output {shape}"
+        raise DicompilerError(f"{place}.region: {fault}")
     allowed = cuttable_axes(layers, layer)
     for axis, interval in enumerate(region):
         if interval != (0, shape[axis]) and axis not in allowed:
@@ -130,7 +116,7 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
 
 
 def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:
-    """Check that the reduction ranges that overlap a merger's region cover the axis exactly once."""
+    """Check that partial sums can be added: their ranges must cover the reduction axis exactly once."""
     partials = [part for part in parts if part.reduce is not None]
     if not partials:
         return

@@ -1,7 +1,7 @@
-"""Routing: which tasks run, and which box each device sends to which other device.
+"""Routing: which tasks run, and which boxes (regions of tensors) the devices exchange.
 
-LayerGraph + Plan ⇒ Routing. A needed region is assembled from boxes that exist: first of the same lane, then of the
-same device, then of the same host, then those with the largest overlap. No element is sent to a device twice.
+A needed region is assembled from existing boxes: first from those of the same lane, then of the same device, then of
+the same host, then from those with the largest overlap. No element is sent to a device twice.
 """
 
 from __future__ import annotations
@@ -37,26 +37,19 @@ if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform
 
 TaskOrder = tuple[int, int, int]
-DeviceLane = tuple[str, int]  # device, lane
-StateOnDevice = tuple[str, str]  # graph input, device
-MIN_PIECES_FOR_ONE_CONCAT = (
-    64  # pieces from which on an assembly is one Join: a Join in a Join for each would be too deep
-)
+DeviceLane = tuple[str, int]
+"""Device and number of its lane."""
+StateOnDevice = tuple[str, str]
+"""Model input that is a state, and device that keeps a region of the state."""
+MIN_PIECES_FOR_ONE_CONCAT = 64
+"""Number of boxes above which an assembly is a single concatenation. Nested concatenations would be too deep."""
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
-    """Return the routing of a plan, for all of its roles.
+    """Return the routing of a plan, with the routings of its failure plans.
 
-    Args:
-        layers: The layers.
-        plan: The plan.
-        hosts: Host by device; default: each device is its own host.
-
-    Returns:
-        The routing.
-
-    Raises:
-        DicompilerError: The plan does not match the layers, or a region that is read is not computed.
+    `hosts` gives the host of each device; without it, each device has its own host. A DicompilerError reports a plan
+    that does not match the layers, or a region that is read but not computed.
     """
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
@@ -72,14 +65,15 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
     Args:
         platform: The cluster.
-        layers: The layers.
+        layers: The model's layers.
         plan: The plan.
 
     Returns:
         The routing.
 
     Raises:
-        DicompilerError: As for `route`, or the plan names a device that the platform does not have.
+        DicompilerError: The plan does not match the layers, names an unknown device, or a part reads a region that no
+            part computes.
     """
     for role in plan.roles_by_failure:
         with failure_plan_in_errors(plan, role.failed):
@@ -89,10 +83,10 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
 
 def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
-    """Return the routing of one role.
+    """Return the routing of the normal plan or of one failure plan.
 
-    Which regions of states are kept depends on their readers, which depend on the kept regions: iterate from no regions
-    until nothing changes.
+    The regions of states that devices keep depend on the tasks that run, and these depend on the kept regions. The
+    routing is therefore repeated, beginning without kept regions, until the regions no longer change.
     """
     wanted: Mapping[StateOnDevice, Region] = {}
     while True:
@@ -104,7 +98,7 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 
 class _Router:
-    """Walks the layers backwards, readers first, so that only tasks that are read become live."""
+    """Walks through the layers from the outputs to the inputs, so that only tasks with read results become live."""
 
     def __init__(
         self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[StateOnDevice, Region]
@@ -115,7 +109,7 @@ class _Router:
         self.state_retentions: list[StateRetention] = []
         self.device_rank = {device: i for i, device in enumerate(plan.devices)}
         self.output_rank = {name: i for i, name in enumerate(layers.outputs)}
-        self.live_tasks: set[TaskId | None] = set()  # None stands for graph inputs
+        self.live_tasks: set[TaskId | None] = set()  # Boxes of model inputs have None instead of a task.
         self.readers: dict[TensorKey, list[tuple[TaskOrder, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []
@@ -126,7 +120,8 @@ class _Router:
             tasks = make_tasks(self.layers, layer, self.plan.layers[layer.name])
             finals = [task for task in tasks if task.kind != "partial"]
             for output in layer.outputs:
-                deliveries.extend(self._serve_readers(TensorKey(output), _boxes_of_tasks(finals, TensorKey(output))))
+                key = TensorKey(output)
+                deliveries.extend(self._assemble_for_readers(key, _boxes_of_tasks(finals, key)))
             self._add_merge_reads(self._only_live(finals), [task for task in tasks if task.kind == "partial"])
             for task in self._only_live(tasks):
                 self._add_reads(task, (*task.needs.items(), *task.state_needs.items()))
@@ -137,35 +132,37 @@ class _Router:
         for name in self.layers.inputs:
             region = full_region(self.layers.tensors[name].shape or ())
             boxes = [Box(TensorKey(name), region, device, 0) for device in self.plan.source]
-            deliveries.extend(self._serve_readers(TensorKey(name), boxes))
+            deliveries.extend(self._assemble_for_readers(TensorKey(name), boxes))
         for name, _ in self.layers.states:
             kept = [(device, region) for (past, device), region in self.state_regions.items() if past == name]
-            self._serve_readers(TensorKey(name), [Box(TensorKey(name), region, device, 0) for device, region in kept])
+            boxes = [Box(TensorKey(name), region, device, 0) for device, region in kept]
+            self._assemble_for_readers(TensorKey(name), boxes)
         return self._build_routing([task for tasks in reversed(backwards) for task in tasks], deliveries)
 
     def _only_live(self, tasks: Iterable[Task]) -> list[Task]:
         return [task for task in tasks if task_id(task) in self.live_tasks]
 
     def _add_reads(self, task: Task, needs: Iterable[tuple[TensorKey, Region]]) -> None:
-        """Record the task's reads. They are assembled when all readers of a tensor are known."""
+        """Record the regions that a task reads. They are assembled when all readers of a tensor are known."""
         order = self._task_order(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
 
-    def _serve_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
-        """Assemble a tensor for all of its readers in layer order, then for the sinks if it is a model output."""
+    def _assemble_for_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
+        """Assemble a tensor for its readers in layer order, for devices that keep it as a state, and for the sinks.
+
+        Returns the deliveries to the sinks, if the tensor is a model output.
+        """
         received_by_device: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
-            assembly = self._assemble(
-                need, (task.device, task.lane), boxes, received_by_device, f"{task.layer!r} on {task.device}"
-            )
+            reader = f"{task.layer!r} on {task.device}"
+            assembly = self._assemble(need, (task.device, task.lane), boxes, received_by_device, reader)
             self.reads.setdefault(task_id(task), {})[key] = assembly
         if key.reduce is None and (past := self.state_input_of.get(key.tensor)):
             for device in [device for name, device in self.wanted_state_regions if name == past]:
                 region = self.wanted_state_regions[past, device]
-                assembly = self._assemble(
-                    region, (device, 0), boxes, received_by_device, f"the state {past!r} on {device}"
-                )
+                reader = f"the state {past!r} on {device}"
+                assembly = self._assemble(region, (device, 0), boxes, received_by_device, reader)
                 self.state_retentions.append(StateRetention(device, past, key.tensor, region, assembly))
             return []
         if key.reduce is not None or key.tensor not in self.output_rank:
@@ -175,17 +172,14 @@ class _Router:
             box = next((box for box in boxes if box.device in self.plan.sink), boxes[0])
             self.live_tasks.add(box.task)
             return [OutputDelivery(key.tensor, box.device, None)]
-        return [
-            OutputDelivery(
-                key.tensor,
-                sink,
-                self._assemble(full_region(shape), (sink, 0), boxes, received_by_device, f"the sink {sink}"),
-            )
-            for sink in self.plan.sink
-        ]
+        deliveries = []
+        for sink in self.plan.sink:
+            assembly = self._assemble(full_region(shape), (sink, 0), boxes, received_by_device, f"the sink {sink}")
+            deliveries.append(OutputDelivery(key.tensor, sink, assembly))
+        return deliveries
 
     def _add_merge_reads(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
-        """Record the partial sums that each live merger reads, range by range."""
+        """Record which partial sums each live merger (a task that adds partial sums) reads."""
         sums = {key: _boxes_of_tasks(partials, key) for task in partials for key in task.outputs}
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
@@ -194,29 +188,32 @@ class _Router:
                 if any(box.region is not None and intersect(box.region, region) is not None for box in sums[key]):
                     self._add_reads(merger, [(key, region)])
         for key, boxes in sums.items():
-            self._serve_readers(key, boxes)
+            self._assemble_for_readers(key, boxes)
 
     def _assemble(
         self, need: Region, at: DeviceLane, boxes: Sequence[Box], received_by_device: dict[str, list[Box]], reader: str
     ) -> Assembly:
-        """Assemble a needed region from boxes.
+        """Assemble region `need` of a tensor from `boxes`, and from boxes that the device has received before.
 
-        Take the best box, split the rest around it along one axis, and repeat.
+        The best box covers its overlap with the region. The remaining region is divided along one axis and assembled in
+        turn. `at` is the device and lane, and `reader` describes the reader in errors.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *received_by_device.get(device, ()))):
             assert box.region is not None
-            overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor overlaps itself
+            # The comparison lets an empty tensor overlap with itself, for which `intersect` returns None.
+            overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))
-                if box.device == device and box.lane == lane and overlap == need:  # no other box can be better
+                # No box is better than one of the same lane that contains the whole region.
+                if box.device == device and box.lane == lane and overlap == need:
                     overlaps = overlaps[-1:]
                     break
         if not overlaps:
             raise DicompilerError(
-                f"plan: no part computes {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
-                "extend the region of one of its parts"
+                f"plan: no part computes the region {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} "
+                "reads: extend the region of one of its parts"
             )
         if len(overlaps) > MIN_PIECES_FOR_ONE_CONCAT:
             ranked = [(overlap, *self._piece_rank(at, i, box, overlap)) for i, box, overlap in overlaps]
@@ -229,7 +226,7 @@ class _Router:
                 return AssemblyConcat(cover[0], tuple(children))
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
-        # Boxes that do not overlap the needed region do not overlap parts of it either.
+        # Boxes that do not overlap with the needed region do not overlap with the regions into which it is divided.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -245,14 +242,14 @@ class _Router:
         return AssemblyLeaf(box, overlap)
 
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
-        """Return the sort key of a box for a reader; the smallest is the best."""
+        """Return the sort key of a box for a reader; the best box has the smallest key."""
         device, lane = at
         same_host = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
         distance = int(box.lane != lane) if box.device == device else 2 if same_host else 3
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_order(self, task: Task) -> TaskOrder:
-        """Return the sort key of a task: layer order, and partial sums first within a layer."""
+        """Return the sort key of a task: layer order, and within a layer, partial sums first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
@@ -261,26 +258,20 @@ class _Router:
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
         delivered = tuple(sorted(deliveries, key=lambda delivery: self.output_rank[delivery.output]))
         dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live_tasks)
-        retentions = tuple(
-            sorted(self.state_retentions, key=lambda retention: (self.device_rank[retention.device], retention.past))
-        )
+        retentions = sorted(self.state_retentions, key=lambda kept: (self.device_rank[kept.device], kept.past))
         received = tuple(self.received)
         return Routing(
-            self.layers, tuple(live), self.reads, delivered, received, dropped, runs, state_retentions=retentions
+            self.layers, tuple(live), self.reads, delivered, received, dropped, runs, state_retentions=tuple(retentions)
         )
 
 
 def _cover_along_axis(
     need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
-    """Cover a region by pieces that lie side by side along one axis.
+    """Cover a region by pieces that lie side by side along one axis; None if they do not.
 
-    Args:
-        need: The region.
-        pieces: (region within `need`, distance, minus its volume, order, index), as `_Router._piece_rank` ranks them.
-
-    Returns:
-        The axis, and (region, number of the piece or None) from left to right; None if there is no such axis.
+    A piece has its region within `need`, and the four numbers of `_Router._piece_rank`. The result is the axis, and
+    from left to right each covered region with the number of its piece, or with None if no piece covers it.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
     if len(axes) != 1:
@@ -291,43 +282,37 @@ def _cover_along_axis(
 
 
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
-    """Cover an interval greedily by the best pieces.
+    """Cover an interval by pieces (interval, distance, order), the best piece first.
 
-    What is left on both sides of a piece is covered by the next best ones. The nearest piece comes first, then the
-    piece with the largest missing part, then the first one in order. Thousands of pieces need neither recursion nor
-    much more time per piece.
+    The best piece is the nearest one. Among equally near ones, it is the one that covers most of the longest gap, and
+    then the first in order. The remaining gaps on its two sides are covered by the next best pieces. The function is
+    not recursive, because there can be thousands of pieces.
 
-    Args:
-        need: The interval.
-        pieces: (interval, distance, order) of each piece.
-
-    Returns:
-        (interval, number of the piece, or None for a gap that no piece covers) from left to right.
+    Returns the covered intervals from left to right, each with the number of its piece, or None if no piece covers it.
     """
-    starts, stops = [need[0]], [need[1]]  # of the gaps, in order
-    taken: list[tuple[Interval, int | None]] = []
-    longest = need[0] - need[1]  # minus the length of the largest part that a piece can have
-    heap = [(distance, longest, order, number) for number, (_, distance, order) in enumerate(pieces)]
+    starts, stops = [need[0]], [need[1]]  # These are the ends of the gaps, from left to right.
+    covered: list[tuple[Interval, int | None]] = []
+    negative_length = need[0] - need[1]  # No piece can cover more than the interval, so all begin with its length.
+    heap = [(distance, negative_length, order, number) for number, (_, distance, order) in enumerate(pieces)]
     heapq.heapify(heap)
     while heap:
-        distance, claimed, order, number = heapq.heappop(heap)
-        part = _largest_overlap(starts, stops, pieces[number][0])
-        if part is None:
+        distance, negative_length, order, number = heapq.heappop(heap)
+        overlap = _largest_overlap(starts, stops, pieces[number][0])
+        if overlap is None:
             continue
-        low, high, gap = part
-        if low - high != claimed:  # The overlap has shrunk since it was ranked, so other pieces may be better now.
-            heapq.heappush(heap, (distance, low - high, order, number))
-            continue
-        taken.append(((low, high), number))
-        rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
-        starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
-        # Nearer pieces may have split the rest for this piece into several gaps.
+        low, high, gap = overlap
+        # If the piece covers less than when it was ranked, other pieces may be better now.
+        if low - high == negative_length:
+            covered.append(((low, high), number))
+            rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
+            starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
+        # The piece stays in the heap, because it may also overlap with other gaps.
         heapq.heappush(heap, (distance, low - high, order, number))
-    return sorted([*taken, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
+    return sorted([*covered, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
 
 
 def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
-    """Return (start, stop, number of the gap) of the largest overlap of a piece with a gap."""
+    """Return start, stop and gap number of the largest overlap of a piece with a gap; None if there is no overlap."""
     best, gap = None, max(0, bisect_right(starts, piece[0]) - 1)
     while gap < len(starts) and starts[gap] < piece[1]:
         low, high = max(starts[gap], piece[0]), min(stops[gap], piece[1])
@@ -342,10 +327,10 @@ def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
 
 
 def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
-    """Return the number of the run of each task.
+    """Return the number of the run (a period between exchanges of lanes) in which each task is computed.
 
-    Within a run, no lane reads tensors that another lane or device computes in the same run, so the lanes of a device
-    can run one after another. `tasks` must be in layer order.
+    No lane reads a tensor that another lane or device computes in the same run. The lanes of a device can therefore be
+    computed one after another within a run. `tasks` must be in layer order.
     """
     runs, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):

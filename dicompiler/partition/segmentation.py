@@ -1,7 +1,4 @@
-"""Segmentation: a placed model becomes a Program, with segments on devices and transfers between them.
-
-placed Model, or PlacedGraph (not written as ONNX) ⇒ Program
-"""
+"""Segmentation: a placed model becomes a Program, with segments on devices and transfers between devices."""
 
 from __future__ import annotations
 
@@ -21,15 +18,10 @@ from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedG
 def build_program(
     placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Program:
-    """Return the program of a placed model.
+    """Return the program of a placed model, or of a placed graph (then without models and weights).
 
-    Args:
-        placed: Placed model, or placed graph; the program of a graph has no models and weights.
-        devices: All devices in order, including those without work.
-        hosts: Host by device; default: each device is its own host.
-
-    Returns:
-        The program.
+    `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
+    each device has its own host.
     """
     graph, hosts = _read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
@@ -43,27 +35,21 @@ def build_program(
         by_end[transfer.receiver].append(transfer)
     segments: dict[str, list[Segment]] = {device: [] for device in devices}
     index = {device: i for i, device in enumerate(devices)}
-    for (
-        device,
-        own,
-    ) in (
-        by_end.items()
-    ):  # The next device comes first, so that in an all-to-all exchange each link carries one message at a time.
-        own.sort(key=lambda transfer: (index[transfer.receiver] - index[device]) % len(index))
+    # Each device first sends to the next device in order. In an exchange of all devices with all devices, the messages
+    # of different devices then use different links at the same time.
+    for device, own_transfers in by_end.items():
+        own_transfers.sort(key=lambda transfer: (index[transfer.receiver] - index[device]) % len(index))
     order: list[tuple[int, int]] = []
     for nodes in _group_into_segments(graph):
         device = graph.nodes[nodes[0]].placement.device
-        segments_of_device = segments[device]
-        order.append((index[device], len(segments_of_device)))
-        segment = _build_segment(f"{device}_{len(segments_of_device):03}", nodes, graph)
+        number = len(segments[device])
+        order.append((index[device], number))
+        segment = _build_segment(f"{device}_{number:03}", nodes, graph)
         if isinstance(placed, Model):
             segment = replace(segment, model=_segment_model(segment, nodes, graph, placed, constants))
-        segments_of_device.append(segment)
+        segments[device].append(segment)
     return Program(
-        tuple(
-            _build_device_program(device, hosts, tuple(parts), graph, by_end[device])
-            for device, parts in segments.items()
-        ),
+        tuple(_build_device_program(d, hosts, tuple(segments[d]), graph, by_end[d]) for d in segments),
         transfers,
         tuple(graph.tensor_spec(name) for name in graph.inputs),
         tuple(graph.tensor_spec(name) for name, output in graph.sinks.items() if name == output),
@@ -74,7 +60,6 @@ def build_program(
 
 
 def _read_placed_model(model: Model) -> PlacedGraph:
-    """Return the placed graph of a placed model."""
     graph = model.proto.graph
     source, copies = read_source_and_sinks(model.proto)
     pieces, states = read_state_pieces(model.proto)
@@ -99,22 +84,23 @@ def _read_placed_model(model: Model) -> PlacedGraph:
 
 
 def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
-    """Group nodes into segments, as lists of node indices in order of their first nodes.
+    """Group nodes into segments, as lists of node indices in the order of their first nodes.
 
-    The grouping is greedy. A device's segment ends
-    - after a tensor that another device needs, unless the next node also computes one, or is part of another product of
-      the same tensor (so that keys and values of an attention leave together),
-    - before a node that needs a tensor newer than the segment's start,
+    Nodes are added to their device's current segment until the segment must end:
+    - after a tensor that another device needs, unless the next node computes such a tensor as well, or belongs to
+    another
+      matrix product of the same operand (so that keys and values of an attention leave together),
+    - before a node that needs a tensor that is computed after the segment's start,
     - at a change of the lane.
-    Each segment depends only on earlier ones.
+    Each segment therefore depends only on earlier ones.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
     sends = {producer for producer, *_ in graph.sends}
     groups: list[list[int]] = []
-    current: dict[str, list[int]] = {}  # last segment by device
-    sending: dict[str, bool] = {}  # True if that segment ends with a tensor that another device needs
+    current: dict[str, list[int]] = {}  # The current segment of each device.
+    sending: dict[str, bool] = {}  # True if the last node of the device's segment computes a tensor that is sent.
     products = _find_products(graph, sends)
-    last: dict[str, str] = {}  # operand of the last sent product, by device
+    last: dict[str, str] = {}  # The operand of the last matrix product with a result that is sent, by device.
     for unit in _inseparable_nodes(graph):
         device, lane, *_ = places[unit[0]]
         product, group = products.get(unit[0]), current.get(device, [])
@@ -137,7 +123,10 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 
 
 def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
-    """Return nodes on the path from a matrix product to a sent tensor, with the product's other operand."""
+    """Return the nodes between a matrix product and a tensor that is sent, each with the product's operand.
+
+    Only products with one computed operand are found, such as those by weights.
+    """
     found: dict[int, str] = {}
     for producer in sends:
         chain = [producer] if producer != FROM_INPUT else []
@@ -151,10 +140,10 @@ def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]
 
 
 def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
-    """Yield the nodes in order, grouped if they must share a segment.
+    """Yield the nodes in order, with nodes that must be in one segment grouped.
 
-    A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and their
-    nodes are adjacent.
+    A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and the
+    nodes of a layer are adjacent.
     """
     unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown:
@@ -169,9 +158,9 @@ def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
 
 
 def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
-    """Return the device that sends `tensor`: its producer, or a source of the input.
+    """Return the device that sends `tensor` to `receiver`.
 
-    A source on the receiver's host is preferred.
+    It is the device that computes the tensor. A model input is sent by a source, if possible on the receiver's host.
     """
     if tensor in graph.producer:
         return graph.nodes[graph.producer[tensor]].placement.device
@@ -233,7 +222,7 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
 def _segment_model(
     segment: Segment, nodes: Sequence[int], graph: PlacedGraph, source: Model, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return the segment's model; `constants` are the initializers of the placed model by name."""
+    """Return the ONNX model of a segment. `constants` are the initializers of the placed model, by name."""
     read = dict.fromkeys(n for i in nodes for n in graph.nodes[i].reads)
     proto = onnx.ModelProto(
         ir_version=source.proto.ir_version, opset_import=source.proto.opset_import, functions=source.proto.functions

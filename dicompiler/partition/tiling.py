@@ -1,7 +1,7 @@
-"""Tiling: parts of layers along named axes (height, width, channel).
+"""Tiling: parts of layers along named axes (height, width, channel), for annotating passes and strategies.
 
-The names of axes are propagated from the model's inputs through the rules (a channel shuffle passes through five
-axes), and never derived from a tensor's rank. Annotating passes and strategies build their parts with this module.
+The names of axes are not derived from a tensor's rank. They are propagated from the model's inputs through the operator
+rules, because tensors can have other axes in between: a channel shuffle has five.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def single_device_plan(layers: LayerGraph, device: str) -> Plan:
     """Return the plan with all layers on one device, which is also source and sink.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         device: Name of the device.
 
     Returns:
@@ -45,13 +45,14 @@ def single_device_plan(layers: LayerGraph, device: str) -> Plan:
 
 @memoized
 def named_axes(layers: LayerGraph) -> NamedAxes:
-    """Return the axis of each name (height, width, channel) by tensor.
+    """Return the axes that are called height, width and channel, for each tensor.
 
-    Inputs of rank 3 and more are read as N, C, H, W. Inputs of rank 2 are N, C (H, C if N is greater than 1), or N, H
-    for integers (tokens). The axis along which weights are cut is the channel axis from there on.
+    The axes of a model input of rank 3 or more are N, channel, height, width. Those of rank 2 are N and channel (height
+    and channel if there is more than one row), or N and height for integers (tokens). In a layer with weights, the axis
+    that divides the weights is the channel axis.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
 
     Returns:
         Axis by name, by tensor.
@@ -69,12 +70,10 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
 
 
 def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
-    """Return the names of a layer's output axes.
+    """Return the axes of a layer's output by name.
 
-    They are those of the input axes that a cut of the output axis restricts.
-
-    For an operator with weights, the axis that cuts the weights is the channel axis; another axis with that name
-    becomes height.
+    An axis has the name of the input axis that is divided together with it. In a layer with weights, the axis that
+    divides the weights is the channel axis, and another axis with this name becomes height.
     """
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}
@@ -83,15 +82,16 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             make_share_task(layers, layer, LayerShare(with_interval(full_region(shape), axis, interval)))
             for interval in ((0, 1), (shape[axis] - 1, shape[axis]))
         )
-        # Only axes on which the first and the last element read different regions are cut: a Slice never reads all.
+        # An input axis is divided together with the output axis if the first and the last output element read different
+        # regions of it. It is not enough that one element does not read the whole axis: a Slice never does.
         cut = {
             label
             for key in {**first.needs, **last.needs}
             for label, a in labelled.get(key.tensor, {}).items()
             if len({(task.needs[key][a] if key in task.needs else None) for task in (first, last)}) > 1
-            and any(task.needs[key][a] != (0, _extent(layers, key, a)) for task in (first, last) if key in task.needs)
+            and any(task.needs[key][a] != _full_axis(layers, key, a) for task in (first, last) if key in task.needs)
         }
-        # The weights of a quantized layer are read by nodes before the anchor, which dequantize them.
+        # In a quantized layer, nodes before the anchor read the weights and dequantize them.
         readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)
@@ -107,25 +107,25 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
                 labels.setdefault("height", labels.pop("channel"))
         for label in sorted(cut):
             labels.setdefault(label, axis)
-    # If a feature map is so small that every halo covers it, no cut is visible: keep the axis if the rank is kept.
-    labels_of_inputs = (
-        labelled.get(name, {}) for name in layer.inputs if len(layers.tensors[name].shape or ()) == len(shape)
-    )
-    for label, axis in (entry for axes_of in labels_of_inputs for entry in axes_of.items()):
-        if label != "channel" and label not in labels and axis not in labels.values():
-            labels[label] = axis
+    # If a feature map is so small that each halo covers it, every output element reads all of it. Height and width then
+    # stay the axes that they are in an input of the same rank.
+    for name in layer.inputs:
+        has_same_rank = len(layers.tensors[name].shape or ()) == len(shape)
+        for label, axis in labelled.get(name, {}).items() if has_same_rank else ():
+            if label != "channel" and label not in labels and axis not in labels.values():
+                labels[label] = axis
     return labels
 
 
-def _extent(layers: LayerGraph, key: TensorKey, axis: int) -> int:
-    return (layers.tensors[key.tensor].shape or ())[axis]
+def _full_axis(layers: LayerGraph, key: TensorKey, axis: int) -> Interval:
+    return 0, (layers.tensors[key.tensor].shape or ())[axis]
 
 
 def labelled_axis(layers: LayerGraph, layer: Layer, label: AxisLabel) -> int:
-    """Return the axis of a layer's output with a name.
+    """Return the axis of a layer's output that is called height, width or channel.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
         label: `height`, `width` or `channel`.
 
@@ -133,26 +133,26 @@ def labelled_axis(layers: LayerGraph, layer: Layer, label: AxisLabel) -> int:
         The axis.
 
     Raises:
-        DicompilerError: The layer has no such axis that can be cut. The message lists those that can.
+        DicompilerError: The layer cannot be divided along this axis. The message lists the axes along which it can.
     """
     labels = named_axes(layers).get(layer.output, {})
     allowed = cuttable_axes(layers, layer)
     axis = labels.get(label)
     if axis is None or axis not in allowed:
-        named = [name for name, a in labels.items() if a in allowed]
-        why = layer.whole_reason or f"axes that can be split: {', '.join(named) or 'none'}"
-        raise DicompilerError(f"layer {layer.name!r} cannot be split along {label}: {why}")
+        names = [name for name, a in labels.items() if a in allowed]
+        reason = layer.whole_reason or f"axes that can be split: {', '.join(names) or 'none'}"
+        raise DicompilerError(f"layer {layer.name!r} cannot be split along {label}: {reason}")
     return axis
 
 
 def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """Split an axis into intervals proportional to `weights`, aligned by the operator's rule.
+    """Split an axis into intervals proportional to `weights`, at positions that the operator's rule allows.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
-        axis: Axis of its output.
-        weights: Weights of the intervals.
+        axis: Axis of the layer's output.
+        weights: Relative lengths of the intervals.
 
     Returns:
         One interval per weight. Intervals can be empty.
@@ -162,20 +162,18 @@ def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[fl
 
 
 def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
-    """Split an axis at `ends`, each moved to the nearest aligned position.
+    """Split an axis at `ends`, each moved to the nearest position that the operator's rule allows.
 
-    There the rule computes no more than requested.
-
-    Such positions are boundaries of groups, or of whole channels after a Flatten.
+    At such a position, no element is computed twice: for example at a boundary of groups of channels.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
-        axis: Axis of its output.
-        ends: Ends of the intervals in elements.
+        axis: Axis of the layer's output.
+        ends: Ends of the intervals in elements, in ascending order.
 
     Returns:
-        The intervals.
+        One interval per end.
     """
     moved = [_align_cut(layers, layer, axis, end) for end in ends]
     return tuple(zip((0, *moved), moved, strict=False))
@@ -195,33 +193,31 @@ def tile_layer(
 ) -> tuple[Part, ...]:
     """Return parts of a layer along an axis, one per device, proportional to `weights`.
 
-    layer ⇒ [d0: rows 0:3], [d1: rows 3:7]
+    For example, seven rows become rows 0:3 on device d0 and rows 3:7 on device d1.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
         label: `height`, `width` or `channel`.
-        weights: Weights of the devices.
+        weights: Relative sizes of the parts, one per device.
         devices: Names of the devices.
 
     Returns:
-        The parts; devices with an empty interval get none.
+        The parts; devices with an empty interval have none.
 
     Raises:
-        DicompilerError: The layer cannot be cut along this axis.
+        DicompilerError: The layer cannot be divided along this axis.
     """
     axis, whole = labelled_axis(layers, layer, label), full_region(output_shape(layers, layer))
-    intervals = zip(devices, split_axis(layers, layer, axis, weights), strict=True)
-    return tuple(
-        Part(device, with_interval(whole, axis, (low, high))) for device, (low, high) in intervals if low < high
-    )
+    shares = zip(devices, split_axis(layers, layer, axis, weights), strict=True)
+    return tuple(Part(device, with_interval(whole, axis, cut)) for device, cut in shares if cut[0] < cut[1])
 
 
 def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
-    """Return the tiles of a rows × columns grid over height and width, row by row, without empty ones.
+    """Return the tiles of a grid over the height and width of a layer's output, row by row, without empty tiles.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
         rows: Number of rows of the grid.
         columns: Number of columns of the grid.
@@ -230,41 +226,41 @@ def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tup
         Regions of the layer's output.
     """
     h, w = labelled_axis(layers, layer, "height"), labelled_axis(layers, layer, "width")
-    both = (split_axis(layers, layer, axis, [1.0] * count) for axis, count in ((h, rows), (w, columns)))
-    heights, widths = ([cut for cut in cuts if cut[0] < cut[1]] for cuts in both)
+    heights = [cut for cut in split_axis(layers, layer, h, [1.0] * rows) if cut[0] < cut[1]]
+    widths = [cut for cut in split_axis(layers, layer, w, [1.0] * columns) if cut[0] < cut[1]]
     whole = full_region(output_shape(layers, layer))
     return tuple(with_interval(with_interval(whole, h, height), w, width) for height in heights for width in widths)
 
 
 def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
-    """Return True if the layer's output is read, and only by layers with these names.
+    """Return True if only layers with these names read a layer's output.
 
     Args:
-        layers: The layers.
+        layers: The model's layers.
         layer: The layer.
         names: Names of layers.
 
     Returns:
-        False for a model output, which is read outside.
+        True if no other layer reads the output. False if it is a model output, or nothing reads it.
     """
     readers = layers.consumers.get(layer.output, ())
     return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
 
 
 def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
-    """Return the only layer of a set that is read outside of the set.
+    """Return the only layer of a set of layers that is read outside of the set.
 
-    A set with one exit is convex: a path that leaves it never returns.
+    A set with one exit has no path that leaves the set and returns to it.
 
     Args:
-        layers: The layers.
-        chosen: The set.
+        layers: The model's layers.
+        chosen: The set of layers.
 
     Returns:
         The layer.
 
     Raises:
-        DicompilerError: There are several exits.
+        DicompilerError: The outputs of several layers, or of none, are read outside.
     """
     names = {layer.name for layer in chosen}
     exits = [layer for layer in chosen if not is_read_only_within(layers, layer, names)]
@@ -275,20 +271,20 @@ def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
 
 
 def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
-    """Return the region of each layer that computes a tile of the exit, extended backwards by all halos.
+    """Return, for each tile of a set's last layer, the region that each layer of the set computes, halos included.
 
-    conv1 → conv2 (exit: rows 4:8) ⇒ conv2: rows 4:8, conv1: rows 3:9
+    For the convolutions conv1 → conv2 and the rows 4:8 of conv2, these are the rows 3:9 of conv1.
 
     Args:
-        layers: The layers.
-        chosen: Layers with one exit.
-        tiles: Regions of the exit's output.
+        layers: The model's layers.
+        chosen: Layers of which only the last one is read outside of the set.
+        tiles: Regions of the last layer's output.
 
     Returns:
         Region by layer name, for each tile.
 
     Raises:
-        DicompilerError: The set has several exits, or contains a layer that cannot be divided.
+        DicompilerError: Several layers are read outside of the set, or a layer cannot be divided.
     """
     last = exit_layer(layers, chosen)
     order = sorted(chosen, key=lambda layer: layers.position[layer.name], reverse=True)

@@ -1,6 +1,6 @@
-"""Narrowing of sent tensors: casts before and after each transfer.
+"""Narrowing of sent tensors: casts to a smaller wire type before each transfer, and casts back after it.
 
-box ⇒ Cast (float16, bfloat16) or QuantizeLinear (int8) ⇒ transfer ⇒ Cast or DequantizeLinear ⇒ box in its own type
+A tensor passes Cast (float16, bfloat16) or QuantizeLinear (int8), the transfer, and Cast or DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -21,35 +21,29 @@ from dicompiler.ir.wire_dtype import (
 from dicompiler.partition.placed_graph import NodePlacement, PlacedGraphBuilder, PlacedTensor
 
 LAST_POSITION = 1 << 31
-"""Position in layer order after all layers."""
+"""Position in layer order that comes after all layers."""
 MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10}
-"""First opset with a Cast or QuantizeLinear for each wire type."""
+"""First opset with a Cast or QuantizeLinear to each wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)
-"""Value range in programs that are only simulated, before samples have been run."""
+"""Value range that is used in programs that are only simulated, because no samples have been run for them."""
 
 
 class WireCasts:
-    """Casts between the devices of a placed graph; none for tensors that are sent unchanged."""
+    """Adds casts between the devices of a placed graph, for tensors that the plan narrows."""
 
     def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
-        # By narrowed tensor, device and lane; shared by all readers.
+        # Tensors that were cast back, by the name of the received tensor, device and lane.
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
     ) -> PlacedTensor:
-        """Return the tensor that is sent for a box of `tensor`: sliced, then narrowed.
+        """Return the tensor that is sent for a box of `tensor`: the box's region, in the wire type.
 
         The cast of a slice comes after all slices at `slice_placement`, so that their transfers still leave together.
-        The cast of a whole tensor directly follows the node that computes it.
-
-        Args:
-            tensor: Tensor of which the box is a region.
-            box: The box.
-            slice_placement: Placement of the slice.
-            producer_placement: Placement of the node that computes `tensor`.
+        The cast of a whole tensor directly follows the node that computes it, at `producer_placement`.
         """
         assert box.region is not None
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
@@ -65,7 +59,7 @@ class WireCasts:
         return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 
     def widen(self, sent: PlacedTensor, key: TensorKey, place: NodePlacement) -> PlacedTensor:
-        """Return the received box in its own type, shared by all readers on this device and lane."""
+        """Return a received tensor in its original type. All readers on a device and lane share the cast."""
         if key.tensor not in self.kinds:
             return sent
         cache_key = (sent.name, place.device, place.lane)
@@ -93,19 +87,14 @@ class WireCasts:
 
 
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
-    """Raise DicompilerError if sent tensors cannot be narrowed.
+    """Raise DicompilerError if the opset is too old for a wire type, or the value range of an int8 tensor is unknown.
 
-    Value ranges can be missing, or the opset too old.
-
-    Args:
-        routing: The routing.
-        wire: Its wire format.
-        opset: Opset of the model's standard operators; 0: it uses none.
+    `opset` is the version of the model's standard operators, or 0 if the model has none.
     """
-    known = effective_wire_dtypes(routing.layers)
-    keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in known)
+    dtypes = effective_wire_dtypes(routing.layers)
+    keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes)
     for key in keys:
-        kind, name = known[key.tensor], range_name(key)
+        kind, name = dtypes[key.tensor], range_name(key)
         if 0 < opset < MIN_OPSET_BY_DTYPE.get(kind, 0):
             raise DicompilerError(
                 f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, but the model has {opset}: convert it "
@@ -119,16 +108,15 @@ def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
 
 
 def max_narrowings_on_path(routing: Routing) -> int:
-    """Return the maximum number of narrowings on a path from a model input to an output."""
+    """Return how often a value is narrowed at most between a model input and a model output."""
     layers = routing.layers
     dtypes = effective_wire_dtypes(layers)
     sent_keys = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes}
-    whole, partial = (
-        {key.tensor for key in sent_keys if (key.reduce is None) == is_whole} for is_whole in (True, False)
-    )
-    depth = dict.fromkeys(layers.inputs, 0)
+    whole = {key.tensor for key in sent_keys if key.reduce is None}
+    partial = {key.tensor for key in sent_keys if key.reduce is not None}
+    count = dict.fromkeys(layers.inputs, 0)
     for layer in layers.layers:
-        deepest = max((depth.get(name, 0) + (name in whole) for name in layer.inputs), default=0)
-        sums = any(name in partial for node in layer.nodes for name in node.outputs)
-        depth |= dict.fromkeys(layer.outputs, deepest + sums)
-    return max((depth.get(name, 0) + (name in whole) for name in layers.outputs), default=0)
+        largest = max((count.get(name, 0) + (name in whole) for name in layer.inputs), default=0)
+        has_sent_sums = any(name in partial for node in layer.nodes for name in node.outputs)
+        count |= dict.fromkeys(layer.outputs, largest + has_sent_sums)
+    return max((count.get(name, 0) + (name in whole) for name in layers.outputs), default=0)

@@ -74,7 +74,10 @@ FULL, TOP, BOTTOM = ([[0, 1], [0, 4], rows, [0, 12]] for rows in ([0, 12], [0, 6
 
 
 PLANS: dict[str, tuple[Any, str]] = {
-    "uncovered": (("y", (TOP, BOTTOM)), "plan: no part computes [0:1, 0:4, 6:7, 0:12] of 'y', which 'z' on pi02 reads"),
+    "uncovered": (
+        ("y", (TOP, BOTTOM)),
+        "plan: no part computes the region [0:1, 0:4, 6:7, 0:12] of 'y', which 'z' on pi02 reads",
+    ),
     "covered twice": (("y", (FULL, FULL)), "layers.y[1]: the part is listed twice: remove one"),
     "outside": (("y", ([*FULL[:2], [0, 13], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
     "huge": (("y", ([*FULL[:2], [0, 10**30], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),

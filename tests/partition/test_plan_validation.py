@@ -116,7 +116,7 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
                     ("a",), replace(GOOD, layers={**GOOD.layers, "softmax": (replace(conv((2, (0, 5))), device="b"),)})
                 ),
             ),
-            "plan: failures[0]: no part computes [0:1, 0:4, 5:8, 0:6] of 'y'",
+            "plan: failures[0]: no part computes the region [0:1, 0:4, 5:8, 0:6] of 'y'",
         ),
     ],
 )
