@@ -252,12 +252,12 @@ def test_bytes_do_not_depend_on_the_process() -> None:
         (
             "llama_small",
             {"kv_heads": 5},
-            "network 'llama_small': 1024 features, 16 heads, 5 of keys and values: heads must",
+            "network 'llama_small': 1024 features, 16 heads, 5 heads of keys and values: choose an even",
         ),
         (
             "llama_small",
             {"static": True},
-            "network 'llama_small': past is 0: static caches need at least as many rows as there are new ones",
+            "network 'llama_small': past is 0: use at least the number of tokens (128)",
         ),
         ("bert_base", {"size": 513}, "network 'bert_base': size is 513: the model has 512 positions"),
     ],
