@@ -47,7 +47,9 @@ def read_samples(path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
     if not counts:
         raise DicompilerError(f"{path}: the network has no inputs, so it cannot be calibrated")
     if len(counts) > 1:
-        raise DicompilerError(f"{path}: its arrays hold {sorted(counts)} samples: give the same number for every input")
+        raise DicompilerError(
+            f"{path}: the numbers of samples of the inputs are {sorted(counts)}: give the same number for every input"
+        )
     return [{name: arrays[name][i] for name in names} for i in range(*counts)]
 
 

@@ -114,9 +114,8 @@ def _compare_nested(
         pairs = {key: (reference[key], actual[key]) for key in reference if key in actual}
         is_same_form = list(reference) == list(actual)
     elif isinstance(reference, float) and isinstance(actual, float):
-        return compare_value(
-            name, np.asarray(reference, np.float32), np.asarray(actual, np.float32), exact, tolerance, extra_tolerance
-        )
+        arrays = np.asarray(reference, np.float32), np.asarray(actual, np.float32)
+        return compare_value(name, *arrays, exact, tolerance, extra_tolerance)
     else:
         is_equal = bool(repr(reference) == repr(actual))
         detail = "equal" if is_equal else f"{one_line(repr(actual))}, but onnxruntime computes {reference!r}"
@@ -177,18 +176,19 @@ def check_exact(
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()
     for seed in used_seeds:
-        try:  # Check models are as large as the network, so only one is kept in memory at a time.
-            relaxation, masks, roles, failed = _check_seed(
+        try:
+            # No check model is assigned to a variable, because it is as large as the network and must be freed.
+            relaxation, masks, roles, failure = _check_seed(
                 build_check_model(model, seed, rules, relaxation, layers), split, masks
             )
         except NotExactError as error:
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
         if len(roles) > 1:
             role_note = f", each in {len(roles)} {'roles' if roles[-1] else 'replicas'}"
-        if failed:
-            failed_devices = roles[failed[0]]
-            name = f"without {', '.join(failed_devices)}" if failed_devices else f"replica {failed[0]}"
-            return Check("exact", False, f"seed {seed}: {f'{name}: ' if role_note else ''}{failed[1]}")
+        if failure:
+            failed_devices = roles[failure[0]]
+            name = f"without {', '.join(failed_devices)}" if failed_devices else f"replica {failure[0]}"
+            return Check("exact", False, f"seed {seed}: {f'{name}: ' if role_note else ''}{failure[1]}")
     models = f"bit-equal for {len(used_seeds)} check models ({masks.coverage}){role_note}"
     return Check("exact", True, models + _layer_summary(relaxation.excluded, layers))
 

@@ -60,13 +60,13 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         DeadlineExceededError: The deadline has passed.
     """
     options, current = ort.RunOptions(), _CURRENT.get()
-    options.log_severity_level = 4  # Otherwise onnxruntime logs that it was stopped.
+    options.log_severity_level = 4  # At other levels, onnxruntime logs that it was stopped.
     if current is None:
         return call(options)
     deadline, scope = current
     results: list[Any] = []
     errors: list[BaseException] = []
-    ended = threading.Event()  # join() is not used, because after Ctrl-C it considers the thread dead.
+    ended = threading.Event()  # Thread.join() is not used, because it returns at once after Ctrl-C.
 
     def work() -> None:
         try:
@@ -76,7 +76,7 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         finally:
             ended.set()
 
-    # onnxruntime does not react to signals, so it runs in a thread. A thread that cannot be stopped is abandoned.
+    # onnxruntime ignores signals, so it runs in a thread. If it cannot be stopped, the thread continues unused.
     try:
         threading.Thread(target=work, daemon=True).start()
         ended.wait(deadline.remaining_s)

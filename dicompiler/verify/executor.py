@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,12 +69,12 @@ class OrtSession:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
-        if optimization != "all":  # Fused integer operators round differently, and parts are fused differently.
+        if optimization != "all":  # Fused integer operators round differently, and a split changes which are fused.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if is_single_use:
             options.add_session_config_entry("session.disable_prepacking", "1")
         names = [tensor.name for tensor in proto.graph.initializer if is_placeholder(tensor)]
-        # onnxruntime may not copy the values, so they must live as long as the session.
+        # onnxruntime may read the arrays without a copy, so they must live as long as the session.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
@@ -118,7 +119,7 @@ class OrtSession:
         names = [value.name for value in self._session.get_inputs()]
         if not all(_is_numeric_array(memory[name]) for name in names):
             return lambda: self.run({name: memory[name] for name in names})
-        binding, others = self._session.io_binding(), list[str]()
+        binding, unbound_outputs = self._session.io_binding(), list[str]()
         with self._ort_errors_translated():
             for name in names:
                 binding.bind_ortvalue_input(name, to_ort(memory[name]))
@@ -127,11 +128,11 @@ class OrtSession:
                 if is_static and _is_numeric_array(memory.get(name)):
                     binding.bind_ortvalue_output(name, to_ort(memory[name]))
                 else:
-                    others.append(name)
+                    unbound_outputs.append(name)
 
         def call() -> None:
             with self._ort_errors_translated():
-                for name in others:  # Otherwise the output of the last run would be reused as memory.
+                for name in unbound_outputs:  # Without a new binding, onnxruntime would overwrite the last output.
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
 
@@ -153,7 +154,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
     storage = array.view(f"u{array.dtype.itemsize}")
     packed = Weight.from_array(array)
     if packed.nbytes < array.nbytes:
-        # onnxruntime takes the shape from the array and reads as many packed bytes as that shape needs.
+        # onnxruntime reads the shape from the array, and from its memory the packed bytes that this shape needs.
         storage = np.zeros(array.shape, np.uint8)
         storage.reshape(-1)[: packed.nbytes] = np.frombuffer(packed.data, np.uint8)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, packed.dtype)
@@ -196,7 +197,7 @@ def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dic
 def _check_input(value: TensorSpec, inputs: Mapping[str, Any]) -> Any:
     if value.name not in inputs:
         raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
-    if value.dtype == onnx.TensorProto.UNDEFINED:  # a sequence or an optional value
+    if value.dtype == onnx.TensorProto.UNDEFINED:  # The input is a sequence or an optional value.
         return inputs[value.name]
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
     return coerce_input(inputs[value.name], dtype, value.shape, f"input {value.name!r}")
@@ -287,19 +288,13 @@ class ProgramExecutor:
         self._kept_states: dict[str, Any] = {}
         self._sends = [_sends_by_segment(device) for device in program.devices]
 
-        def make_session(s: Segment) -> SegmentRunner:
-            arguments = (
-                s.model,
-                program.weights,
-                f"segment {s.name!r} of device {s.device!r}",
-                optimization,
-                is_single_use,
-            )
-            return _SingleUseSession(lambda: OrtSession(*arguments)) if is_single_use else OrtSession(*arguments)
+        def make_session(segment: Segment) -> SegmentRunner:
+            place = f"segment {segment.name!r} of device {segment.device!r}"
+            create = partial(OrtSession, segment.model, program.weights, place, optimization, is_single_use)
+            return _SingleUseSession(create) if is_single_use else create()
 
-        self._sessions = [
-            [(make_runner or make_session)(segment) for segment in device.segments] for device in program.devices
-        ]
+        make_runner = make_runner or make_session
+        self._sessions = [[make_runner(segment) for segment in device.segments] for device in program.devices]
 
     def run(self, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
         """Run the program for one frame.
@@ -321,9 +316,8 @@ class ProgramExecutor:
         memory = {d.device: {name: arrays[name] for name in d.sources} for d in program.devices}
         for device in program.devices:
             for state in device.states:
-                memory[device.device][state.value.name] = (
-                    arrays[state.past][to_slices(state.region)] if restarts else self._kept_states[state.value.name]
-                )
+                name, region = state.value.name, to_slices(state.region)
+                memory[device.device][name] = arrays[state.past][region] if restarts else self._kept_states[name]
         sent = [0] * len(program.transfers)
         for sends in self._sends:
             self._send(sends[0], memory, sent)
@@ -344,11 +338,9 @@ class ProgramExecutor:
         }
         first = {name: value for outputs in reversed(delivered.values()) for name, value in outputs.items()}
         outputs = {value.name: first[value.name] for value in program.outputs}
-        kept = [
-            (state, memory[device.device][state.written_name]) for device in program.devices for state in device.states
-        ]
-        self._kept_states = {state.value.name: array for state, array in kept}
-        return Execution(outputs, tuple(sent), delivered, memory if keep_values else {}, kept)
+        kept_states = [(s, memory[d.device][s.written_name]) for d in program.devices for s in d.states]
+        self._kept_states = {state.value.name: array for state, array in kept_states}
+        return Execution(outputs, tuple(sent), delivered, memory if keep_values else {}, kept_states)
 
     def _send(self, indices: Sequence[int], memory: Mapping[str, dict[str, Any]], sent: list[int]) -> None:
         for index in indices:

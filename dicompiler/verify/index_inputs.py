@@ -41,15 +41,14 @@ def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[
     limits = dict[str, ValueLimit]()
     inputs = (value.name for value in model.proto.graph.input if not tensors[value.name].is_constant)
     for name in inputs if names is None else names:
-        counts = [
-            n for node, index in _final_readers(name, readers) if (n := _value_count(node, index, tensors)) is not None
-        ]
+        counts = [_value_count(node, index, tensors) for node, index in _final_readers(name, readers)]
+        valid_counts = [count for count in counts if count is not None]
         reshapes = [node for node, index in readers.get(name, ()) if (node.op_type, index) == ("Reshape", 1)]
         shape = _find_reshape_target(tensors, reshapes[0], name) if reshapes else None
         if shape:
             limits[name] = shape
-        elif counts:
-            limits[name] = min(counts)
+        elif valid_counts:
+            limits[name] = min(valid_counts)
     return limits
 
 
@@ -112,9 +111,8 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 
     def count(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
         tensor = inputs[index] if index < len(inputs) else None
-        used_axis = (
-            next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0) if axis is None else axis
-        )
+        axis_attribute = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        used_axis = axis_attribute if axis is None else axis
         shape = None if tensor is None else tensor.shape
         return None if shape is None or not -len(shape) <= used_axis < len(shape) else shape[used_axis]
 
@@ -133,7 +131,7 @@ def _one_hot_depth(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
     return None if depth is None or depth.value is None else int(depth.value.flat[0])
 
 
-def _mask_values(_node: onnx.NodeProto, _given: InputTensors) -> int:
+def _mask_values(_node: onnx.NodeProto, _inputs: InputTensors) -> int:
     return MASK_VALUES
 
 
@@ -178,12 +176,8 @@ def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | N
 
 def _inverted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
     """Return MASK_VALUES for `1 - input`, because some exporters invert masks in this way."""
-    tensor = inputs[0]
-    return (
-        MASK_VALUES
-        if tensor is not None and tensor.value is not None and tensor.value.size == 1 and tensor.value.flat[0] == 1
-        else None
-    )
+    minuend = None if inputs[0] is None else inputs[0].value
+    return MASK_VALUES if minuend is not None and minuend.size == 1 and minuend.flat[0] == 1 else None
 
 
 _VALUE_COUNTS: Mapping[tuple[str, int], Callable[[onnx.NodeProto, InputTensors], int | None]] = {

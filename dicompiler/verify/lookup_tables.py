@@ -70,7 +70,8 @@ def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dic
     for name in names:
         tables: dict[tuple[Any, ...], dict[str, Any]] = {}
         for values, (node, index) in _index_uses(name, tensors, readers):
-            rows = _TABLES.get((node.domain.removeprefix("ai.onnx"), node.op_type, index), _no_table)(node, tensors)
+            find_rows = _TABLES.get((node.domain.removeprefix("ai.onnx"), node.op_type, index))
+            rows = None if find_rows is None else find_rows(node, tensors)
             if rows is None or rows[1] < 1:
                 continue
             min_index = -rows[1] if node.op_type in INDEXING_OPS else 0
@@ -123,11 +124,8 @@ def _after_node(
     if node.op_type == "Identity":
         return values
     if node.op_type == "Cast":
-        return _after_cast(
-            values,
-            tensors.get(node.input[0]),
-            next(attribute.i for attribute in node.attribute if attribute.name == "to"),
-        )
+        dtype = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+        return _after_cast(values, tensors.get(node.input[0]), dtype)
     if node.op_type in REARRANGING_OPS:
         return replace(values, is_in_place=False)
     if node.op_type in ("Add", "Sub"):
@@ -143,23 +141,17 @@ def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> 
     """Return the values behind a Cast to an integer type; None for a Cast from floats, because it rounds."""
     if dtype not in INDEX_TYPES or source is None or _numpy_dtype(source).kind not in "iu":
         return None
-    return (
-        values
-        if np.can_cast(_numpy_dtype(source), INDEX_TYPES[dtype])
-        else replace(values, cast_type=INDEX_TYPES[dtype])
-    )
+    is_lossless = np.can_cast(_numpy_dtype(source), INDEX_TYPES[dtype])
+    return values if is_lossless else replace(values, cast_type=INDEX_TYPES[dtype])
 
 
 def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> _IndexValues | None:
     """Return the values behind a Slice with constant bounds and steps of 1; None for any other Slice."""
     bounds, source = [_constant_values(tensors, name) for name in node.input[1:]], tensors.get(node.input[0])
-    if (
-        not values.is_in_place
-        or values.region is None
-        or source is None
-        or len(source.shape or ()) != len(values.region)
-    ):
-        return None  # A broadcast sum may have added leading axes.
+    if not values.is_in_place or values.region is None or source is None:
+        return None
+    if len(source.shape or ()) != len(values.region):
+        return None  # The addition of a constant of higher rank has added leading axes.
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
         return None
     region, starts, ends = list(values.region), bounds[0], bounds[1]
@@ -181,10 +173,6 @@ def _constant_values(tensors: Mapping[str, TensorInfo], name: str) -> list[Any] 
 
 def _numpy_dtype(tensor: TensorInfo) -> np.dtype[Any]:
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype) if tensor.dtype else object)
-
-
-def _no_table(_node: onnx.NodeProto, _tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    return None
 
 
 def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:

@@ -57,21 +57,23 @@ def _non_tensor_types(model: Model) -> dict[str, onnx.TypeProto]:
     return {value.name: value.type for value in values if not is_fixed_size(value.type.tensor_type.elem_type)}
 
 
-def _random_value(value_type: onnx.TypeProto, strings: Sequence[str], rng: np.random.Generator, whole: bool) -> Any:
-    form = value_type.WhichOneof("value")
+def _random_value(
+    value_type: onnx.TypeProto, strings: Sequence[str], rng: np.random.Generator, integers_only: bool
+) -> Any:
+    form, arguments = value_type.WhichOneof("value"), (strings, rng, integers_only)
     if form == "sequence_type":
-        return [_random_value(value_type.sequence_type.elem_type, strings, rng, whole) for _ in range(RANDOM_LENGTH)]
+        return [_random_value(value_type.sequence_type.elem_type, *arguments) for _ in range(RANDOM_LENGTH)]
     if form == "optional_type":
-        return _random_value(value_type.optional_type.elem_type, strings, rng, whole)
+        return _random_value(value_type.optional_type.elem_type, *arguments)
     if form == "map_type":
         has_string_keys = value_type.map_type.key_type == onnx.TensorProto.STRING
         keys: Sequence[Any] = list(strings[:RANDOM_LENGTH]) if has_string_keys else range(RANDOM_LENGTH)
-        return {key: _random_value(value_type.map_type.value_type, strings, rng, whole).item() for key in keys}
+        return {key: _random_value(value_type.map_type.value_type, *arguments).item() for key in keys}
     shape = tuple(dim.dim_value or 1 for dim in value_type.tensor_type.shape.dim)
     if value_type.tensor_type.elem_type == onnx.TensorProto.STRING:
         return np.array(strings, object)[rng.integers(0, len(strings), shape)]
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value_type.tensor_type.elem_type))
-    is_real = dtype.kind == "f" and not whole
+    is_real = dtype.kind == "f" and not integers_only
     numbers = rng.standard_normal(shape) if is_real else rng.integers(0, 2 if dtype.kind == "b" else 4, shape)
     return np.asarray(numbers).astype(dtype)
 
@@ -82,13 +84,10 @@ def to_ort_inputs(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     Lists become arrays, arrays named x_0, x_1, … become the sequence x, and missing optional values become None. Raises
     DicompilerError if a value does not match its type.
     """
-    nested = {
-        name: value_type
-        for name, value_type in _non_tensor_types(model).items()
-        if value_type.WhichOneof("value") != "tensor_type"
-    }
     values = dict(inputs)
-    for name, value_type in nested.items():
+    for name, value_type in _non_tensor_types(model).items():
+        if value_type.WhichOneof("value") == "tensor_type":
+            continue
         index = 0
         while name not in inputs and f"{name}_{index}" in values:
             values.setdefault(name, []).append(values.pop(f"{name}_{index}"))
@@ -107,10 +106,8 @@ def _to_ort_value(value_type: onnx.TypeProto, value: Any, place: str) -> Any:
     if form == "sequence_type":
         if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
             raise DicompilerError(f"{place} is a sequence: give a list")
-        return [
-            _to_ort_value(value_type.sequence_type.elem_type, element, f"{place}[{i}]")
-            for i, element in enumerate(value)
-        ]
+        element_type = value_type.sequence_type.elem_type
+        return [_to_ort_value(element_type, element, f"{place}[{i}]") for i, element in enumerate(value)]
     if form == "map_type":
         if not isinstance(value, Mapping):
             raise DicompilerError(f"{place} is a map: give a dict")

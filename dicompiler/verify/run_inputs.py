@@ -37,16 +37,13 @@ def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = Non
     if inputs is not None:
         states = dict(read_states(model.proto) or ())
         inputs = to_ort_inputs(model, inputs)
-        checked = check_inputs(
-            values,
-            with_initial_states([value for value in values if value.name in states], inputs, is_first_frame=True),
-        )
+        state_values = [value for value in values if value.name in states]
+        checked = check_inputs(values, with_initial_states(state_values, inputs, is_first_frame=True))
         check_indices(model, checked)
         return checked
     tensors = random_inputs([value for value in values if is_fixed_size(value.dtype)], seed)
-    return check_inputs(
-        values, limit_values(tensors, find_value_limits(model), seed) | random_non_tensor_inputs(model, seed)
-    )
+    tensors = limit_values(tensors, find_value_limits(model), seed)
+    return check_inputs(values, tensors | random_non_tensor_inputs(model, seed))
 
 
 def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:

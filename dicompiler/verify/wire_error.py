@@ -93,11 +93,8 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
         wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
         largest_here = float(np.abs(values[is_finite]).max(initial=0.0))
         place = f"{name!r}, from {transfer.sender!r} to {transfer.receiver!r},"
-        transfer_count, largest, non_finite_count = (
-            transfer_count + 1,
-            max(largest, largest_here),
-            non_finite_count + (not is_finite.all()),
-        )
+        transfer_count, largest = transfer_count + 1, max(largest, largest_here)
+        non_finite_count += not is_finite.all()
         if wire_dtype == "int8" and not is_finite.all():
             detail = f"{place} holds NaN or infinity, which int8 cannot represent: send it as float16"
             return Check("wire", False, detail)
@@ -124,12 +121,6 @@ def wire_error_bound(routing: Routing) -> float:
     amplifies rounding errors may exceed the bound; another wire type should then be used.
     """
     wire_dtypes = effective_wire_dtypes(routing.layers)
-    sent = {
-        wire_dtypes[box.key.tensor]
-        for role in routing.roles
-        for box in role.received_boxes
-        if box.key.tensor in wire_dtypes
-    }
-    return max((ROUNDING_ERRORS.get(wire_dtype, 0.0) for wire_dtype in sent), default=0.0) * max_narrowings_on_path(
-        routing
-    )
+    sent = {wire_dtypes.get(box.key.tensor, "") for role in routing.roles for box in role.received_boxes}
+    largest_error = max((ROUNDING_ERRORS.get(wire_dtype, 0.0) for wire_dtype in sent), default=0.0)
+    return largest_error * max_narrowings_on_path(routing)
