@@ -110,7 +110,7 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
         files, _ = _relative_entries(stage)
         names = [main_file, *sorted(files - {main_file})]
         (stage / TRACKED_LIST_NAME).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
-        # Whoever can read the main file can also read the list.
+        # The list gets the permissions of the main file, so that the same users can read it.
         shutil.copymode(stage / main_file, stage / TRACKED_LIST_NAME)
         if place.exists() and not _carry_over(place, stage, names):
             return

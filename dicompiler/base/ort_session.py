@@ -26,7 +26,7 @@ def create_session(model: bytes, options: Any) -> Any:
 
     try:
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no other common base class
+    except Exception as error:  # The errors of onnxruntime have no other common base class.
         if "QuantizeLinear" not in str(error):
             raise
         options.add_session_config_entry("session.qdqisint8allowed", "1")

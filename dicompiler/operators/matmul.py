@@ -79,7 +79,7 @@ def equation_of(operation: Operation) -> Equation:
     if operation.node.op == "Gemm":
         is_transposed = operation.attribute("transA", 0), operation.attribute("transB", 0)
         return Equation(("ki" if is_transposed[0] else "ik", "jk" if is_transposed[1] else "kj"), "ij")
-    # An operand of a MatMul that is a vector has neither batch axes nor rows (columns).
+    # An operand of a MatMul can be a vector, which has only the summed axis k.
     a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
     return parse_equation(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
 

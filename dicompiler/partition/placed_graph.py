@@ -389,7 +389,7 @@ class PlacedGraphBuilder:
         axes, starts, ends = zip(*cuts, strict=True)
         name = name or self.unique_tensor_name(tensor.name + format_region(region))
         output = PlacedTensor(name, region, tensor.dtype)
-        if 0 < self.facts.opset < 10:  # Before opset 10, the numbers are attributes.
+        if 0 < self.facts.opset < 10:  # Before opset 10, starts, ends and axes are attributes of a Slice.
             numbers = {"axes": axes, "ends": ends, "starts": starts}
             return self.add_node("Slice", [tensor.name], output, place, tensor.name, **numbers)
         inputs = [tensor.name, *(self.add_constant(numbers) for numbers in (starts, ends, axes))]

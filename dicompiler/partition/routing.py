@@ -109,7 +109,7 @@ class _Router:
         self.state_retentions: list[StateRetention] = []
         self.device_rank = {device: i for i, device in enumerate(plan.devices)}
         self.output_rank = {name: i for i, name in enumerate(layers.outputs)}
-        self.live_tasks: set[TaskId | None] = set()  # Boxes of model inputs have None instead of a task.
+        self.live_tasks: set[TaskId | None] = set()  # None stands for model inputs, which no task computes.
         self.readers: dict[TensorKey, list[tuple[TaskOrder, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []
@@ -290,7 +290,7 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
 
     Returns the covered intervals from left to right, each with the number of its piece, or None if no piece covers it.
     """
-    starts, stops = [need[0]], [need[1]]  # These are the ends of the gaps, from left to right.
+    starts, stops = [need[0]], [need[1]]  # Starts and stops of the gaps, from left to right.
     covered: list[tuple[Interval, int | None]] = []
     negative_length = need[0] - need[1]  # No piece can cover more than the interval, so all begin with its length.
     heap = [(distance, negative_length, order, number) for number, (_, distance, order) in enumerate(pieces)]

@@ -180,7 +180,7 @@ def _build_device_program(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    turn = {transfer.index: i for i, transfer in enumerate(transfers)}  # order of the receivers
+    turn = {transfer.index: i for i, transfer in enumerate(transfers)}  # Transfers are sorted by receiver.
 
     def sends(names: Iterable[str]) -> list[Step]:
         return sorted((step for name in names for step in outgoing.get(name, ())), key=lambda step: turn[step.index])
