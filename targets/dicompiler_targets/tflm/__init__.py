@@ -1,4 +1,4 @@
-"""The target `tflm`: microcontrollers with TFLite-micro."""
+"""The target `tflm`: firmware for microcontrollers with TFLite-micro."""
 
 from __future__ import annotations
 

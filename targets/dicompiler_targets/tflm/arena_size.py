@@ -1,6 +1,7 @@
-"""Finds the smallest arena with which TFLite-micro can run a model, by trials, because its own record is too small.
+"""Search for the smallest arena (working memory) with which TFLite-micro can run a model.
 
-The trials run in a process of their own, which TFLite-micro ends if an arena is far too small or a model cannot run.
+The search tries sizes, because the size that TFLite-micro reports itself is too small. Trials run in a separate
+process, because TFLite-micro ends its process if an arena is far too small.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ _arena_cache: dict[bytes, int] = {}
 
 
 def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Return for each model the smallest arena, a multiple of 16 bytes. It is less than 64 bytes above the true
-    minimum.
+    """Return the size of the smallest arena for each model, as a multiple of 16 bytes.
+
+    The result is less than 64 bytes above the true minimum.
 
     Args:
-        models: The .tflite files.
-        names: Names of the models, for messages.
+        models: Contents of the .tflite files.
+        names: Names of the models, for error messages.
 
     Raises:
         DicompilerError: TFLite-micro rejects a model.
@@ -47,7 +49,7 @@ def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Run the trials in a process of their own."""
+    """Search the arenas of the models in a separate process."""
     input_bytes = b"".join(struct.pack("<Q", len(model)) + model for model in models)
     code = f"from {__name__} import main; main()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -71,8 +73,8 @@ def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def main() -> None:
-    """Run the process: read models from stdin, each after its length, and print the arena size of each."""
-    import_optional(RUNTIME_MODULE)  # before the fork, so that trials need not import it
+    """Run the process of the search: read models from stdin, each after its length, and print their arena sizes."""
+    import_optional(RUNTIME_MODULE)  # This import comes before the fork, so that the trials need not repeat it.
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -86,14 +88,15 @@ def main() -> None:
 def find_least_arena(trials: ArenaTrials) -> int:
     """Return the smallest arena in which the model runs.
 
-    Running takes long. So the smallest arena in which the model can be created is found first, and then tested.
+    Running a model takes long. The search therefore finds the smallest arena in which the model can be created, and
+    runs the model only in this and larger arenas.
     """
     loadable = search_least_size(lambda size: trials.fits_arena(size, False))
     return loadable if trials.fits_arena(loadable) else search_least_size(trials.fits_arena, loadable)
 
 
 def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTES) -> int:
-    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES that fits, if all larger ones do."""
+    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES for which `fits` is True; all larger ones must fit too."""
     high = first
     while not fits(high):
         high *= 2
@@ -107,7 +110,7 @@ def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTE
 
 
 class ArenaTrials:
-    """Tries a model in a child process, and starts another one if TFLite-micro ends it."""
+    """Tries arenas for a model in a child process, and starts another process if TFLite-micro ends it."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -153,7 +156,7 @@ def _fits_arena(model: bytes, size: int, runs: bool) -> bool:
             interpreter.invoke()
     except RuntimeError:
         return False
-    except Exception as error:  # reading an invalid file can raise any error
+    except Exception as error:  # Invalid files raise errors of many types.
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True

@@ -1,7 +1,7 @@
-"""Lowering of average pools over windows and over whole images.
+"""Lowering of AveragePool and GlobalAveragePool.
 
-In float32, an AVERAGE_POOL_2D is followed by a MUL if ONNX counts pads in another way than TFLite. In int8, windows are
-averaged block by block, so that an average does not depend on how the image is cut.
+In float32, an AVERAGE_POOL_2D is followed by a MUL if TFLite counts the padding of a window differently from ONNX. In
+int8, windows are averaged in blocks, so that an average does not depend on how the image is split into tiles.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ shifts the result. A large shift makes the second rounding precise."""
 
 @dataclass(frozen=True)
 class WindowBlock:
-    """Neighbouring windows along an axis that span the same number of elements.
+    """Neighbouring windows along an axis that contain the same number of elements.
 
     Attributes:
-        start: First element of the image that they read.
-        stop: End of the elements that they read.
-        span: Elements of a window.
+        start: First element of the image that the windows read.
+        stop: Position after the last element that they read.
+        span: Number of elements of a window.
         out: Number of windows.
     """
 
@@ -49,7 +49,7 @@ class WindowBlock:
 
 
 def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower AveragePool to AVERAGE_POOL_2D, and to the operators that count pads as ONNX does."""
+    """Lower AveragePool to AVERAGE_POOL_2D, and further operators if ONNX counts padding differently."""
     windows = make_pool_axes(writer.graph, node)
     include = bool(node.get_attribute("count_include_pad", 0))
     blocks = [_find_blocks(axis, include) for axis in windows]
@@ -64,7 +64,7 @@ def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower GlobalAveragePool to AVERAGE_POOL_2D over the image.
 
-    If the scale changes, it becomes MEAN, which rounds once, as onnxruntime does.
+    If the quantization scale changes, it becomes MEAN, which rounds once, as onnxruntime does.
     """
     windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):
@@ -75,7 +75,7 @@ def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
-    """Return True if the node's quantized output has another scale than its input."""
+    """Return True if the scale of the node's quantized output differs from that of its input."""
     quantizations = graph.quantizations
     return node.output in quantizations and quantizations[node.output] != quantizations.get(node.inputs[0])
 
@@ -83,8 +83,8 @@ def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
 def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
     """Lower an average pool in float32.
 
-    SAME padding does not count pads. If ONNX counts elements at the border in another way, the average over a padded
-    window is multiplied by a correction factor.
+    TFLite's padding SAME excludes the padding from averages. If ONNX counts elements differently at the border
+    (`include`: it includes the padding), the average over a padded window is multiplied by a correction factor.
     """
     x = writer.read_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)
@@ -113,10 +113,10 @@ def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wind
 
 
 def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
-    """Return the windows along an axis in blocks, each with the elements that it counts.
+    """Return the windows along an axis in blocks of windows that count the same number of elements.
 
-    Consecutive windows that count all their elements form one block; each other window is a block of its own. Elements
-    below 0 and from the extent on are pads.
+    Consecutive windows that count all their elements form one block; every other window is a block of its own. Elements
+    below 0 or from the extent on are padding, which counts only if `include` is True.
     """
     end = axis.extent + (axis.end_pad if include else 0)
     blocks: list[WindowBlock] = []
@@ -154,9 +154,9 @@ def _average_block(
     blocks: tuple[WindowBlock, WindowBlock],
     windows: Sequence[WindowAxis],
 ) -> int:
-    """Return the averages of a block of windows.
+    """Return the tensor with the averages of a block of windows.
 
-    They are computed by AVERAGE_POOL_2D, or, if the scale changes, by DEPTHWISE_CONV_2D whose weights are all
+    It is computed by AVERAGE_POOL_2D. If the scale changes, DEPTHWISE_CONV_2D computes it instead, with weights of
     1 / (elements of a window).
     """
     batch, _, _, channels = writer.get_shape(x)
@@ -179,7 +179,7 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Return the part of an image that the blocks read."""
+    """Return the tensor with the region of an image that the blocks read."""
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
         return x
@@ -192,7 +192,6 @@ def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock])
 
 
 def _concatenate(writer: TfliteWriter, parts: Sequence[int], axis: int) -> int:
-    """Return the concatenation of tensors along an axis."""
     if len(parts) == 1:
         return parts[0]
     shape = list(writer.get_shape(parts[0]))

@@ -1,5 +1,4 @@
-"""Lowering of operators that combine elements along an axis: softmax, reductions and local response normalization
-(LRN)."""
+"""Lowering of operators that combine elements along an axis: softmax, reductions and local response normalization."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from dicompiler_targets.tflm.writer import TfliteWriter
 def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Softmax or LogSoftmax, with its axis moved to the end.
 
-    Before opset 13, all axes from the given one on count as one.
+    Before opset 13, ONNX treats all axes from the given one on as a single axis.
     """
     name, shape = node.inputs[0], writer.graph.get_shape(node.inputs[0])
     rank = len(shape)
@@ -60,7 +59,7 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
         raise make_refusal(node, "it reduces no axis", "remove it")
     kept, form = bool(node.get_attribute("keepdims", 1)), writer.get_form(name)
     if not kept:
-        form = "plain"  # without some axes, an image would not be in ONNX's order
+        form = "plain"  # An image that loses axes has no form with channels last.
     where = sorted(get_axis_position(axis, len(shape), form) for axis in along)
     inputs = [writer.read_tensor(name, form), writer.add_constant(np.asarray(where, np.int32), "axes")]
     writer.add_operation(
@@ -71,7 +70,7 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower LRN: y = x / (bias + alpha / size * sum of x² over `size` channels) ^ beta.
 
-    The sum is an average pool over the channels of the squares. t ^ -beta consists of RSQRT and SQRT, or of EXP and
+    The sum is an average pool over the channels of x². The power t ^ -beta is computed by RSQRT and SQRT, or by EXP and
     LOG.
     """
     size, alpha = node.get_attribute("size"), node.get_attribute("alpha", 1e-4)
@@ -97,7 +96,7 @@ def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _negative_power(writer: TfliteWriter, x: int, beta: float) -> int:
-    """Return x ^ -beta for positive x."""
+    """Return the tensor x ^ -beta, for positive x."""
 
     def unary(code: str, source: int, options: str = "") -> int:
         output = writer.add_like(source, writer.get_shape(source))

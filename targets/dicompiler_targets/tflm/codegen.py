@@ -1,4 +1,4 @@
-"""Generates the C++ sources that differ between devices: models as arrays, resolver, sizes, and the program's tables.
+"""Generation of the C++ sources that differ between devices: models as arrays, resolver, memory size, program tables.
 
 The same device gives the same text.
 """
@@ -25,8 +25,8 @@ class DeviceModels:
     """The distinct models of a device.
 
     Attributes:
-        names: Their names.
-        model_of_segment: For each segment, the index of its model; None if it computes nothing.
+        names: Names of the models.
+        model_of_segment: For each segment, the index of its model; None if the segment only copies data.
         arena_bytes: Bytes of each model's arena.
     """
 
@@ -37,12 +37,12 @@ class DeviceModels:
 
 @dataclass(frozen=True)
 class SegmentCopies:
-    """The copies of a segment.
+    """The copies that a device makes for one segment.
 
     Attributes:
-        input_copies: From tensors to the model's inputs.
-        output_copies: From the model's outputs to tensors.
-        tensor_copies: From tensors to tensors.
+        input_copies: Copies from tensors of the device to the model's inputs.
+        output_copies: Copies from the model's outputs to tensors of the device.
+        tensor_copies: Copies between tensors of the device.
     """
 
     input_copies: tuple[StridedCopy, ...]
@@ -51,7 +51,7 @@ class SegmentCopies:
 
 
 def make_data_header(name: str, data: bytes) -> str:
-    """Return model_NAME_data.h."""
+    """Return the text of model_NAME_data.h."""
     return (
         f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\n"
         f"constexpr std::size_t k_model_{name}_bytes = {len(data)};\n"
@@ -60,7 +60,7 @@ def make_data_header(name: str, data: bytes) -> str:
 
 
 def make_data_source(name: str, data: bytes) -> str:
-    """Return model_NAME_data.cc: an aligned constant array, which stays in flash."""
+    """Return the text of model_NAME_data.cc: the model as an aligned constant array, which is stored in flash."""
     lines = [
         "    " + ", ".join(f"0x{byte:02x}" for byte in data[start : start + _BYTES_PER_LINE]) + ",\n"
         for start in range(0, len(data), _BYTES_PER_LINE)
@@ -76,9 +76,11 @@ def get_resolver_method(code: str) -> str:
 
 
 def make_resolver(codes: Sequence[str]) -> str:
-    """Return resolver.cc with exactly these operators."""
+    """Return the text of resolver.cc, which registers exactly these operators."""
     adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
-    count = max(1, len(codes))  # a device that only forwards tensors has no operators
+    count = max(
+        1, len(codes)
+    )  # A device that only forwards tensors has no operators, but the template needs at least 1.
     return (
         f'{GENERATED_NOTE}#include "resolver.h"\n\n#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
         "namespace dicompiler {\n\nconst tflite::MicroOpResolver* GetResolver() {\n"
@@ -89,7 +91,7 @@ def make_resolver(codes: Sequence[str]) -> str:
 
 
 def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
-    """Return arena.h: the size of the memory, and the numbers of peers and incoming transfers."""
+    """Return the text of arena.h: the size of the memory, the number of peers, and the number of incoming transfers."""
     sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
     return (
@@ -106,14 +108,14 @@ def make_program_source(
     peers: Sequence[str],
     segment_copies: Sequence[SegmentCopies],
 ) -> str:
-    """Return program.cc with the tables that program.h declares.
+    """Return the text of program.cc with the tables that program.h declares.
 
     Args:
         program: The program.
-        device: The device.
-        layout: Its memory layout.
-        models: Its models.
-        peers: The devices that it exchanges tensors with.
+        device: The device's part of the program.
+        layout: Memory layout of the device.
+        models: Models of the device.
+        peers: The devices that this device exchanges tensors with.
         segment_copies: The copies of each segment.
     """
     numbers = {other.device: number for number, other in enumerate(program.devices)}
@@ -151,7 +153,10 @@ def make_program_source(
 
 
 def _make_table(head: str, entries: Sequence[str], none: str) -> str:
-    """Return an array. An empty one has one unused entry, because C++ has no arrays of length 0."""
+    """Return a C++ array that begins with `head`. If there are no entries, it has the unused entry `none`.
+
+    C++ has no arrays of length 0.
+    """
     lines = "".join(f"    {entry},\n" for entry in entries or [none])
     return f"const {head}[] = {{\n{lines}}};"
 
@@ -197,7 +202,7 @@ def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
 def _make_transfer_table(
     kind: str, transfers: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
 ) -> str:
-    """Return the table of a device's transfers, each with its peer."""
+    """Return the C++ table of a device's transfers, each with the index of its peer."""
     entries = [
         f"{{{transfer.index}, {peers.index(peer)}, {tensors[transfer.value.name]}}}" for transfer, peer in transfers
     ]

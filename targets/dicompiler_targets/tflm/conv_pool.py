@@ -1,7 +1,7 @@
-"""Lowering of convolutions and maximum pools, whose windows slide over images.
+"""Lowering of convolutions and maximum pools: operators with windows that slide over images.
 
-TFLite's paddings SAME and VALID are used if they fit. Otherwise, a PAD before the operator adds the pads, with a value
-that does not change the result.
+TFLite's paddings SAME and VALID are used if they fit. Otherwise, a PAD before the operator adds elements that do not
+change the result.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ACTIVATION_CODES = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """The windows along one axis.
+    """The windows of an operator along one axis.
 
     Attributes:
-        extent: Extent of the input.
+        extent: Length of the input along the axis.
         out: Number of windows.
-        span: Elements between the first and the last one of a window.
-        stride: Step between windows.
-        begin_pad: Pads at the beginning.
-        end_pad: Pads at the end, as the node declares them.
+        span: Number of elements from the first to the last element of a window.
+        stride: Distance between two windows.
+        begin_pad: Padding at the beginning.
+        end_pad: Padding at the end, as the node declares it.
     """
 
     extent: int
@@ -42,23 +42,23 @@ class WindowAxis:
 
     @property
     def needed_end_pad(self) -> int:
-        """The pads at the end that the last window reads."""
+        """Padding at the end that the last window reads."""
         return max((self.out - 1) * self.stride + self.span - self.extent - self.begin_pad, 0)
 
     @property
     def is_valid(self) -> bool:
-        """Whether TFLite's padding VALID fits."""
+        """True if TFLite's padding VALID fits."""
         return self.begin_pad == 0 and self.needed_end_pad == 0
 
     @property
     def is_same(self) -> bool:
-        """Whether TFLite's padding SAME fits."""
+        """True if TFLite's padding SAME fits."""
         total = max((self.out - 1) * self.stride + self.span - self.extent, 0)
         return -(-self.extent // self.stride) == self.out and self.begin_pad == total // 2
 
 
 def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[int]) -> tuple[WindowAxis, WindowAxis]:
-    """Return the windows of a node along H and W; `kernel`: elements of a window."""
+    """Return the windows of a node along height and width. `kernel` is the size of a window along each axis."""
     shape, out = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     if len(shape) != 4:
         raise make_refusal(node, f"it works on {len(shape) - 2} dimensions", "TFLite-micro has 2-D windows only")
@@ -81,12 +81,12 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
 
 
 def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0) -> int:
-    """Add pads around an image, filled with `value`, and return the result."""
+    """Add padding with `value` around image `index`; return the padded image."""
     shape = list(writer.get_shape(index))
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
     padded = writer.add_like(index, tuple(extent + sum(both) for extent, both in zip(shape, amounts, strict=True)))
     inputs = [index, writer.add_constant(np.asarray(amounts, np.int32), "pads")]
-    if value == 0:  # for a quantized image, PAD fills in the zero point
+    if value == 0:  # In a quantized image, PAD writes the zero point, which means 0.
         writer.add_operation("PAD", inputs, [padded], "Pad")
         return padded
     tensor = writer.tensors[index]
@@ -98,7 +98,7 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """Return (the image, SAME or VALID). If neither padding fits, the pads are added to the image."""
+    """Return the image and TFLite's padding for it, SAME or VALID. If neither fits, padding is added to the image."""
     if all(axis.is_valid for axis in windows):
         return index, VALID_PADDING
     if all(axis.is_same for axis in windows):
@@ -140,7 +140,7 @@ def lower_conv(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower ConvTranspose with one group to TRANSPOSE_CONV over all positions, a crop, and an ADD of the bias."""
+    """Lower ConvTranspose with one group to a TRANSPOSE_CONV, a crop of its result, and an ADD of the bias."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or weight.ndim != 4 or node.get_attribute("group", 1) != 1 or writer.graph.quantizations:
         raise make_refusal(node, "only one group of constant weights in float32 can be expressed", "use target sockets")
@@ -183,7 +183,10 @@ def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: Quant
 
 
 def make_pool_axes(graph: SegmentGraph, node: SegmentNode) -> tuple[WindowAxis, WindowAxis]:
-    """Return a pool's windows along H and W. Raise DicompilerError for a pool with indices or dilations."""
+    """Return the windows of a pool along height and width.
+
+    Raises DicompilerError if the pool returns indices or has dilations.
+    """
     if len([name for name in node.outputs if name]) > 1:
         raise make_refusal(node, "its second output is used", "TFLite-micro has no indices; use target sockets")
     if any(step != 1 for step in node.get_attribute("dilations", [1, 1])):
@@ -203,7 +206,7 @@ def add_pool(
 
 
 def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower MaxPool to MAX_POOL_2D. Pads that need a PAD have the lowest possible value."""
+    """Lower MaxPool to MAX_POOL_2D. If a PAD is needed, it adds the lowest possible value."""
     windows = make_pool_axes(writer.graph, node)
     lowest = float(np.finfo(np.float32).min)
     x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows, lowest)
@@ -230,8 +233,9 @@ _AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "ou
 
 
 def widen_windows(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with all windows along one axis as windows over images of height 1, because TFLite-micro has no
-    others.
+    """Return the graph with 1-D windows replaced by 2-D windows over images of height 1.
+
+    TFLite-micro has only 2-D windows.
 
     Conv (N, C, L) ⇒ Reshape (N, C, 1, L) → Conv → Reshape (N, C, L)
     """

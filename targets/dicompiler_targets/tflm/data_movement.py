@@ -1,4 +1,4 @@
-"""Lowering of operators that only move data: slices, concatenations, reshapes, transposes, pads, depth and space."""
+"""Lowering of operators that only move data, such as slices, concatenations, reshapes, transposes and pads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, AxisForm, TfliteWriter,
 
 
 def get_axis_position(axis: int, rank: int, form: AxisForm) -> int:
-    """Return the position of an ONNX axis in a tensor of the given form."""
+    """Return the position that an ONNX axis has in a tensor of the given form (plain, or image with channels last)."""
     axis %= rank
     return NCHW_TO_NHWC.index(axis) if form == "image" else axis
 
@@ -29,7 +29,7 @@ def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str) -> list[int] | None:
-    """Return a parameter that is a constant input, or an attribute in older opsets; None if it is missing."""
+    """Return a parameter of a node: a constant input, or an attribute in older opsets; None if it is missing."""
     if node.has_input(index):
         value = writer.graph.constants.get(node.inputs[index])
         if value is None:
@@ -40,7 +40,7 @@ def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str)
 
 
 def add_strided_slice(writer: TfliteWriter, name: str, output: str, ranges: Sequence[tuple[int, int, int]]) -> None:
-    """Add a STRIDED_SLICE; `ranges`: (start, stop, step) for each axis in ONNX's order."""
+    """Add a STRIDED_SLICE. `ranges` has (start, stop, step) for each axis in ONNX's order."""
     form = writer.get_form(name)
     ordered = permute(ranges, NCHW_TO_NHWC) if form == "image" else tuple(ranges)  # type: ignore[arg-type]
     x = writer.read_tensor(name, form)
@@ -77,10 +77,10 @@ def lower_split(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Reshape, Flatten, Squeeze or Unsqueeze to RESHAPE in ONNX's order.
+    """Lower Reshape, Flatten, Squeeze or Unsqueeze to RESHAPE in ONNX's order of axes.
 
-    An image that is flattened to a matrix is reshaped only when it is read, because FULLY_CONNECTED can use it as it
-    is.
+    An image that is flattened to a matrix is reshaped only when an operator reads it, because FULLY_CONNECTED can read
+    the image itself.
     """
     name, shape = node.inputs[0], writer.graph.shapes[node.output]
     source = writer.graph.get_shape(name)
@@ -91,13 +91,13 @@ def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Transpose to at most one TRANSPOSE, from the present form to the required one."""
+    """Lower Transpose to at most one TRANSPOSE, from the form in which the input exists to the form of the output."""
     name = node.inputs[0]
     rank = len(writer.graph.get_shape(name))
     order = node.get_attribute("perm", list(range(rank))[::-1])
     form = writer.get_form(name)
     if rank == 4:
-        wanted = [order[axis] for axis in NCHW_TO_NHWC]  # ONNX axes of the input, in the order of the output image
+        wanted = [order[axis] for axis in NCHW_TO_NHWC]  # The input's ONNX axis for each axis of the output image.
         writer.set_alias(
             node.output,
             "image",
@@ -132,7 +132,7 @@ def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_depth_space(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower DepthToSpace (depth, column, row) or SpaceToDepth to the same operator on images."""
+    """Lower DepthToSpace (order depth, column, row) or SpaceToDepth to the same operator on images."""
     if node.get_attribute("mode", "DCR") != "DCR":
         raise make_refusal(node, "mode CRD", "TFLite-micro has DCR only; use target sockets")
     x = writer.read_tensor(node.inputs[0], "image")

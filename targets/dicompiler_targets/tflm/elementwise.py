@@ -15,7 +15,7 @@ _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}
 
 
 def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) -> AxisForm:
-    """Return the form in which an operation works: that of its first operand that is not constant."""
+    """Return the form (axis order) in which an operation works: that of its first operand that is not constant."""
     rank = len(writer.graph.shapes[output])
     if rank != 4:
         return "plain"
@@ -24,7 +24,7 @@ def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) ->
 
 
 def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> int:
-    """Return an operand in the given form, with axes of extent 1 inserted before its own ones to reach the rank."""
+    """Return an operand in the given form. Leading axes of length 1 are added until it has `rank` axes."""
     shape = writer.graph.get_shape(name)
     if len(shape) == rank:
         return writer.read_tensor(name, form)
@@ -38,7 +38,7 @@ def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> 
 
 
 def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: int, activation: str = "NONE") -> None:
-    """Add a binary operation. The activation is fused if the operator supports it."""
+    """Add an operation with two operands. The activation is fused if the operator supports it."""
     if code in _FUSED_OPTIONS:
         writer.add_operation(
             code, inputs, [output], _FUSED_OPTIONS[code], FusedActivationFunction=ACTIVATION_CODES[activation]
@@ -48,7 +48,10 @@ def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: i
 
 
 def add_scalar_chain(writer: TfliteWriter, x: int, steps: Sequence[tuple[str, float]]) -> int:
-    """Apply binary operations one after another, each with a number as its second operand, and return the result."""
+    """Apply operations one after another to tensor `x`; a step is an operator and its second operand.
+
+    Returns the index of the result.
+    """
     for code, number in steps:
         output = writer.add_like(x, writer.get_shape(x))
         add_binary(writer, code, [x, writer.add_constant(np.asarray([number], np.float32), "number")], output)
@@ -74,7 +77,7 @@ def lower_variadic(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_unary(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower an operator with one input that TFLite has too."""
+    """Lower an operator with one input to the TFLite operator `code` of the same meaning."""
     x, form = writer.read_held(node.inputs[0])
     writer.add_operation(code, [x], [writer.add_output(node.output, form)], options)
 
@@ -124,7 +127,7 @@ def lower_leaky_relu(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_prelu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower PRelu to PRELU, whose slope is broadcast to x."""
+    """Lower PRelu to PRELU. The slope is broadcast to the shape of the input."""
     form = find_common_form(writer, node.inputs, node.output)
     rank = len(writer.graph.shapes[node.output])
     inputs = [read_operand(writer, name, form, rank) for name in node.inputs]

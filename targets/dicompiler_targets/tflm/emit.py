@@ -1,7 +1,7 @@
-"""Writes a Program as an artifact of target `tflm`: artifact.json, memory.json, and a directory for each device.
+"""Writing of an artifact of target `tflm`: artifact.json, memory.json, and a directory for each device.
 
-A device's directory holds its models as .tflite files and as C++ arrays, the generated sources of the device, and the
-sources that are the same for all devices. The same program gives the same bytes.
+The directory of a device contains its models as .tflite files and as C++ arrays, the sources generated for the device,
+and the sources that are the same for all devices. The same program gives the same bytes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference", ME
 
 @dataclass(frozen=True)
 class CompiledDevice:
-    """A device with its models and its memory layout.
+    """A device with its compiled models and its memory layout.
 
     Attributes:
-        program: The device's program.
-        hoisted_segments: Its segments.
-        lowered_models: The model of each segment; None if the segment computes nothing.
-        models: Its distinct models.
+        program: The device's part of the program.
+        hoisted_segments: Segments of the device, with copies moved out of the models.
+        lowered_models: The model of each segment; None if the segment only copies data.
+        models: The distinct models of the device.
         needed_arenas: For each distinct model, the smallest arena in bytes.
-        layout: Its memory layout.
-        peers: The devices that it exchanges tensors with.
+        layout: Memory layout of the device.
+        peers: The devices that this device exchanges tensors with.
     """
 
     program: DeviceProgram
@@ -60,18 +60,18 @@ class CompiledDevice:
 
     @property
     def model_files(self) -> dict[str, bytes]:
-        """The .tflite files by name."""
+        """Contents of the .tflite files by name."""
         pairs = zip(self.models.model_of_segment, self.lowered_models, strict=True)
         return {self.models.names[k]: model.data for k, model in pairs if model is not None and k is not None}
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operators of all models, sorted."""
+        """Operators of all models, sorted."""
         return tuple(sorted({code for model in self.lowered_models if model is not None for code in model.operators}))
 
     @property
     def sizes(self) -> DeviceSizes:
-        """The RAM and flash that the device needs."""
+        """RAM and flash that the device needs."""
         return DeviceSizes(
             max(self.models.arena_bytes, default=0),
             max(self.needed_arenas, default=0),
@@ -82,9 +82,9 @@ class CompiledDevice:
 
 
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
-    """Compile all models and measure their arenas.
+    """Compile all models, measure their arenas, and lay out the memory of each device.
 
-    Raise DicompilerError if TFLite-micro cannot express or run a segment.
+    Raises DicompilerError if TFLite-micro cannot express or run a segment.
     """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
@@ -114,7 +114,7 @@ def _compile_device(
     least: Mapping[bytes, int],
     margin: float,
 ) -> CompiledDevice:
-    firsts: dict[bytes, int] = {}  # model → the first segment that has it
+    firsts: dict[bytes, int] = {}  # The first segment with each model, by content of the model.
     for i, model in enumerate(lowered_models):
         if model is not None:
             firsts.setdefault(model.data, i)
@@ -133,20 +133,22 @@ def _compile_device(
 
 
 def write_artifact(program: Program, margin: float, boards: Mapping[str, Host], directory: Path) -> None:
-    """Write the artifact into a directory.
+    """Write the artifact to a directory.
 
     Args:
         program: The program.
         margin: Share by which arenas are larger than necessary.
-        boards: Hosts by device, for memory.json.
+        boards: Host of each device, for memory.json.
         directory: The directory.
 
     Raises:
-        DicompilerError: A name cannot be that of a directory, or TFLite-micro cannot express a segment.
+        DicompilerError: A device's name cannot be the name of a directory, or TFLite-micro cannot express a segment.
     """
     for one in program.devices:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", one.device) or one.device in RESERVED_NAMES:
-            raise DicompilerError(f"device {one.device!r}: no name for the device's directory: give it another one")
+            raise DicompilerError(
+                f"device {one.device!r}: its name cannot be the name of a directory: rename the device"
+            )
     compiled = compile_devices(program, margin)
     memory = make_memory_report({device.program.device: device.sizes for device in compiled}, boards, margin)
     digest = hashlib.sha256()
@@ -162,7 +164,7 @@ def write_artifact(program: Program, margin: float, boards: Mapping[str, Host], 
 
 
 def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str, bytes]]:
-    """Yield the device's files and their names."""
+    """Yield name and content of each file of the device."""
     yield from read_runtime_sources("tflm", (".cc", ".h", ".txt")).items()
     for name, data in device.model_files.items():
         yield f"model_{name}.tflite", data
@@ -181,7 +183,7 @@ def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str,
 
 
 def _make_manifest(program: Program, device: CompiledDevice) -> Json:
-    """Return the device's manifest, for people and for running the artifact on this host."""
+    """Return the device's manifest, which people read and with which this host runs the artifact."""
     part = device.program
     return {
         "format": MANIFEST_FORMAT,
@@ -204,7 +206,7 @@ def _make_manifest(program: Program, device: CompiledDevice) -> Json:
 
 
 def _describe_segment(device: CompiledDevice, index: int) -> Json:
-    """Describe a segment with the copies before and after its model's run."""
+    """Return the manifest's entry for a segment, with the copies before and after its model runs."""
     segment, k, moves = (
         device.program.segments[index],
         device.models.model_of_segment[index],
@@ -229,10 +231,9 @@ def _describe_copy(copy: StridedCopy) -> Json:
 
 
 def _collect_copies(hoisted_segments: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
-    """Return the copies of a segment.
+    """Return the copies of a segment. Tensors in `views` lie inside another tensor and need no copy.
 
-    Inputs and outputs of the model are numbers in them; tensors of the device are names. Tensors in `views` need no
-    copy.
+    In a copy, an input or output of the model is an index, and a tensor of the device is a name.
     """
     inner = hoisted_segments.segment
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}

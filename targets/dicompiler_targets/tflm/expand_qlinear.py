@@ -1,4 +1,4 @@
-"""Expands onnxruntime's QLinear operators, whose scales are inputs, to standard operators in QDQ form.
+"""Expansion of onnxruntime's QLinear operators, which have scales as inputs, to standard operators in QDQ form.
 
     QLinearConv(x, …, w, …, y's) ⇒ DequantizeLinear(x), DequantizeLinear(w) → Conv → QuantizeLinear
 
@@ -31,31 +31,36 @@ DYNAMIC_OPERATORS = (
 
 @dataclass
 class _QLinearRewriter:
-    """A model whose nodes are being rewritten."""
+    """A model in which QLinear operators are being replaced."""
 
     model: onnx.ModelProto
     weights: Mapping[str, Weight]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
 
     def get_constant(self, name: str) -> NDArray[Any]:
-        """Return a constant. Raise KeyError if the tensor is not constant."""
+        """Return the values of a constant; raise KeyError if the tensor is not constant."""
         tensor = {t.name: t for t in self.model.graph.initializer}[name]
         return self.weights[name].array() if is_placeholder(tensor) else onnx.numpy_helper.to_array(tensor)
 
     def add_node(self, op: str, node: onnx.NodeProto, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """Add a node, named after the original one, and return its output."""
+        """Add a node with a name derived from `node`; return the name of its output."""
         self.nodes.append(onnx.helper.make_node(op, inputs, [output], node.name, **attributes))
         return output
 
     def add_dequantized(self, node: onnx.NodeProto, index: int, axis: int | None = None) -> str:
-        """Add the dequantization of an input, whose scale and zero point are the next two inputs, and return its
-        output."""
+        """Add a DequantizeLinear of input `index` of a node; return the name of its output.
+
+        The scale and the zero point are the next two inputs of the node.
+        """
         inputs = [name for name in node.input[index : index + 3] if name]
         attributes = {} if axis is None or self.get_constant(inputs[1]).size == 1 else {"axis": axis}
         return self.add_node("DequantizeLinear", node, inputs, f"{node.output[0]}/{index}", **attributes)
 
     def add_dequantized_bias(self, node: onnx.NodeProto, index: int, scales: tuple[int, int]) -> str:
-        """Add the dequantization of an int32 bias, whose scale is the product of two others, and return its output."""
+        """Add a DequantizeLinear of an int32 bias; return the name of its output.
+
+        The scale of the bias is the product of the two scales at the indices `scales`.
+        """
         name, scale = node.input[index], f"{node.output[0]}/bias scale"
         of_x, of_w = (self.get_constant(node.input[i]).astype(np.float64) for i in scales)
         product = of_x.reshape(()) * of_w
@@ -66,8 +71,10 @@ class _QLinearRewriter:
     def add_quantized(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[str], scale_index: int, **attributes: Any
     ) -> None:
-        """Add the node on floats, and a QuantizeLinear whose scale is input `scale_index` and whose zero point is the
-        next one."""
+        """Add a float32 node and a QuantizeLinear of its output.
+
+        The scale of the output is input `scale_index` of the original node; the zero point is the next input.
+        """
         floats = self.add_node(op, node, inputs, f"{node.output[0]}/float", **attributes)
         self.add_node("QuantizeLinear", node, [floats, *node.input[scale_index : scale_index + 2]], node.output[0])
 
@@ -97,8 +104,10 @@ def _rewrite_gemm(rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
 
 
 def _rewrite_binary(op: str, rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
-    """Rewrite an operator with two operands, each followed by its scale and zero point, and then those of the
-    output."""
+    """Rewrite an operator with two operands.
+
+    Its inputs are both operands, each followed by scale and zero point, and then scale and zero point of the output.
+    """
     axis = 1 if op == "MatMul" else None
     inputs = [rewriter.add_dequantized(node, 0), rewriter.add_dequantized(node, 3, axis)]
     rewriter.add_quantized(node, op, inputs, 6, **_get_attributes(node))
@@ -132,7 +141,10 @@ def _make_refusal(node: onnx.NodeProto, cause: str, remedy: str) -> DicompilerEr
 
 
 def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
-    """Return the model in QDQ form. Raise DicompilerError, which names the node, if a scale is computed."""
+    """Return the model in QDQ form.
+
+    Raises DicompilerError, which names the node, if a scale is not constant.
+    """
     for node in model.graph.node:
         if node.op_type in DYNAMIC_OPERATORS:
             raise _make_refusal(

@@ -1,6 +1,6 @@
-"""TFLite flatbuffers: writes a graph of tensors and operations as a .tflite file, and reads the operators of a file.
+"""TFLite flatbuffers: write a graph of tensors and operations as a .tflite file, and read the operators of a file.
 
-The schema is in the package `tflite`, which has functions to write every table.
+The package `tflite` contains the schema, with functions that write every table.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class QuantizationParams:
 
     Attributes:
         scale: One scale, or one for each index of `axis`.
-        zero_point: As `scale`.
-        axis: The quantized axis.
+        zero_point: One zero point, or one for each index of `axis`.
+        axis: The axis with a scale for each index.
     """
 
     scale: tuple[float, ...]
@@ -43,10 +43,10 @@ class TfliteTensor:
 
     Attributes:
         name: Name for messages; it is not written to the file.
-        dtype: numpy's name of its type.
-        shape: Its shape.
-        data: Data of a constant.
-        quantization: Its quantization.
+        dtype: NumPy's name of the element type.
+        shape: The shape.
+        data: Data of a constant; None for any other tensor.
+        quantization: The quantization; None for a tensor that is not quantized.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TfliteTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its data."""
+        """Bytes of the tensor's elements."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -66,11 +66,11 @@ class TfliteOperation:
     """An operation of a TFLite graph.
 
     Attributes:
-        code: Name of the operator's code.
-        inputs: Indices of tensors; -1 for an omitted input.
-        outputs: Indices of tensors.
-        options: Name of its options table without "Options".
-        values: Fields of that table.
+        code: Name of the operator, such as CONV_2D.
+        inputs: Indices of the input tensors; -1 for an omitted input.
+        outputs: Indices of the output tensors.
+        options: Name of the operator's options table without "Options".
+        values: Fields of the options table.
     """
 
     code: str
@@ -81,7 +81,7 @@ class TfliteOperation:
 
 
 def import_optional(module: str) -> Any:
-    """Import a package that only this target needs. Raise DicompilerError if it is not installed."""
+    """Import a package that only this target needs; raise DicompilerError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -96,7 +96,7 @@ def serialize_model(
     inputs: Sequence[int],
     outputs: Sequence[int],
 ) -> bytes:
-    """Return the file of a graph. The same arguments give the same bytes."""
+    """Return the .tflite file of a graph. The same arguments give the same bytes."""
     schema, flatbuffers = import_optional("tflite"), import_optional("flatbuffers")
     builder = flatbuffers.Builder(1024)
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
@@ -134,12 +134,12 @@ def serialize_model(
 
 
 def collect_operator_codes(operations: Sequence[TfliteOperation]) -> tuple[str, ...]:
-    """Return the distinct codes of the operations, sorted."""
+    """Return the distinct operator names of the operations, sorted."""
     return tuple(sorted({operation.code for operation in operations}))
 
 
 def read_operator_codes(data: bytes) -> tuple[str, ...]:
-    """Return the names of the operator codes in a file, sorted."""
+    """Return the operator names in a .tflite file, sorted."""
     schema = import_optional("tflite")
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     model = schema.Model.GetRootAs(data, 0)

@@ -1,5 +1,6 @@
-"""Fusion of normalization, bias and activation into the operator before them, because TFLite-micro has no operator for
-them or fuses them itself.
+"""Fusion of normalization, bias and activation into the operator before them.
+
+TFLite-micro has no operator for them, or supports them only as options of other operators.
 
     Conv → BatchNormalization ⇒ Conv;   Conv → Add(constant) ⇒ Conv with bias;   Conv → Relu ⇒ Conv with activation
 """
@@ -19,10 +20,10 @@ _ACTIVATION_FUSING_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "
 
 
 def fuse_operators(graph: SegmentGraph) -> SegmentGraph:
-    """Fuse nodes until nothing can be fused any more.
+    """Return the graph with nodes fused as far as possible.
 
-    A node is fused into the one before it only if no other node reads that one's output, and the output is not one of
-    the segment.
+    A node is fused into the node before it only if no other node reads the tensor between them, and if that tensor is
+    not an output of the segment.
     """
     changed = True
     while changed:
@@ -49,7 +50,10 @@ def _fuse_first(graph: SegmentGraph) -> tuple[SegmentGraph, bool]:
 def _fuse_pair(
     graph: SegmentGraph, before: SegmentNode, node: SegmentNode, name: str
 ) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
-    """Return a node that replaces two consecutive nodes, and its new constants; None if they cannot be fused."""
+    """Return the node that replaces two consecutive nodes, and its new constants; None if they cannot be fused.
+
+    `name` is the tensor between the nodes.
+    """
     if before.activation != "NONE" or node.activation != "NONE":
         return None
     activation = find_activation(graph, node)
@@ -67,7 +71,7 @@ def _fuse_pair(
 
 
 def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
-    """Return TFLite's activation that the node is; None if it is not one."""
+    """Return the TFLite activation that the node computes; None if it computes something else."""
     if node.op == "Relu":
         return "RELU"
     if node.op == "Clip":
@@ -80,7 +84,7 @@ def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
 
 
 def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | None, float | None]:
-    """Return the constant min and max of Clip; None for one that is missing."""
+    """Return the constant lower and upper bound of a Clip; None for a bound that is missing."""
     bounds: list[float | None] = []
     for index, key in ((1, "min"), (2, "max")):
         if node.has_input(index) and node.inputs[index] not in graph.constants:
@@ -92,16 +96,16 @@ def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | Non
 
 
 def get_batch_norm_affine(graph: SegmentGraph, node: SegmentNode) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (factor, shift) of BatchNormalization as y = factor * x + shift, for each channel in float64."""
+    """Return factor and shift of a BatchNormalization, for each channel in float64: y = factor * x + shift."""
     scale, bias, mean, variance = (graph.constants[name].astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.get_attribute("epsilon", 1e-5))
     return factor, bias - mean * factor
 
 
 def _find_affine(graph: SegmentGraph, node: SegmentNode, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Return (factor, shift) for each channel if the node is y = factor * x + shift; else None.
+    """Return factor and shift for each channel if the node computes y = factor * x + shift; else None.
 
-    The channel is axis 1, or the last axis of a matrix.
+    The channel is axis 1, or the last axis of a matrix. `name` is the tensor x.
     """
     shape = graph.shapes[node.output]
     if node.op == "BatchNormalization" and node.inputs[0] == name:
@@ -124,7 +128,10 @@ def _find_affine(graph: SegmentGraph, node: SegmentNode, name: str) -> tuple[NDA
 def _scale_weights(
     graph: SegmentGraph, before: SegmentNode, node: SegmentNode, factor: NDArray[Any], shift: NDArray[Any]
 ) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
-    """Return a convolution or matrix product with its weights times factor, and its bias times factor plus shift."""
+    """Return a convolution or matrix product with scaled weights and bias, and the new constants.
+
+    The weights are multiplied by `factor`; the bias is multiplied by `factor`, and `shift` is added.
+    """
     weight = graph.constants[before.inputs[1]].astype(np.float64)
     bias = graph.constants[before.inputs[2]].astype(np.float64) if before.has_input(2) else np.zeros(1)
     if before.op == "Gemm":

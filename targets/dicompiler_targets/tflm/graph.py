@@ -1,5 +1,7 @@
-"""The graph of a segment as the lowering reads it: nodes, constants as arrays, and static shapes and types of all
-tensors."""
+"""The graph of a segment in the form that the lowering reads.
+
+It contains nodes, constants as arrays, and static shapes and types of all tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ _HIGH_RANK_OPERATORS = ("Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class SegmentNode:
-    """An ONNX node.
+    """An ONNX node of a segment.
 
     Attributes:
         op: Operator, with its domain if that is not ONNX's.
         name: Name of the node.
-        inputs: Names of its inputs; empty for an omitted one.
-        outputs: Names of its outputs.
-        attributes: Its attributes by name.
-        opset: Version of its operator set.
-        activation: TFLite's activation that is applied to its output.
+        inputs: Names of the inputs; empty for an omitted input.
+        outputs: Names of the outputs.
+        attributes: Attributes by name.
+        opset: Version of the operator set.
+        activation: TFLite activation that is applied to the output.
     """
 
     op: str
@@ -47,7 +49,7 @@ class SegmentNode:
         return self.outputs[0]
 
     def has_input(self, index: int) -> bool:
-        """Return True if the input is not omitted."""
+        """Return True if the node has the input and it is not omitted."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def get_attribute(self, name: str, default: Any = None) -> Any:
@@ -60,10 +62,10 @@ class SegmentGraph:
 
     Attributes:
         name: Name of the segment.
-        nodes: Its nodes in order.
+        nodes: Nodes in topological order.
         constants: Constants by name.
-        shapes: Shapes of all tensors that are not constant, in ONNX's order of axes.
-        dtypes: Their types; numpy's names.
+        shapes: Shapes of all other tensors, in ONNX's order of axes.
+        dtypes: NumPy's names of the element types of these tensors.
         inputs: Names of the inputs.
         outputs: Names of the outputs.
         quantizations: Quantization of the quantized tensors.
@@ -79,7 +81,7 @@ class SegmentGraph:
     quantizations: Mapping[str, QuantizationParams] = field(default_factory=dict)
 
     def map_readers(self) -> dict[str, list[SegmentNode]]:
-        """Return the nodes that read each tensor."""
+        """Return the nodes that read each tensor, by tensor name."""
         readers: dict[str, list[SegmentNode]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -99,8 +101,7 @@ def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
 def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
     """Return the graph of a segment.
 
-    Raise DicompilerError, which names the node, for a tensor without a static shape or of a type that TFLite-micro
-    lacks.
+    Raises DicompilerError, which names the node, if a tensor has no static shape or a type that TFLite-micro lacks.
     """
     model = expand_qlinear(segment.model, weights)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
@@ -127,7 +128,7 @@ def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGrap
 
 
 def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
-    """Return the nodes or operations that the outputs depend on, in order."""
+    """Return the nodes or operations of `steps` that the outputs depend on, in order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
         if wanted.intersection(step.outputs):
@@ -144,7 +145,7 @@ def _make_node(proto: onnx.NodeProto, opset: int) -> SegmentNode:
 
 
 def get_type_name(element: int) -> str:
-    """Return numpy's name of an onnx.TensorProto.DataType, or ONNX's name if numpy lacks the type."""
+    """Return NumPy's name of an onnx.TensorProto.DataType, or ONNX's name if NumPy lacks the type."""
     try:
         return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)))
     except KeyError:
@@ -169,7 +170,7 @@ def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
 
 
 def check_ranks(graph: SegmentGraph) -> None:
-    """Raise DicompilerError, which names the node, for a tensor with a rank over 4."""
+    """Raise DicompilerError, which names the node, if a tensor has more than four axes."""
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):
             rank = len(graph.get_shape(name)) if name else 0

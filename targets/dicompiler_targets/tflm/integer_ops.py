@@ -38,8 +38,10 @@ DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transp
 
 
 def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParams:
-    """Return scale and zero point of a QuantizeLinear or DequantizeLinear. Raise DicompilerError if TFLite lacks such
-    ones."""
+    """Return scale and zero point of a QuantizeLinear or DequantizeLinear.
+
+    Raises DicompilerError if TFLite does not support them.
+    """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
         raise make_refusal(node, "its scale is computed or given for each block", "use constants, one for each channel")
     scale = graph.constants[node.inputs[1]].reshape(-1)
@@ -57,10 +59,10 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
 
 @dataclass(frozen=True)
 class _QuantizedTensors:
-    """Quantized tensors of a graph.
+    """The quantized tensors of a graph.
 
     Attributes:
-        dequantized: Output of each DequantizeLinear → that node.
+        dequantized: For the output of each DequantizeLinear, that node.
         params: Quantization of each quantized tensor.
     """
 
@@ -69,7 +71,7 @@ class _QuantizedTensors:
 
 
 def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with integer operators, and with float constants for operators that stay in float32."""
+    """Return the graph with integer operators. Operators that stay in float32 get their constants in float32."""
     ends = [node for node in graph.nodes if node.op in (DEQUANTIZE_OP, QUANTIZE_OP)]
     if not ends:
         return graph
@@ -93,7 +95,7 @@ def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
 
 
 def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationParams]) -> dict[str, QuantizationParams]:
-    """Propagate the quantization of tensors through nodes that only move data, in both directions."""
+    """Return the quantization of all tensors, also through nodes that only move data, in both directions."""
     known = dict(params)
     for nodes in (graph.nodes, graph.nodes[::-1], graph.nodes):
         for node in nodes:
@@ -107,7 +109,10 @@ def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationPara
 
 
 def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors) -> bool:
-    """Return True if TFLite-micro can compute the node on 8-bit integers."""
+    """Return True if TFLite-micro can compute the node on 8-bit integers.
+
+    `last` is the QuantizeLinear that reads the node's output.
+    """
     if graph.dtypes[last.output] != "int8" or last.output not in known.params:
         return False
     if node.op in RESCALING_OPERATORS:
@@ -145,7 +150,7 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
 def _convert_node(
     graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors
 ) -> tuple[SegmentGraph, list[SegmentNode]]:
-    """Return the node on integers, with nodes before or after it that adjust scales."""
+    """Return the graph and the node on integers, with nodes before or after it that adjust scales."""
     inputs = [known.dequantized[n].inputs[0] if n in known.dequantized else n for n in node.inputs]
     output, params = last.output, dict(graph.quantizations)
     shapes, dtypes, nodes = dict(graph.shapes), dict(graph.dtypes), list[SegmentNode]()
@@ -166,7 +171,7 @@ def _convert_node(
 
 
 def _dequantize_constants(graph: SegmentGraph) -> SegmentGraph:
-    """Replace the dequantization of constants by float constants."""
+    """Return the graph with dequantized constants replaced by float constants."""
     constants, nodes = dict(graph.constants), list[SegmentNode]()
     for node in graph.nodes:
         if node.op == DEQUANTIZE_OP and node.inputs[0] in constants:

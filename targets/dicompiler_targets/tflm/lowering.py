@@ -1,4 +1,4 @@
-"""Lowering of a segment to a TFLite model.
+"""Lowering of a segment (an ONNX submodel of a device) to a TFLite model.
 
 Segment ──hoist_segment_copies──► HoistedSegment ──lower_segment──► LoweredModel (the .tflite file)
 """
@@ -99,12 +99,12 @@ LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
 
 @dataclass(frozen=True)
 class WireTensor:
-    """An input or output of a model, in its form between devices.
+    """An input or output of a model, in the form in which devices send it.
 
     Attributes:
         name: Name of the tensor.
-        dtype: numpy's name of its type.
-        shape: Its shape; channels last for rank 4.
+        dtype: NumPy's name of the element type.
+        shape: The shape; channels are last if there are four axes.
     """
 
     name: str
@@ -121,11 +121,11 @@ class LoweredModel:
     """The TFLite model of a segment.
 
     Attributes:
-        data: The .tflite file.
-        operators: The operator codes that it uses, sorted.
-        activation_bytes: Peak bytes of its tensors.
-        inputs: Its inputs.
-        outputs: Its outputs.
+        data: Content of the .tflite file.
+        operators: Names of the operators that the model uses, sorted.
+        activation_bytes: Peak bytes of the model's tensors.
+        inputs: Inputs of the model.
+        outputs: Outputs of the model.
     """
 
     data: bytes = field(repr=False)
@@ -136,24 +136,27 @@ class LoweredModel:
 
 
 def to_wire_shape(shape: Shape) -> Shape:
-    """Return the shape of a tensor between devices and in models: (N, H, W, C) for rank 4."""
+    """Return the shape of a tensor in models and between devices: (N, H, W, C) for four axes, else as in ONNX."""
     return permute(shape, NCHW_TO_NHWC) if get_natural_form(shape) == "image" else shape
 
 
 def hoist_segment_copies(segment: Segment) -> HoistedSegment:
-    """Hoist the copies that the loop of a generated program makes."""
+    """Return the segment with Slices and Concats at its borders replaced by copies that the device's program makes."""
     return copy_hoisting.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
 
 
 def make_wire_copies(
     target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec]
 ) -> tuple[StridedCopy, ...]:
-    """Return the copies that assemble a tensor, with images channels last; see `copy_hoisting.make_copies`."""
+    """Return the copies that assemble a tensor from its pieces, with channels last; see `copy_hoisting.make_copies`."""
     return copy_hoisting.make_copies(target, assembly, values, NCHW_TO_NHWC if len(assembly.shape) == 4 else None)
 
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:
-    """Return the TFLite model of a segment. Raise DicompilerError, which names the node, if it cannot be expressed."""
+    """Return the TFLite model of a segment.
+
+    Raises DicompilerError, which names the node, if TFLite-micro cannot express the segment.
+    """
     graph = widen_windows(integer_ops.convert_to_integer(fuse_operators(read_segment(segment, weights))))
     check_ranks(graph)
     writer = TfliteWriter(graph)

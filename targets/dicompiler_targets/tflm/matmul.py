@@ -1,6 +1,6 @@
 """Lowering of matrix products.
 
-With a constant right matrix they become FULLY_CONNECTED (in int8 CONV_2D), otherwise BATCH_MATMUL.
+A product with a constant right matrix becomes FULLY_CONNECTED (in int8 CONV_2D), any other product BATCH_MATMUL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter
 
 
 def lower_gemm(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Gemm to FULLY_CONNECTED, followed by an ADD if C is computed or a whole matrix."""
+    """Lower Gemm to FULLY_CONNECTED. An ADD follows if C is computed or is a whole matrix."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or node.get_attribute("transA", 0):
         raise make_refusal(node, "its second matrix is computed, or its first one transposed", "use target sockets")
@@ -58,10 +58,10 @@ def _add_fully_connected(
     output: int,
     activation: str,
 ) -> None:
-    """Add the product with the transpose of a matrix (N, K).
+    """Add the product of the node's input with the transpose of `rows`, a matrix of shape (N, K).
 
-    If x is a flattened image, the K columns of `rows` are reordered to the image's order in memory, so that x needs no
-    transpose.
+    If the input is a flattened image, the K columns of `rows` are reordered to the image's order in memory, so that the
+    input needs no transpose.
     """
     name = node.inputs[0]
     image = writer.flattened_images.get(name)
@@ -82,16 +82,16 @@ def _add_product(
     output: int,
     activation: str,
 ) -> None:
-    """Add the product of x (M, K) and a weight, with the given output (M, N), as FULLY_CONNECTED.
+    """Add the product of x, shape (M, K), and a constant weight, which gives `output`, shape (M, N).
 
-    In int8 it is a CONV_2D on M images of one pixel, because TFLite-micro and LiteRT round its results in the same way,
-    unlike those of FULLY_CONNECTED.
+    In float32 it is a FULLY_CONNECTED. In int8 it is a CONV_2D on M images of one pixel: TFLite-micro and LiteRT round
+    its results in the same way, but those of FULLY_CONNECTED differently.
 
     Args:
         writer: The writer.
         x: The left operand.
-        weight: Name, rows (N, K) and quantization of the weight.
-        bias: The bias; -1: none.
+        weight: Name, rows (shape (N, K)) and quantization of the weight.
+        bias: The bias; -1 for none.
         output: The output.
         activation: TFLite's activation.
     """

@@ -1,9 +1,8 @@
-"""The memory layout of a device: all tensors at the borders of its segments, and the arenas of its models, in one
-memory.
+"""The memory layout of a device: where tensors and model arenas lie in one common memory.
 
-A tensor occupies its bytes from the step that computes it, or from the start of the frame if it is an input or is
-received, to its last reader. An arena occupies its bytes while its model runs. Buffers whose lifetimes do not overlap
-share bytes.
+A tensor at the border of a segment occupies its bytes from the step that computes it to its last reader. A graph input
+or received tensor occupies them from the start of the frame. An arena occupies its bytes while its model runs. Buffers
+share bytes if their lifetimes do not overlap.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class PlacedTensorBuffer:
 
     Attributes:
         tensor: The tensor.
-        first_step: First step at which it is in memory.
-        last_step: Last step at which it is in memory.
+        first_step: First step of the frame at which the tensor is in memory.
+        last_step: Last step at which the tensor is in memory.
         offset: Offset in bytes.
     """
 
@@ -39,12 +38,12 @@ class PlacedTensorBuffer:
 
     @property
     def end(self) -> int:
-        """The first offset behind it."""
+        """Offset of the first byte after the tensor."""
         return self.offset + self.tensor.nbytes
 
 
 def make_wire_tensor(value: TensorSpec) -> WireTensor:
-    """Return a tensor of the program, whose shape is static, in its form between devices."""
+    """Return a tensor of the program, which must have a static shape, in the form in which devices send it."""
     assert value.shape is not None
     return WireTensor(value.name, get_type_name(value.dtype), to_wire_shape(value.shape))
 
@@ -59,11 +58,11 @@ class MemoryLayout:
     """The memory layout of a device.
 
     Attributes:
-        buffers: The tensors by name.
-        arena_offsets: For each segment, the offset of its model's arena; None if it computes nothing.
-        frees_arena: For each segment, whether others may use its arena's bytes after its run.
+        buffers: Tensors by name.
+        arena_offsets: For each segment, the offset of its model's arena; None if the segment only copies data.
+        frees_arena: For each segment, True if other buffers may use the arena's bytes after the model has run.
         size_bytes: Size of the whole memory.
-        views: The tensors that lie inside another one, so that they need no copy.
+        views: Names of tensors that lie inside another tensor, so that they need no copy.
     """
 
     buffers: Mapping[str, PlacedTensorBuffer]
@@ -80,13 +79,13 @@ def plan_memory(
     models: Sequence[int | None],
     arenas: Sequence[int],
 ) -> MemoryLayout:
-    """Plan the memory of a device.
+    """Return the memory layout of a device.
 
     Args:
         program: The program.
-        device: The device.
-        hoisted_segments: Its segments.
-        models: For each segment, the index of its model.
+        device: The device's part of the program.
+        hoisted_segments: Segments of the device.
+        models: For each segment, the index of its model; None if the segment only copies data.
         arenas: For each model, the bytes of its arena.
     """
     tensors = {name: make_wire_tensor(value) for hoisted in hoisted_segments for name, value in hoisted.values.items()}
@@ -105,7 +104,7 @@ def plan_memory(
             last[program.transfers[step.index].value.name] = time
     last |= dict.fromkeys(device.sinks, len(steps) + 1)
     views = _find_views(hoisted_segments)
-    for name in reversed(views):  # what a view lies in is there as long as the view
+    for name in reversed(views):  # The tensor that contains a view must exist as long as the view.
         last[views[name][0]] = max(last[views[name][0]], last[name])
     times = [time for time, step in enumerate(steps, 1) if step.kind == "run"]
     blocks = _find_arena_spans(models, times, len(steps) + 1)
@@ -133,7 +132,7 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
     """Return outputs of segments that are a contiguous range of another tensor of the device, such as rows of an image.
 
     Returns:
-        Name → (the other tensor, offset in bytes), in the order in which they are computed.
+        For each such output, the other tensor and the offset in it in bytes, in the order of computation.
     """
     views: dict[str, tuple[str, int]] = {}
     for hoisted in hoisted_segments:
@@ -151,10 +150,10 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
 
 
 def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
-    """Return (model, first step, last step) for each time that a model's arena is in memory.
+    """Return (model, first step, last step) for each time that a model's arena must stay in memory.
 
-    A model that runs several times without another one in between keeps its arena. The only model of a device keeps it
-    from frame to frame.
+    A model that runs several times, with no other model in between, keeps its arena. If the device has only one model,
+    the model keeps its arena from frame to frame.
     """
     blocks: list[tuple[int, int, int]] = []
     for model, time in zip(models, times, strict=True):
@@ -167,7 +166,7 @@ def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: i
 
 @dataclass(frozen=True)
 class _Lifetime:
-    """A number of bytes that are occupied from one step to another."""
+    """A number of bytes, and the steps from which and until which they are occupied."""
 
     size: int
     first: int
@@ -186,7 +185,7 @@ layout is used."""
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Place each buffer at the lowest offset that is free during its lifetime."""
+    """Return an offset for each buffer: the lowest one that is free during its lifetime, in the given order."""
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
         span, offset = spans[name], 0
@@ -202,5 +201,5 @@ def _place_spans(
 
 
 def _get_end(spans: Mapping[str | int, _Lifetime], places: Mapping[str | int, int]) -> int:
-    """Return the end of the buffer that lies last."""
+    """Return the highest end of all placed buffers."""
     return max((places[name] + span.size for name, span in spans.items()), default=0)

@@ -1,7 +1,7 @@
-"""RAM and flash of devices, and the layers that need most of them.
+"""RAM and flash of devices, and the layers that need the most of them.
 
-Arenas and buffers are measured on this host, with pointers of 8 bytes. For boards, with pointers of 4 bytes, there is
-an estimate.
+Arenas and buffers are measured on this host, with pointers of 8 bytes. The report also estimates them for boards, with
+pointers of 4 bytes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class DeviceSizes:
     Attributes:
         arena_bytes: The largest arena, including the margin.
         needed_arena_bytes: The largest arena without the margin.
-        activation_bytes: Peak bytes of tensors in an arena.
-        ram_bytes: Arenas and the tensors outside of them, which share memory.
-        model_bytes: Models in flash.
+        activation_bytes: Peak bytes of the tensors in an arena.
+        ram_bytes: Memory for arenas and for the tensors outside of them, which share it.
+        model_bytes: Bytes of the models in flash.
     """
 
     arena_bytes: int
@@ -43,8 +43,7 @@ class DeviceSizes:
 
     @property
     def details(self) -> dict[str, int]:
-        """Further figures for reports. The estimate is the RAM with pointers of 4 bytes. Stack and variables are not
-        included."""
+        """Further figures for reports. The estimate is the RAM with 4-byte pointers, without stack and variables."""
         records = max(0, self.arena_bytes - self.activation_bytes)
         return {
             "ram_32_bit_estimate": self.ram_bytes - records + int(records * POINTER_SIZE_SHARE),
@@ -55,12 +54,12 @@ class DeviceSizes:
 
 
 def add_margin(size: int, margin: float) -> int:
-    """Return the arena with a margin, as a multiple of 16 bytes."""
+    """Return the size of an arena with the margin added, rounded up to a multiple of 16 bytes."""
     return -(-int(size * (1 + margin)) // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
 
 
 def make_memory_report(sizes: Mapping[str, DeviceSizes], boards: Mapping[str, Host], margin: float) -> Json:
-    """Return memory.json. On a board without flash, the models are in RAM."""
+    """Return the content of memory.json. On a board without flash, the models are counted as RAM."""
     entries = []
     for device, device_sizes in sizes.items():
         entry: Json = {
@@ -78,7 +77,7 @@ def make_memory_report(sizes: Mapping[str, DeviceSizes], boards: Mapping[str, Ho
 def make_footprint(
     device: DeviceProgram, sizes: DeviceSizes, models: DeviceModels, data: Mapping[str, bytes]
 ) -> DeviceFootprint:
-    """Return the RAM and flash of a device, and the layers that need most of them."""
+    """Return the RAM and flash of a device, and the layers that need the most of them."""
     ram = flash = "its buffers"
     if models.arena_bytes:
         largest = max(data, key=lambda name: len(data[name]))
@@ -93,7 +92,7 @@ def make_footprint(
 
 
 def _get_activation_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of a segment's tensors. Tensors that only exist dequantized count with their quantized size."""
+    """Return the bytes of a segment's tensors; a tensor that is only read dequantized has its quantized size."""
     sizes = segment_value_sizes(segment)
     for node in segment.model.graph.node:
         if node.op_type == "DequantizeLinear":
@@ -104,7 +103,7 @@ def _get_activation_sizes(segment: Segment) -> dict[str, int]:
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """Return the layer whose nodes read and compute most of the measured bytes, as a text for errors."""
+    """Return the layer that reads and computes the most bytes as measured by `measure`, as a text for errors."""
     bytes_of, totals = measure(segment), dict[str, int]()
     for node in segment.model.graph.node:
         part = read_part(node)

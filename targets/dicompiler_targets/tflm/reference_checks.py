@@ -1,10 +1,10 @@
-"""The references that `verify` compares outputs of TFLite-micro with.
+"""The references with which `verify` compares the outputs of TFLite-micro.
 
-All outputs must match onnxruntime within a tolerance. Outputs of a quantized network must also be bit-equal to those of
-the uncut network in TFLite-micro, and match LiteRT within one step of the output's scale.
+All outputs must equal those of onnxruntime within a tolerance. Outputs of a quantized network must also be bit-equal to
+those of the unsplit network in TFLite-micro, and equal those of LiteRT within one step of the output's scale.
 
-onnxruntime multiplies the sum of a layer by a float and rounds once. TFLite's kernels multiply by an integer, round,
-shift, and round again. Results can differ by one, and later layers propagate such differences. LiteRT's reference
+onnxruntime multiplies a sum by a float and rounds once. TFLite's kernels multiply by an integer, round, shift, and
+round again. Results can therefore differ by one step, and later layers propagate these differences. LiteRT's reference
 kernels compute as TFLite-micro does; its optimized kernels do not.
 """
 
@@ -35,7 +35,7 @@ LITERT_MODULE = "ai_edge_litert.interpreter"
 
 
 def make_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerance of each output; see `Target.tolerances`."""
+    """Return the tolerance of each output, for `Target.tolerances`."""
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
     return quantized_tolerances(model) or {name: Tolerance(FLOAT_TOLERANCE) for name in floats}
@@ -44,7 +44,10 @@ def make_tolerances(model: Model) -> dict[str, Tolerance]:
 def check_quantized(
     model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
 ) -> tuple[Check, ...]:
-    """Return the checks of a quantized network; see `Target.extra_checks`."""
+    """Return the checks of a quantized network, for `Target.extra_checks`.
+
+    `whole` makes the program of the unsplit network.
+    """
     if not any(node.op_type in QUANTIZATION_OPERATORS for node in model.proto.graph.node):
         return ()
     program = whole()
@@ -74,7 +77,7 @@ def check_quantized(
 def _compare_outputs(
     name: str, reference: Mapping[str, Any], result: RunResult, allowed: Mapping[str, Tolerance] | None
 ) -> list[Check]:
-    """Return a check for each output of each device; without tolerances, it must be bit-equal."""
+    """Return a check for each output of each device. Without `allowed` tolerances, outputs must be bit-equal."""
     frames = result.outputs_by_device[:1] or ({"": result.outputs[0]},)
     return [
         compare_value(
@@ -90,7 +93,7 @@ def _compare_outputs(
 
 
 class ModelRuntime(ABC):
-    """A segment's model in a runtime, with inputs and outputs in ONNX's order of axes."""
+    """A segment's model in a runtime. Inputs and outputs have ONNX's order of axes."""
 
     def __init__(self, model: LoweredModel) -> None:
         self.model = model
@@ -104,11 +107,11 @@ class ModelRuntime(ABC):
 
     @abstractmethod
     def _run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs in order. Inputs and outputs are channels last."""
+        """Return the outputs in order. Inputs and outputs have channels last."""
 
 
 class MicroRuntime(ModelRuntime):
-    """A model in TFLite-micro with more than enough memory. Raises RunError if TFLite-micro rejects it."""
+    """A model in TFLite-micro, with ample memory. Raises RunError if TFLite-micro rejects the model."""
 
     def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)

@@ -2,7 +2,8 @@
 
     nearest → RESIZE_NEAREST_NEIGHBOR, or GATHER along each axis;   linear → RESIZE_BILINEAR
 
-Along each axis, an output pixel is a mixture of two input pixels. A TFLite mode is used if it has the same mixtures.
+Along each axis, an output pixel is a weighted mean of two input pixels. A TFLite mode is used if it has the same
+weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COORDINATE_MODES = ((False, False), (False, True), (True, False))
 
 
 def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) -> NDArray[Any]:
-    """Return the position of each output pixel in the input, by ONNX's definition."""
+    """Return the position of each output pixel in the input, as ONNX defines it."""
     x = np.arange(out, dtype=np.float64)
     mode = node.get_attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
     if mode == "asymmetric":
@@ -49,7 +50,7 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
     """Return the position of each output pixel in the input, as TFLite computes it in single precision.
 
-    For nearest, TFLite does not subtract half a pixel.
+    In mode nearest, TFLite does not subtract half a pixel.
     """
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)
@@ -103,8 +104,10 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
-    """Return True if TFLite-micro resizes 8-bit integers as precisely as floats. Its positions are multiples of 1/1024
-    pixel."""
+    """Return True if TFLite-micro resizes 8-bit integers as precisely as floats.
+
+    For integers, it rounds positions to multiples of 1/1024 pixel.
+    """
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"
     exact = not corners and all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))

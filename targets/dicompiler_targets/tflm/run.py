@@ -1,4 +1,4 @@
-"""Runs an artifact on this host: all devices in one process, each model in TFLite-micro, tensors as bytes."""
+"""Execution of an artifact on this host: all devices in one process, each model in TFLite-micro."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ByteArray = NDArray[np.uint8]
 
 @dataclass
 class TflmDevice:
-    """A device during a run.
+    """The state of a device during a run.
 
     Attributes:
-        manifest: Its manifest.
-        models: Interpreters by the model's file.
-        steps: Its steps without receives.
+        manifest: Manifest of the device.
+        models: Interpreters by the name of the model's file.
+        steps: Steps of the device without receives, which need no action in one process.
         next_step: Index of the next step.
-        tensors: Bytes of the tensors that it has, by name.
-        sent_bytes: Payload bytes by transfer.
+        tensors: Bytes of the tensors in the device's memory, by name.
+        sent_bytes: Number of sent bytes by transfer.
         segments_s: Seconds of each segment.
     """
 
@@ -51,7 +51,7 @@ class TflmDevice:
 
 
 def run_artifact(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an artifact; see `Target.run`. The devices take turns, with one frame in flight."""
+    """Run an artifact, for `Target.run`. The devices take turns, with one frame in flight."""
     if options.keys is not None or options.start_manually or options.hosts is not None:
         raise UsageError("run: target 'tflm' runs all devices in this process: omit --keys, --start-manually and hosts")
     document = load_artifact(directory)
@@ -106,7 +106,7 @@ def _make_interpreter(path: Path, arena: int, device: str) -> Any:
         return import_optional(RUNTIME_MODULE).Interpreter.from_bytes(data, arena_size=arena)
     except DicompilerError:
         raise
-    except Exception as error:  # reading a damaged file can raise any error
+    except Exception as error:  # Damaged files raise errors of many types.
         raise RunError(f"device {device!r}: {path.name}: TFLite-micro cannot run it: {error}") from None
 
 
@@ -117,7 +117,10 @@ def _run_frame(
     deadline: float,
     timeout: float,
 ) -> dict[str, dict[str, NDArray[Any]]]:
-    """Compute one frame: each device executes steps until it needs a missing tensor, until all are finished."""
+    """Compute one frame and return the outputs of each sink device.
+
+    The devices take turns: each executes steps until it needs a tensor that has not been sent yet.
+    """
     by_name = {device_state.name: device_state for device_state in device_states}
     for device_state in device_states:
         device_state.next_step = 0
@@ -153,7 +156,7 @@ def _run_frame(
 def _run_step(
     device_state: TflmDevice, transfers: Sequence[Mapping[str, Any]], device_states: Mapping[str, TflmDevice]
 ) -> bool:
-    """Execute the next step; return False if it needs a missing tensor."""
+    """Execute the next step of a device; return False if it needs a tensor that has not been sent yet."""
     kind, index = device_state.steps[device_state.next_step]
     if kind == "run":
         if any(name not in device_state.tensors for name in device_state.manifest["segments"][index]["inputs"]):
@@ -173,7 +176,7 @@ def _run_step(
 
 
 def _run_segment(device_state: TflmDevice, index: int) -> None:
-    """Make the copies into the model's inputs, run the model, and make the other copies."""
+    """Run segment `index`: copy tensors to the model's inputs, run the model, and copy its outputs."""
     segment = device_state.manifest["segments"][index]
     start = time.perf_counter()
     sizes = {tensor["name"]: tensor["bytes"] for tensor in device_state.manifest["tensors"]}
@@ -192,7 +195,7 @@ def _run_segment(device_state: TflmDevice, index: int) -> None:
 def _run_model(
     device_state: TflmDevice, segment: Mapping[str, Any], held: Mapping[str, ByteArray]
 ) -> dict[int, ByteArray]:
-    """Run the segment's model and return the outputs that are read, by number."""
+    """Run the model of a segment; return the outputs that are read, by index. `held` are the input bytes by name."""
     interpreter = device_state.models[segment["model"]]
     for port in sorted({copy["target"] for copy in segment["input_copies"]}):
         details = interpreter.get_input_details(port)
@@ -210,7 +213,7 @@ def _run_model(
 
 
 def copy_strided(copy: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
-    """Make a copy of a manifest, as MakeCopy in main.cc does."""
+    """Execute a copy of a manifest, as the function MakeCopy in main.cc does."""
     frame_seconds, source_strides, target_strides = zip(*copy["loops"], strict=True) if copy["loops"] else ((), (), ())
     shape = (*frame_seconds, copy["run_bytes"])
     view = np.lib.stride_tricks.as_strided
@@ -224,7 +227,7 @@ def _to_wire(array: NDArray[Any]) -> bytes:
 
 
 def _from_wire(data: bytes, held: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array in ONNX's order of axes."""
+    """Return the array in ONNX's order of axes from its bytes in the order in which devices send them."""
     array: NDArray[Any] = np.frombuffer(data, held["dtype"]).reshape(held["shape"])
     plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array
     return np.ascontiguousarray(plain).reshape(value["shape"])

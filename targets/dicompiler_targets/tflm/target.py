@@ -1,4 +1,4 @@
-"""Target `tflm`: its options and its implementation of the base class."""
+"""The class of target `tflm`, with its options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class TflmTarget(Target):
     """Firmware for microcontrollers: TFLite-micro models, C++ sources, and a table of RAM and flash.
 
-    Tensors of rank 4 are sent, and are inputs and outputs, with channels last (N, H, W, C); all others in ONNX's order.
+    Inputs, outputs and sent tensors with four axes have channels last (N, H, W, C). All other tensors have ONNX's order
+    of axes.
 
     Attributes:
         margin: Share by which arenas are larger than necessary.
@@ -45,7 +46,7 @@ class TflmTarget(Target):
         write_artifact(program, self.margin, boards, directory)
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
-        """Measure arenas by trials in TFLite-micro on this host, and add buffers and models."""
+        """Measure arenas by trials in TFLite-micro on this host, and add the sizes of buffers and models."""
         from dicompiler_targets.tflm.emit import compile_devices
         from dicompiler_targets.tflm.memory_report import make_footprint
 
@@ -55,7 +56,7 @@ class TflmTarget(Target):
         )
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
-        """Return 1e-4 of the range in float32; in a quantized network, a number of steps of the output's scale."""
+        """Return 1e-4 of the range of a float32 output, or some quantization steps for a quantized network."""
         from dicompiler_targets.tflm.reference_checks import make_tolerances
 
         return make_tolerances(model)
@@ -67,7 +68,7 @@ class TflmTarget(Target):
         inputs: Mapping[str, NDArray[Any]],
         result: RunResult,
     ) -> tuple[Check, ...]:
-        """Compare the outputs of a quantized network with the uncut network in TFLite-micro and in LiteRT."""
+        """Compare the outputs of a quantized network with the unsplit network in TFLite-micro and in LiteRT."""
         from dicompiler_targets.tflm.reference_checks import check_quantized
 
         return check_quantized(model, make_uncut_program, inputs, result)

@@ -1,8 +1,8 @@
-"""Builds a TFLite graph with as few transposes as possible.
+"""Construction of a TFLite graph with as few transposes as possible.
 
-Tensors of rank 4 are kept as images with channels last (N, H, W, C), between operators and between devices. All others
-are kept plain, in ONNX's order. A tensor is converted to the other form only if an operator needs it, and only once.
-The conversion is a RESHAPE if the bytes are the same.
+A tensor with four axes is stored as an image with channels last (N, H, W, C), between operators and between devices.
+All other tensors are stored plain, in ONNX's order. A tensor is converted to the other form only if an operator needs
+it, and only once. If the order of the bytes is the same in both forms, the conversion is a RESHAPE.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ NHWC_TO_NCHW = (0, 3, 1, 2)
 
 
 def get_natural_form(shape: Shape) -> AxisForm:
-    """Return the form of a tensor at the border of a segment."""
+    """Return the form that a tensor of this shape has at the border of a segment: image or plain."""
     return "image" if len(shape) == 4 else "plain"
 
 
 def permute(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Return the entries of `shape` in the given order."""
     return tuple(shape[axis] for axis in order)
 
 
 def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Reduce a transpose to as few axes as possible: drop axes of extent 1, and merge axes that stay next to each
-    other.
+    """Reduce a transpose to as few axes as possible.
+
+    Axes of length 1 are dropped, and axes that stay next to each other are merged.
 
     Returns:
-        (shape, order); the order is sorted if the transpose does not move any byte.
+        Shape and order of the smaller transpose; the order is sorted if the transpose does not move any byte.
     """
     kept = [axis for axis in order if shape[axis] != 1]
     groups: list[list[int]] = []
@@ -62,7 +62,7 @@ def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tup
 
 
 class TfliteWriter:
-    """A TFLite graph that is being built. Tensors are identified by their ONNX name and their form."""
+    """A TFLite graph under construction. A tensor is identified by its ONNX name and its form (image or plain)."""
 
     def __init__(self, graph: SegmentGraph) -> None:
         self.graph = graph
@@ -80,7 +80,7 @@ class TfliteWriter:
     # -- tensors
 
     def get_form(self, name: str) -> AxisForm:
-        """Return the form in which a tensor exists; the natural one if it exists in both."""
+        """Return the form in which a tensor exists; the natural form if it exists in both."""
         known = get_natural_form(self.graph.get_shape(name))
         other: AxisForm = "plain" if known == "image" else "image"
         return other if (name, other) in self._held and (name, known) not in self._held else known
@@ -90,12 +90,12 @@ class TfliteWriter:
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantisation: QuantizationParams | None = None) -> int:
-        """Add a tensor with its TFLite shape and return its index."""
+        """Add a tensor with its TFLite shape; return its index."""
         self.tensors.append(TfliteTensor(name, dtype, tuple(map(int, shape)), None, quantisation))
         return len(self.tensors) - 1
 
     def add_output(self, name: str, form: AxisForm) -> int:
-        """Add the tensor that the next operation computes, in the given form, and return its index."""
+        """Add the tensor that the next operation computes, in the given form; return its index."""
         shape = self.graph.shapes[name]
         held_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
         index = self.add_tensor(name, self.graph.dtypes[name], held_shape, self.graph.quantizations.get(name))
@@ -109,7 +109,7 @@ class TfliteWriter:
     def add_constant(
         self, data: NDArray[Any], name: str = "constant", quantisation: QuantizationParams | None = None
     ) -> int:
-        """Add a constant, unless an equal one exists, and return its index."""
+        """Add a constant, unless an equal one exists; return its index."""
         array = np.ascontiguousarray(data)
         array = array.astype(np.int32) if array.dtype == np.int64 else array
         key = (str(array.dtype), array.shape, array.tobytes(), quantisation)
@@ -119,13 +119,13 @@ class TfliteWriter:
         return self._constants[key]
 
     def add_like(self, index: int, shape: Shape, name: str = "") -> int:
-        """Add a tensor with the type of another one but its own shape, and return its index."""
+        """Add a tensor with the type and quantization of tensor `index` but another shape; return its index."""
         tensor = self.tensors[index]
         quantization = tensor.quantization
         return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, quantization)
 
     def read_tensor(self, name: str, form: AxisForm = "plain") -> int:
-        """Return a tensor in the given form, and convert it if necessary."""
+        """Return the index of a tensor in the given form; convert the tensor if necessary."""
         if (name, form) in self._held:
             return self._held[name, form]
         if name in self.graph.constants:
@@ -143,7 +143,7 @@ class TfliteWriter:
         return index
 
     def read_held(self, name: str) -> tuple[int, AxisForm]:
-        """Return (a tensor in the form in which it exists, the form)."""
+        """Return the index of a tensor in the form in which it exists, and this form."""
         form = self.get_form(name)
         return self.read_tensor(name, form), form
 
@@ -156,7 +156,10 @@ class TfliteWriter:
         self.operations.append(TfliteOperation(code, tuple(inputs), tuple(outputs), options, values))
 
     def add_reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
-        """Add a RESHAPE, unless it changes nothing and no `output` is given, and return the result."""
+        """Add a RESHAPE and return the index of its result.
+
+        If the shape does not change and there is no `output`, no operation is added.
+        """
         source = self._reshape_sources.get(index, index)
         if output is None and tuple(shape) in (self.get_shape(source), self.get_shape(index)):
             return source if self.get_shape(source) == tuple(shape) else index
@@ -168,7 +171,7 @@ class TfliteWriter:
         return result
 
     def add_transpose(self, index: int, order: Sequence[int], output: int | None = None) -> int:
-        """Add a TRANSPOSE over as few axes as possible, or a RESHAPE if no byte moves, and return the result."""
+        """Add a TRANSPOSE over as few axes as possible, or a RESHAPE if no byte moves; return the result's index."""
         shape = self.get_shape(index)
         target = permute(shape, order)
         small, axes = merge_transpose_axes(shape, order)
@@ -188,9 +191,9 @@ class TfliteWriter:
         return self.add_reshape(moved, target, output)
 
     def finish(self) -> tuple[bytes, tuple[str, ...], int]:
-        """Return the file, the operator codes that it uses, and the peak bytes of its tensors.
+        """Return the .tflite file, the names of the operators that it uses, and the peak bytes of its tensors.
 
-        Outputs have their natural forms. Each one is a separate tensor that an operation computes.
+        Outputs have their natural forms. Each output is a separate tensor that an operation computes.
         """
         inputs = [self.read_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
         outputs: list[int] = []
@@ -220,8 +223,7 @@ class TfliteWriter:
     def _count_activation_bytes(
         self, operations: Sequence[TfliteOperation], inputs: Sequence[int], outputs: Sequence[int]
     ) -> int:
-        """Return the peak bytes of the tensors; each one exists from the operation that computes it to its last
-        reader."""
+        """Return the peak bytes of the tensors; each exists from the operation that computes it to its last reader."""
         first = dict.fromkeys(inputs, 0)
         last = dict(first)
         for time, operation in enumerate(operations, 1):
