@@ -260,9 +260,9 @@ class OperatorRule:
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
         stand_in: Replacement of an operator that rounds small integers, for the exact check: an operator with the same
             inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
-        constant_stand_ins: Kind of the integer values of each constant input in the exact check, separated by spaces.
-            The last kind is repeated, and '-' keeps the values of an input.
-        attribute_stand_ins: Kind of the integer values of each attribute with weights, in the exact check:
+        constant_stand_ins: For each constant input, the kind of integers that replace it in the exact check ("factor",
+            "shift", "variance", …), separated by spaces. The last kind is repeated. '-' keeps the values.
+        attribute_stand_ins: For each attribute with weights, its replacement in the exact check:
             "offset=shift scale=one post_transform=NONE".
     """
 

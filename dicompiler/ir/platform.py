@@ -200,9 +200,8 @@ class Platform(Memoizing):
                 return platform
         path, names = Path(source), ", ".join(family.name for family in families)
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
-            return platform_from_toml(
-                read_text(path, f"no such platform file (built-in platforms: {names})"), str(path)
-            )
+            text = read_text(path, f"no such platform file (built-in platforms: {names})")
+            return platform_from_toml(text, str(path))
         examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
         close = did_you_mean(str(source), examples)
         hint = close if "did you mean" in close else ""
@@ -269,12 +268,10 @@ def platform_file(source: str, families: Iterable[PlatformFamily]) -> Path | Non
 
 @cache
 def builtin_families() -> tuple[PlatformFamily, ...]:
-    return tuple(
-        PlatformFamily(board.name + "N", board.description, partial(_make_board_platform, board)) for board in BOARDS
-    )
+    return tuple(PlatformFamily(board.name + "N", board.description, partial(_copy_board, board)) for board in BOARDS)
 
 
-def _make_board_platform(board: BuiltinBoard, count: int) -> Platform:
+def _copy_board(board: BuiltinBoard, count: int) -> Platform:
     """Return a platform with `count` copies of a board. The hosts are numbered from 01."""
     names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
     return Platform(
@@ -351,20 +348,20 @@ def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], n
     for key, names in (("host", host_names), ("device", [device.name for device in devices])):
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise DicompilerError(f"{place}: {key}[{index}].name: {name!r} is the name of an earlier {key}")
+                cause = f"{name!r} is the name of an earlier {key}: rename one"
+                raise DicompilerError(f"{place}: {key}[{index}].name: {cause}")
     for index, device in enumerate(devices):
         if device.host not in host_names:
             close = did_you_mean(device.host, host_names)
             raise DicompilerError(f"{place}: device[{index}].host: unknown host {device.host!r}{close}")
     seen: set[frozenset[str]] = set()
     for index, link in enumerate(network.links):
+        key = f"{place}: link[{index}].hosts"
         for name in link.hosts:
             if name not in host_names:
-                raise DicompilerError(
-                    f"{place}: link[{index}].hosts: unknown host {name!r}{did_you_mean(name, host_names)}"
-                )
+                raise DicompilerError(f"{key}: unknown host {name!r}{did_you_mean(name, host_names)}")
         if frozenset(link.hosts) in seen:
-            raise DicompilerError(f"{place}: link[{index}].hosts: {' and '.join(link.hosts)} have a link already")
+            raise DicompilerError(f"{key}: {' and '.join(link.hosts)} have a link already: remove one of the two links")
         seen.add(frozenset(link.hosts))
     if not any(device.can_compute for device in devices):
         raise DicompilerError(f"{place}: no device computes: give at least one a rate above 0 FLOP/s")

@@ -91,7 +91,7 @@ def intersect(a: Region, b: Region) -> Region | None:
     both = []
     for (low, high), (start, stop) in zip(a, b, strict=True):
         low, high = low if low > start else start, high if high < stop else stop
-        if low >= high:  # The most frequent case: routing intersects very many disjoint pairs.
+        if low >= high:  # Most pairs of regions that routing intersects are disjoint, so an early return saves time.
             return None
         both.append((low, high))
     return tuple(both)

@@ -26,7 +26,7 @@ class TensorKey(NamedTuple):
     reduce: Interval | None = None
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per node.
+@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per task node.
 class TaskNode:
     """A node of a task, with the region of its output that the task computes.
 

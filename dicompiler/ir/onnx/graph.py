@@ -44,15 +44,14 @@ class OpaqueAttribute:
 
 
 class ConstantValues(LazyValues):  # type: ignore[misc]
-    """Values of a constant. They refer to a protobuf message or to a weight, and are not copied."""
+    """Values of a constant. They refer to a protobuf message or to a weight, and are not copied.
+
+    Args:
+        source: The protobuf message of the initializer.
+        weight: Data of the initializer, if `source` is a placeholder without data.
+    """
 
     def __init__(self, source: onnx.TensorProto, weight: Weight | None = None) -> None:
-        """Refer to the values in `source`, or to those of `weight` if `source` is a placeholder without data.
-
-        Args:
-            source: The protobuf message of the initializer.
-            weight: Data of the initializer, if `source` is a placeholder.
-        """
         self.source, self.weight, self.shape = source, weight, list(source.dims)
 
     @cached_property
@@ -63,7 +62,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
     @cached_property
     def dtype(self) -> Any:
         """The numpy type, or the number of the onnx type if graphsurgeon has no numpy type for it."""
-        with G_LOGGER.suppress():  # graphsurgeon prints to standard output
+        with G_LOGGER.suppress():  # graphsurgeon would print a warning to standard output.
             return onnx_importer.get_onnx_tensor_dtype(self.source)
 
     @property
@@ -122,15 +121,14 @@ class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
 
 
 class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
-    """Computed tensor. `info` is its protobuf message, from which type and shape are read on demand."""
+    """Computed tensor. Its type and shape are read from its protobuf message on demand.
+
+    Args:
+        name: Name of the tensor.
+        info: The protobuf message of the tensor, if the model has one.
+    """
 
     def __init__(self, name: str, info: onnx.ValueInfoProto | None = None) -> None:
-        """Create a tensor of a graph.
-
-        Args:
-            name: Name of the tensor.
-            info: The protobuf message of the tensor, if the model has one.
-        """
         self.__dict__.update(name=name, info=info)
 
     def _late(self, name: str) -> Any:
@@ -149,16 +147,7 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        """Turn the variable into a constant in place, so that all readers see the change.
-
-        Args:
-            values: Values of the constant.
-            export_dtype: Element type in which graphsurgeon exports the values.
-
-        Returns:
-            The same object, which is now a constant.
-        """
-        self.__dict__.update(dtype=None, shape=None)  # graphsurgeon deletes these attributes
+        self.__dict__.update(dtype=None, shape=None)  # graphsurgeon deletes these attributes, so they must exist.
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
         return self
@@ -168,7 +157,7 @@ def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
     """Return a property of a tensor ("dtype", "shape" or "type") in the form that graphsurgeon uses."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
-    with G_LOGGER.suppress():  # graphsurgeon prints to standard output
+    with G_LOGGER.suppress():  # graphsurgeon would print a warning to standard output.
         return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
 
 
@@ -193,6 +182,7 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
+        # The attributes of a node with control-flow bodies have always been read, so other nodes have no bodies.
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:

@@ -36,6 +36,13 @@ def graph_and_bodies(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[on
             yield from graph_and_bodies(body)
 
 
+def produced_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names of the tensors that a graph receives, stores or computes, without its control-flow bodies."""
+    yield from (value.name for value in (*graph.input, *graph.initializer))
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
 def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names of the tensors that a node reads: its inputs, and outer tensors that its bodies read."""
     yield from (name for name in node.input if name)
@@ -44,9 +51,7 @@ def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
 
 def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
     """Describe the first tensor that is read, or is a graph output, without being defined; '' if there is none."""
-    defined = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    defined |= {tensor.values.name for tensor in graph.sparse_initializer}
-    defined |= {name for node in graph.node for name in node.output}
+    defined = set(produced_names(graph))
     for node in graph.node:
         for name in tensors_read(node):
             if name not in defined:
@@ -71,8 +76,7 @@ def body_names(node: onnx.NodeProto) -> Iterator[str]:
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
     """Rename the outer tensors that a node's control-flow bodies read, from the keys of `renamed` to its values."""
     for body in control_flow_bodies(node):
-        inside = {v.name for v in body.input} | {t.name for t in body.initializer}
-        inside |= {name for inner in body.node for name in inner.output}
+        inside = set(produced_names(body))
         outer = {old: new for old, new in renamed.items() if old not in inside}
         for inner in body.node:
             inner.input[:] = [outer.get(name, name) for name in inner.input]

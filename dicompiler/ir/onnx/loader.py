@@ -114,7 +114,7 @@ def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
         onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError) as error:
         cause = " ".join(str(error).split())
-        raise DicompilerError(f"{place}: tensor {tensor.name!r} is damaged: {cause}: export it again") from error
+        raise DicompilerError(f"{place}: tensor {tensor.name!r} is damaged: {cause}: export the model again") from error
 
 
 def _map_external_data(
@@ -226,7 +226,7 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
     except CycleError as error:
         cycle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in error.args[1][1:])
         raise DicompilerError(
-            f"{place}: not a valid ONNX model: these nodes form a cycle: {cycle}: export it again"
+            f"{place}: not a valid ONNX model: these nodes form a cycle: {cycle}: export the model again"
         ) from None
     ready, nodes = sorted(sorter.get_ready()), list[onnx.NodeProto]()
     while ready:
@@ -263,7 +263,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
     for entry in model.opset_import:
         if not 0 <= entry.version < 2**31:
             raise DicompilerError(
-                f"{place}: opset {entry.version} of domain {entry.domain!r} is not valid: export it again"
+                f"{place}: opset {entry.version} of domain {entry.domain!r} is not valid: export the model again"
             )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     for kind, version, safe, is_accepted in (

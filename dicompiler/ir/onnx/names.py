@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 import onnx
 
-from dicompiler.ir.onnx.graph_structure import graph_and_bodies, rename_captures
+from dicompiler.ir.onnx.graph_structure import graph_and_bodies, produced_names, rename_captures
 
 RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
 """Prefix of the tensors of casts that onnxruntime inserts around operators without a float16 kernel.
@@ -41,21 +41,14 @@ def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
     Inputs and outputs of the graph keep their names, because callers use them.
     """
     fixed = {value.name for value in (*graph.input, *graph.output)}
-    produced = dict.fromkeys(_produced_names(graph))
+    produced = dict.fromkeys(produced_names(graph))
     reserved = [name for name in produced if name.startswith(RESERVED_PREFIX) and name not in fixed]
     if not reserved:
         return {}
-    taken = {name: 0 for inner in graph_and_bodies(graph) for name in _produced_names(inner)}
+    taken = {name: 0 for inner in graph_and_bodies(graph) for name in produced_names(inner)}
     renamed = {name: unique_name(f"Cast_{name.removeprefix(RESERVED_PREFIX)}", taken) for name in reserved}
     _rename_tensors(graph, renamed)
     return renamed
-
-
-def _produced_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of the tensors that a graph receives, stores or computes, without its control-flow bodies."""
-    yield from (value.name for value in chain(graph.input, graph.initializer))
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    yield from (name for node in graph.node for name in node.output if name)
 
 
 def _rename_tensors(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
