@@ -125,7 +125,7 @@ def listing(place: Path, text: str) -> None:
         (lambda place: listing(place, "f" * 64 + "\n9 0 segment000.onnx\n"), "bytes instead of 9"),
         (
             lambda place: listing(place, f"{'f' * 64}\n{size(place)} md5:0 segment000.onnx\n"),
-            "segment000.onnx: unknown kind of digest 'md5': compile the network again",
+            "segment000.onnx: unknown kind of digest 'md5': compile the model again",
         ),
     ],
     ids=["missing", "cut", "other", "list", "kind"],

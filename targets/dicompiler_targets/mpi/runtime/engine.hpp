@@ -1,19 +1,19 @@
-// Interface of the engine that computes segments. engine_onnxruntime.cc implements it.
+// Interface of the engine that computes segments, the ONNX models of a rank. engine_onnxruntime.cc implements it.
 #pragma once
 
 #include "tensor.hpp"
 
 namespace dicompiler {
 
-// A segment bound to the tensors of one frame. run() reads and writes the tensors in place: fixed tensors are never
-// copied. Inputs that are not fixed are bound again for each run; outputs that are not fixed are set by it.
+// A segment bound to the tensors of one frame buffer. run() reads the inputs and writes the outputs in place, without a
+// copy, if their shapes are known (Tensor::fixed). For other outputs, run() sets type, shape and data of the tensor.
 class BoundSegment {
 public:
     virtual ~BoundSegment() = default;
     virtual void run() = 0;
 };
 
-// A loaded segment. The tensors must outlive the bound segment; their names are those of the segment's graph.
+// A loaded segment. The tensors must have the names of the segment's inputs and outputs, and outlive the bound segment.
 class Segment {
 public:
     virtual ~Segment() = default;
@@ -23,11 +23,11 @@ public:
 
 struct EngineOptions {
     int threads = 1;
-    // Level of graph optimization: "none", "basic", "extended" or "all".
+    // The level of graph optimization: "none", "basic", "extended" or "all".
     std::string optimization;
-    // Execution provider that is used in addition to the CPU: "" or a name such as "CUDA".
+    // The name of an execution provider that is used in addition to the CPU, such as "CUDA"; "" for none.
     std::string provider;
-    // True if worker threads stop spinning when a segment ends, because the cores are needed to send and receive.
+    // True if the engine's threads sleep between segments, because the cores are needed to send and receive.
     bool yields = true;
 };
 
@@ -37,7 +37,7 @@ public:
     virtual std::unique_ptr<Segment> load(const std::string& path) = 0;
 };
 
-// Throws Error if the engine cannot start or lacks the provider.
+// Throws Error if the engine cannot start or does not have the execution provider.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options);
 
 }  // namespace dicompiler

@@ -1,4 +1,4 @@
-// The engine interface, implemented by ONNX Runtime. All segments of a rank share one thread pool.
+// Implements the engine interface with onnxruntime. All segments of a rank share one thread pool.
 #define ORT_API_MANUAL_INIT
 #include <onnxruntime_cxx_api.h>
 
@@ -11,7 +11,7 @@
 namespace dicompiler {
 namespace {
 
-// Messages of onnxruntime span several lines.
+// Error messages have one line, but messages of onnxruntime may have several.
 std::string to_one_line(std::string text) {
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text;
@@ -123,7 +123,7 @@ public:
         Ort::ThreadingOptions threads;
         threads.SetGlobalIntraOpNumThreads(options.threads).SetGlobalInterOpNumThreads(1);
         env_ = Ort::Env(threads, ORT_LOGGING_LEVEL_ERROR, "dicompiler");
-        // All segments share one arena. With an arena each, every segment would keep its own peak.
+        // All segments share one memory arena. Arenas of their own would each keep the peak memory of their segment.
         const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
         env_.CreateAndRegisterAllocator(memory, Ort::ArenaCfg(0, -1, -1, -1));
         options_.AddConfigEntry("session.use_env_allocators", "1");
@@ -137,7 +137,7 @@ public:
         for (const auto& level : levels) {
             if (level.first == options.optimization) options_.SetGraphOptimizationLevel(level.second);
         }
-        // Fusions of quantized operators differ from segment to segment and round differently.
+        // Fusions of quantized operators depend on the segment, and fused operators round differently.
         if (options.optimization != "all") options_.AddConfigEntry("session.disable_quant_qdq", "1");
         options_.DisablePerSessionThreads();
         if (!options.provider.empty()) add_provider(options.provider);
@@ -148,8 +148,8 @@ public:
             try {
                 return std::make_unique<OrtSegment>(env_, path, options_);
             } catch (const Ort::Exception& error) {
-                // On some processors onnxruntime converts int8 to uint8 and then rejects its own QuantizeLinear of
-                // opset 21, whose type is an attribute (onnxruntime issue 25526). This option keeps int8.
+                // On some processors, onnxruntime converts int8 to uint8. It then rejects QuantizeLinear nodes of opset
+                // 21, which have their type in an attribute (onnxruntime issue 25526). This option keeps int8.
                 if (!std::strstr(error.what(), "QuantizeLinear")) throw;
                 auto int8_options = options_.Clone();
                 int8_options.AddConfigEntry("session.qdqisint8allowed", "1");

@@ -11,13 +11,14 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Tag of the messages by which a sink reports a finished frame; the payload is the frame's number. The messages of
-// transfer i have tag i + 1.
+// The tag of messages with which a sink reports a finished frame. Their content is the frame's number. The tensors of
+// transfer i are sent with tag i + 1.
 constexpr int FRAME_DONE_TAG = 0;
-// An idle rank polls for messages without a pause for SPIN_S seconds after the last event, then every IDLE_POLL.
+// After an event, an idle rank polls for messages without a pause for SPIN_S seconds, and then once per IDLE_POLL.
 constexpr double SPIN_S = 200e-6;
 constexpr microseconds IDLE_POLL{50}, NO_REQUESTS_POLL{10000};
-// Polls interrupt a running computation. The interval grows from MIN_BUSY_POLL to MAX_BUSY_POLL while nothing arrives.
+// While a segment is computed, polling slows it down. The interval grows from MIN_BUSY_POLL to MAX_BUSY_POLL until a
+// message arrives.
 constexpr microseconds MIN_BUSY_POLL{50}, MAX_BUSY_POLL{1000};
 
 class MessageExchange {
@@ -59,13 +60,13 @@ public:
     }
 
 private:
-    // An open MPI request: a receive or send of a frame, or a message (received or sent) that a frame is done.
+    // An incomplete MPI request. It receives or sends a tensor, or the message that a sink has finished a frame.
     struct Request {
         enum Kind { receive, send, receive_done, send_done } kind;
         std::size_t frame, index;
-        // The payload of send_done.
+        // The frame number that a request of kind send_done sends.
         std::shared_ptr<std::uint64_t> payload = nullptr;
-        // When a send began.
+        // The time when a send began.
         Clock::time_point start = {};
     };
 
@@ -81,7 +82,7 @@ private:
         requests_.push_back(request);
     }
 
-    // Begins the next frame if its buffers are free and, on a source, if the number of frames in flight allows it.
+    // Begins the next frame if its buffers are free. Sources wait until fewer than `in_flight` frames are running.
     bool begin_next_frame() {
         if (begun_ == flow_.frames || !is_executed_[buffer_index(begun_)] || open_requests_[buffer_index(begun_)] > 0) {
             return false;
@@ -118,7 +119,7 @@ private:
         times_.sent_bytes[send.transfer] += tensor.bytes();
     }
 
-    // Handles a frame whose last step has been executed; a sink tells all sources.
+    // Records that the last step of a frame has been executed. A sink sends a message to all sources.
     void finish_frame(std::size_t frame) {
         is_executed_[buffer_index(frame)] = true;
         if (open_requests_[buffer_index(frame)] == 0) ++finished_;
@@ -152,7 +153,7 @@ private:
         total_ = seconds_since(frame_starts_.front());
     }
 
-    // Handles all completed requests; returns true if there were any.
+    // Removes and processes all completed requests. Returns true if there were any.
     bool poll_requests() {
         if (mpi_requests_.empty()) return false;
         completed_indices_.resize(mpi_requests_.size());
@@ -162,7 +163,7 @@ private:
         if (count <= 0) return false;
         std::sort(completed_indices_.begin(), completed_indices_.begin() + count);
         std::vector<Request> completed;
-        for (int i = count; i-- > 0;) {  // from the end, so that the remaining indices stay valid
+        for (int i = count; i-- > 0;) {  // from the last one, so that the other indices stay valid
             const auto index = static_cast<std::size_t>(completed_indices_[static_cast<std::size_t>(i)]);
             completed.push_back(requests_[index]);
             requests_[index] = requests_.back();
@@ -193,7 +194,7 @@ private:
         times_.timeline.push_back({"send", transfer, request.frame, request.start, Clock::now()});
     }
 
-    // Returns how long to wait for events of the executor before polling for messages again.
+    // Returns the time to wait for events of the executor before polling for messages again.
     microseconds choose_timeout() {
         if (mpi_requests_.empty()) return NO_REQUESTS_POLL;
         if (executor_.is_busy()) {
@@ -229,18 +230,19 @@ private:
     StepExecutor& executor_;
     int self_ = 0;
     bool is_source_ = false, is_sink_ = false;
-    // Open requests, in two vectors with the same order, because MPI needs its own in one array.
+    // The requests that are not complete. Two vectors have the same order, because MPI needs an array of MPI_Request.
     std::vector<MPI_Request> mpi_requests_;
     std::vector<Request> requests_;
     std::vector<int> completed_indices_;
-    // For each FrameBuffers: the open receives and sends, and whether the frame's last step has been executed.
+    // For each FrameBuffers: the number of incomplete receives and sends of its frame, and whether the last step of its
+    // frame has been executed.
     std::vector<std::size_t> open_requests_;
     std::vector<bool> is_executed_;
     std::size_t begun_ = 0, finished_ = 0, open_sends_ = 0;
-    // For each sink: the number of its finished frames, and the payload of its next message.
+    // For each sink: the number of frames that it has finished, and the buffer for its next message.
     std::vector<std::size_t> done_counts_;
     std::vector<std::uint64_t> done_messages_;
-    // For frames that some sinks have finished: how many. With several roles, frames finish in any order.
+    // The number of sinks that have finished a frame, by frame. With several roles, frames finish in any order.
     std::map<std::size_t, std::size_t> done_sinks_;
     std::size_t done_frames_ = 0;
     std::vector<Clock::time_point> frame_starts_;

@@ -1,4 +1,4 @@
-// Exchanges messages by MPI while frames are in flight. One thread calls MPI; the step executor computes in another.
+// Exchanges tensors with other ranks by MPI. The main thread calls MPI, while the step executor computes in its thread.
 #pragma once
 
 #include <atomic>
@@ -8,39 +8,40 @@
 
 namespace dicompiler {
 
-// How frames begin and end among all ranks. Ranks that begin frames by themselves (sources) limit the frames in flight:
-// each rank that delivers outputs (a sink) sends them a message when it has finished a frame.
+// How frames begin and end among all ranks. A source is a rank that begins frames without receiving tensors. A sink is
+// a rank that delivers outputs. When a sink has finished a frame, it sends a message to all sources. With these
+// messages, the sources limit the number of frames in flight.
 struct FrameFlow {
     std::vector<int> sources, sinks;
     std::size_t frames, in_flight;
-    // Time allowed for all frames.
+    // Seconds that all frames together may take.
     double timeout_s;
 };
 
 struct ExchangeTimes {
-    // On the first source: seconds from the start of each frame until its last output is delivered, and from the start
-    // of the first frame to the end of the last one.
+    // Only on the first source: the seconds from the start of each frame to the delivery of its last output, and the
+    // seconds from the start of the first frame to the end of the last frame.
     std::vector<double> frames;
     double total = 0;
-    // Payload bytes by transfer, and the seconds in which at least one message was being sent.
+    // The sent bytes of each transfer (by its index), and the seconds in which at least one tensor was being sent.
     std::map<int, std::size_t> sent_bytes;
     double send = 0;
-    // When this rank began; on the first source also when each frame began.
+    // The time when this rank began, and only on the first source: the time when each frame began.
     Clock::time_point start;
     std::vector<Clock::time_point> frame_starts;
-    // The sends of the last frame.
+    // The times of the sends of the last frame.
     std::vector<TimelineEntry> timeline;
 };
 
-// Thrown if a signal has requested this process to end.
+// Thrown when a signal has asked this process to end.
 struct Stopped {};
 
-// Executes all frames. `stop`: set by a signal handler; ends the exchange with Stopped.
+// Sends and receives the tensors of all frames. Throws Stopped when a signal handler sets `stop`.
 ExchangeTimes exchange(const std::vector<Rank>& roles, const FrameFlow& flow,
                        std::vector<std::unique_ptr<FrameBuffers>>& buffers, StepExecutor& executor,
                        const std::atomic<bool>& stop);
 
-// A barrier that sleeps while it waits, so that ranks without work do not take processor time from the others.
+// Waits until all ranks have called this function. It sleeps meanwhile, because MPI_Barrier would keep a core busy.
 void wait_at_barrier();
 
 }  // namespace dicompiler

@@ -30,7 +30,13 @@ constexpr std::uint32_t ROUND_CONSTANTS[64] = {
 
 std::uint32_t rotate(std::uint32_t x, int n) { return (x >> n) | (x << (32 - n)); }
 
-// SHA-256 of bytes that are added in chunks, all but the last a multiple of BLOCK_BYTES.
+std::string to_hex(std::uint32_t word) {
+    char digits[9];
+    std::snprintf(digits, sizeof digits, "%08x", static_cast<unsigned>(word));
+    return digits;
+}
+
+// SHA-256 of bytes that are added in chunks. The size of each chunk but the last must be a multiple of BLOCK_BYTES.
 class Sha256 {
 public:
     void add(const unsigned char* data, std::size_t size) {
@@ -46,11 +52,7 @@ public:
         for (int shift = 56; shift >= 0; shift -= 8) rest_.push_back(static_cast<unsigned char>(bits >> shift));
         add_blocks(rest_.data(), rest_.size() / BLOCK_BYTES);
         std::string text;
-        for (const auto word : state_) {
-            char digits[9];
-            std::snprintf(digits, sizeof digits, "%08x", static_cast<unsigned>(word));
-            text += digits;
-        }
+        for (const auto word : state_) text += to_hex(word);
         return text;
     }
 
@@ -88,7 +90,7 @@ private:
 
 using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
 
-// Table k holds the CRC of a byte that is followed by k zero bytes.
+// Entry b of table k is the CRC of byte b followed by k zero bytes.
 CrcTables make_crc_tables() {
     CrcTables tables{};
     for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -105,7 +107,7 @@ CrcTables make_crc_tables() {
     return tables;
 }
 
-// CRC-32 as zlib computes it, eight bytes at a time ("slicing by 8").
+// CRC-32 as zlib computes it. Eight bytes are added at a time, with eight tables ("slicing by 8").
 class Crc32 {
 public:
     void add(const unsigned char* data, std::size_t size) {
@@ -119,11 +121,7 @@ public:
         for (; size > 0; --size, ++data) crc_ = (crc_ >> 8) ^ tables[0][(crc_ ^ *data) & 0xffU];
     }
 
-    std::string digits() const {
-        char digits[9];
-        std::snprintf(digits, sizeof digits, "%08x", static_cast<unsigned>(~crc_));
-        return digits;
-    }
+    std::string digits() const { return to_hex(~crc_); }
 
 private:
     static std::uint32_t read_word(const unsigned char* data) {
@@ -146,7 +144,7 @@ std::string digest_file(const std::string& path) {
     return digest.digits();
 }
 
-// Kinds of digests by their prefix.
+// Functions that compute the digest of a file, by the prefix of the digest in contents.txt.
 const std::map<std::string, std::string (*)(const std::string&)> DIGEST_KINDS{{"sha256", digest_file<Sha256>},
                                                                               {"crc32", digest_file<Crc32>}};
 
@@ -154,7 +152,7 @@ struct ListedFile {
     std::string path, kind, digits;
 };
 
-// Returns the list without its last line, which is the SHA-256 of the lines before it.
+// Returns the text of contents.txt without its last line, which must be the SHA-256 of the lines before it.
 std::string read_list(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     std::ostringstream content;
@@ -197,7 +195,7 @@ DeviceFiles::DeviceFiles(const std::string& directory) {
         const auto end = std::min(digest.find(':'), digest.size());
         const auto kind = digest.substr(0, end);
         if (DIGEST_KINDS.count(kind) == 0) {
-            throw Error(path + ": unknown kind of digest '" + kind + "': compile the network again");
+            throw Error(path + ": unknown kind of digest '" + kind + "': compile the model again");
         }
         files.push_back({path, kind, digest.substr(end + 1)});
     }

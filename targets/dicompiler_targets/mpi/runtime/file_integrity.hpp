@@ -6,19 +6,19 @@
 
 namespace dicompiler {
 
-// The files of a device as contents.txt lists them: the artifact's digest, one line for each file (bytes, digest,
-// name), and finally the SHA-256 of these lines.
+// The files of a device, which are listed in its contents.txt. The first line is the digest of the artifact. It is
+// followed by a line for each file: bytes, digest and name. The last line is the SHA-256 of all lines before it.
 //
-// The check finds damage, not tampering. artifact.json has the same digests: "sha256:", and "crc32:" for large files,
-// which is several times faster. A background thread computes them while the segments are loaded.
+// A file's digest is "sha256:…", or "crc32:…" for a large file, because CRC-32 is several times faster. The check finds
+// damaged files; it does not protect against attacks. A thread computes the digests while segments are loaded.
 class DeviceFiles {
 public:
-    // Reads the list, checks that all files exist with the listed sizes, and starts to compute their digests.
-    // Throws Error that names the file.
+    // Reads contents.txt, checks that all files exist with the listed sizes, and starts to compute their digests.
+    // Throws Error with the name of a wrong file.
     explicit DeviceFiles(const std::string& directory);
 
     const std::string& artifact_digest() const { return artifact_digest_; }
-    // Waits until all files have been read. Throws Error for a file whose content differs from the list.
+    // Waits until all digests have been computed. Throws Error with the name of a file whose digest is wrong.
     void check() { checked_.get(); }
 
 private:

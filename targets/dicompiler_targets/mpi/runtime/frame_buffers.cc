@@ -5,7 +5,7 @@
 namespace dicompiler {
 namespace {
 
-// The first and the last step at which a tensor is in memory; step 0 is the start of a frame.
+// The numbers of the first and the last step at which a tensor is in memory. Number 0 is the start of a frame.
 struct Lifetime {
     std::size_t first, last;
 };
@@ -39,10 +39,10 @@ std::vector<Lifetime> find_lifetimes(const Rank& rank) {
     return lifetimes;
 }
 
-// Returns the bytes that a tensor occupies, including the gap to the next one.
+// Returns the bytes that a tensor occupies, including the gap up to the next aligned address.
 std::size_t padded_bytes(const Tensor& tensor) { return (tensor.bytes() / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES; }
 
-// Places the copied inputs of each segment one after another.
+// Places the inputs that are assembled by copies for a segment one after another in the memory that all frames share.
 void place_input_copies(const Rank& rank, BufferLayout& layout) {
     for (const auto& run : rank.runs) {
         std::size_t offset = 0;
@@ -67,7 +67,7 @@ BufferLayout make_layout(const Rank& rank) {
     for (std::size_t id = 0; id < count; ++id) {
         if (rank.tensors[id].fixed && !layout.is_input_copy[id]) order.push_back(id);
     }
-    // The largest tensor is placed first, each at the lowest offset that is free during its lifetime.
+    // Tensors are placed from the largest to the smallest, each at the lowest offset that is free during its lifetime.
     std::stable_sort(order.begin(), order.end(),
                      [&](auto a, auto b) { return rank.tensors[a].bytes() > rank.tensors[b].bytes(); });
     for (const auto id : order) {

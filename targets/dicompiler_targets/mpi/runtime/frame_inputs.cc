@@ -17,7 +17,8 @@ bool is_input_file(const std::string& path) {
     return ends_with(path, ".npz") || ends_with(path, ".npy") || is_image(path);
 }
 
-// Copies the piece of an array that begins at `start` and has the tensor's shape, row by row.
+// Copies a region of an array into the tensor, row by row. The region begins at the indices `start`, and has the
+// tensor's shape.
 void copy_piece(const Array& whole, const Shape& start, Tensor& tensor) {
     const auto& shape = tensor.shape;
     const auto rank = shape.size(), item_bytes = size_of(tensor.type);
@@ -31,7 +32,7 @@ void copy_piece(const Array& whole, const Shape& start, Tensor& tensor) {
             element += static_cast<std::size_t>(start[i] + index[i]);
         }
         std::memcpy(out, static_cast<const char*>(whole.data.get()) + element * item_bytes, row_bytes);
-        for (std::size_t i = rank; i-- > 1;) {  // advance to the next row: count up all axes but the last
+        for (std::size_t i = rank; i-- > 1;) {  // go to the next row: increment the index like a number
             if (++index[i - 1] < shape[i - 1]) break;
             index[i - 1] = 0;
         }
@@ -40,7 +41,7 @@ void copy_piece(const Array& whole, const Shape& start, Tensor& tensor) {
 
 void check_array(const Input& input, const Array& array, const std::string& file) {
     const auto wanted = numpy_name(input.type);
-    // Types that numpy lacks are stored as void or as unsigned integers of the same size.
+    // Types without a numpy type are stored as void types or unsigned integers of the same size.
     const bool same = wanted[1] == 'V' ? std::string("Vu").find(array.type[1]) != std::string::npos &&
                                              array.type.substr(2) == wanted.substr(2)
                                        : array.type == wanted;
@@ -72,7 +73,7 @@ FrameInputs::FrameInputs(const Program& program, const std::string& path) : prog
         if (!is_input_file(file)) throw Error(file + ": not an input file: expected an .npz, .npy or image file");
         if (!ends_with(file, ".npz") && program.inputs.size() != 1) {
             throw Error(file + ": the network has " + std::to_string(program.inputs.size()) +
-                        " inputs: give them by name in an .npz file");
+                        " inputs: store them by name in an .npz file");
         }
     }
 }
@@ -118,8 +119,8 @@ void FrameInputs::read(const std::string& file) {
                                  input.shape[0] == 1 &&
                                  input.shape[1] == (program_.preprocessing.order == "GRAY" ? 1 : 3);
         if (!takes_image) {
-            throw Error(file + ": input '" + input.name + "' " + to_string(input.shape) + " is not one image in " +
-                        program_.preprocessing.order + ": give it as .npy, or compile with another channel order");
+            throw Error(file + ": input '" + input.name + "' " + to_string(input.shape) + " cannot be read from a " +
+                        program_.preprocessing.order + " image: use .npy, or compile with another channel order");
         }
         arrays_[input.name] = read_image(file, input.shape, program_.preprocessing);
     }

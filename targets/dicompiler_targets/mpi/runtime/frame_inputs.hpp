@@ -1,4 +1,4 @@
-// Reads the inputs of a run: one file, or a directory whose files are used in turn, one for each frame.
+// Reads the inputs of a run from a file or from a directory. Each frame uses the next file of the directory.
 #pragma once
 
 #include <map>
@@ -9,18 +9,18 @@
 
 namespace dicompiler {
 
-// .npz files hold all inputs by name. .npy files and images are for networks with one input. A file that is used twice
-// in a row is read and checked once. Inputs of the wrong type or shape are an Error that names the file.
+// An .npz file has all inputs by name. An .npy file or an image is only for networks with one input. Consecutive frames
+// with the same file read it once. Throws Error with the file's name if an input has a wrong type or shape.
 class FrameInputs {
 public:
-    // `path`: empty if this rank reads no input.
+    // `path` is a file or directory; it is empty if this rank reads no input.
     FrameInputs(const Program& program, const std::string& path);
 
     std::size_t file_count() const { return files_.size(); }
-    // Sets the tensors to the inputs of the frame.
+    // Lets the tensors of `inputs` refer to the arrays in the frame's file.
     void set_inputs(std::size_t frame, const std::vector<Rank::Input>& inputs, std::vector<Tensor>& tensors);
-    // Sets the piece of a state to the frame's initial value, and returns true, if the frame gives any state. States
-    // that it does not give become zeros.
+    // Sets a state to its initial value if the frame's file has values of states, and returns true. A state without a
+    // value in such a file becomes zero. Returns false if the file has no values of states.
     bool set_initial_state(std::size_t frame, const Rank::State& state, Tensor& tensor);
 
 private:

@@ -19,7 +19,7 @@
 namespace dicompiler {
 namespace {
 
-// Rows of pixels from top to bottom; a pixel is three bytes: red, green, blue.
+// An image as rows of pixels from top to bottom. A pixel has three bytes: red, green and blue.
 struct Pixels {
     std::size_t width = 0, height = 0;
     std::vector<unsigned char> bytes;
@@ -33,7 +33,7 @@ std::string get_suffix(const std::string& path) {
     return suffix;
 }
 
-// Reads binary PPM (P6) and PGM (P5) with one byte per value.
+// Reads a binary PPM (P6) or PGM (P5) image with one byte per value. `path` is for error messages.
 Pixels read_pnm(const std::string& bytes, const std::string& path) {
     std::istringstream stream(bytes);
     std::string magic, word;
@@ -85,7 +85,7 @@ Pixels decode(const std::string& path) {
 #endif
 }
 
-// The position of a row (or column) of the tensor between two of the image; `share`: the weight of the second one.
+// A row (or column) of the tensor lies between rows `low` and `high` of the image. `share` is the weight of row `high`.
 struct Interpolation {
     std::size_t low, high;
     float share;
@@ -94,7 +94,7 @@ struct Interpolation {
 std::vector<Interpolation> interpolate(std::size_t image_extent, std::size_t tensor_extent) {
     std::vector<Interpolation> positions(tensor_extent);
     for (std::size_t i = 0; i < tensor_extent; ++i) {
-        // Pixel centers are aligned. Positions beyond the outermost centers are clamped to them.
+        // The centers of pixels are aligned. Positions outside the first and last center are moved to that center.
         const double position = (static_cast<double>(i) + 0.5) * static_cast<double>(image_extent) /
                                     static_cast<double>(tensor_extent) - 0.5;
         const double clamped = std::min(std::max(position, 0.0), static_cast<double>(image_extent - 1));
@@ -104,7 +104,7 @@ std::vector<Interpolation> interpolate(std::size_t image_extent, std::size_t ten
     return positions;
 }
 
-// Returns the value of one of the tensor's channels at a pixel of the image.
+// Returns the value of channel `index` of the tensor for a pixel of the image.
 float get_channel(const unsigned char* pixel, const std::string& order, std::size_t index) {
     if (order == "GRAY") {
         return 0.299F * static_cast<float>(pixel[0]) + 0.587F * static_cast<float>(pixel[1]) +

@@ -11,22 +11,22 @@ namespace {
 
 const std::string MAGIC = "\x93NUMPY";
 
-// In this file, `place` names the file (and the member of the archive) in error messages.
-
-// Reads a little-endian integer of `size` bytes at `offset`.
-std::uint64_t read_integer(const std::string& bytes, std::size_t offset, std::size_t size, const std::string& place) {
-    if (offset > bytes.size() || size > bytes.size() - offset) throw Error(place + ": the file is cut short");
-    std::uint64_t value = 0;
-    for (std::size_t i = size; i-- > 0;) value = value << 8U | static_cast<unsigned char>(bytes[offset + i]);
-    return value;
-}
+// In all functions, `place` is the name of the file (and of the member of the archive) for error messages.
 
 std::string read_part(const std::string& bytes, std::size_t offset, std::size_t size, const std::string& place) {
     if (offset > bytes.size() || size > bytes.size() - offset) throw Error(place + ": the file is cut short");
     return bytes.substr(offset, size);
 }
 
-// Returns the text between `key` and `end` in the header, which is a Python dictionary as text.
+// Reads a little-endian integer of `size` bytes at `offset`.
+std::uint64_t read_integer(const std::string& bytes, std::size_t offset, std::size_t size, const std::string& place) {
+    const auto digits = read_part(bytes, offset, size, place);
+    std::uint64_t value = 0;
+    for (std::size_t i = size; i-- > 0;) value = value << 8U | static_cast<unsigned char>(digits[i]);
+    return value;
+}
+
+// Returns the value of `key` up to the character `end` in the header, which is the text of a Python dictionary.
 std::string find_entry(const std::string& header, const std::string& key, char end, const std::string& place) {
     const auto found = header.find("'" + key + "':");
     const auto start = found == std::string::npos ? found : header.find_first_not_of(' ', found + key.size() + 3);
@@ -35,7 +35,7 @@ std::string find_entry(const std::string& header, const std::string& key, char e
     return header.substr(start, stop - start);
 }
 
-// Parses "(1, 3".
+// Parses the numbers of a shape, such as "(1, 3".
 Shape parse_shape(const std::string& text, const std::string& place) {
     Shape shape;
     for (std::size_t start = text.find_first_of("0123456789"); start != std::string::npos;) {
@@ -63,7 +63,7 @@ Array parse_npy(const std::string& bytes, const std::string& place) {
     const auto length = static_cast<std::size_t>(read_integer(bytes, 8, length_bytes, place));
     const auto header = read_part(bytes, 8 + length_bytes, length, place);
     Array array;
-    // The type is a string in quotes; for arrays with fields it is a list.
+    // The type is a string in quotes. For arrays with fields, it is a list, which get_item_size() rejects.
     array.type = find_entry(header, "descr", ',', place).substr(1);
     array.type = array.type.substr(0, array.type.find('\''));
     array.shape = parse_shape(find_entry(header, "shape", ')', place), place);
@@ -78,13 +78,13 @@ Array parse_npy(const std::string& bytes, const std::string& place) {
     return array;
 }
 
-// An entry of a zip archive's central directory.
+// A file in a zip archive, as the directory of the archive describes it.
 struct Member {
     std::string name;
     std::uint64_t method, packed_size, size, offset;
 };
 
-// Replaces sizes over 4 GiB by those of the zip64 extra field, which lists them in this order.
+// Replaces numbers that need more than 32 bits by those of the zip64 extra field, which lists them in a fixed order.
 void apply_zip64(Member& member, const std::string& extra, const std::string& place) {
     for (std::size_t offset = 0; offset + 4 <= extra.size();) {
         const auto kind = read_integer(extra, offset, 2, place);
@@ -169,7 +169,7 @@ std::map<std::string, Array> read_npz(const std::string& path) {
 void write_npy(const std::string& path, const Tensor& tensor) {
     std::string header = "{'descr': '" + numpy_name(tensor.type) + "', 'fortran_order': False, 'shape': " +
                          to_string(tensor.shape) + ", }";
-    // The data starts at a multiple of the alignment; ten bytes precede the header.
+    // Spaces are added until the data starts at a multiple of the alignment. Ten bytes precede the header.
     header += std::string(ALIGNMENT_BYTES - 1 - (10 + header.size()) % ALIGNMENT_BYTES, ' ') + "\n";
     if (header.size() > 0xffff) throw Error(path + ": its shape has too many axes");
     const std::string size{static_cast<char>(header.size() & 0xffU), static_cast<char>(header.size() >> 8U)};

@@ -8,7 +8,7 @@
 
 namespace dicompiler {
 
-// An array from a file, in C order. `type`: numpy's name, such as "<f4".
+// An array that was read from a file, in C order. `type` is numpy's name of the element type, such as "<f4".
 struct Array {
     std::string type;
     Shape shape;
@@ -17,13 +17,15 @@ struct Array {
 };
 
 constexpr std::size_t ALIGNMENT_BYTES = 64;
-// Allocates at least `bytes` bytes, and at least one, that start at a multiple of ALIGNMENT_BYTES.
+// Allocates at least `bytes` bytes, even if `bytes` is 0, at an address that is a multiple of ALIGNMENT_BYTES.
 std::shared_ptr<void> allocate(std::size_t bytes);
 
-// Reads a whole file. Throws Error that names the file, as all functions here do.
+// All functions below throw Error with the name of the file.
+
+// Reads a whole file.
 std::string read_file(const std::string& path);
 Array read_npy(const std::string& path);
-// Reads the arrays of a file by numpy.savez, by name.
+// Reads all arrays of a file that numpy.savez has written, and returns them by name.
 std::map<std::string, Array> read_npz(const std::string& path);
 void write_npy(const std::string& path, const Tensor& tensor);
 

@@ -10,18 +10,18 @@ namespace dicompiler {
 
 const char* const USAGE =
     "usage: mpirun -n RANKS PROGRAM [options]\n"
-    "  --inputs PATH       an .npz, .npy or image file, or a directory of them: one frame each, sorted by name\n"
+    "  --inputs PATH       an .npz, .npy or image file, or a directory of such files: one frame each, sorted by name\n"
     "  --outputs DIR       write the outputs to DIR/DEVICE as .npy files\n"
     "  --frames N          number of frames; default: one for each input file\n"
-    "  --in-flight N       maximum number of frames in flight; default: three for each rank\n"
+    "  --in-flight N       maximum number of frames in flight; default: three times the number of ranks\n"
     "  --kept-frames N     write the outputs of the first N frames only\n"
     "  --threads N         maximum number of threads of a rank\n"
     "  --pin               pin each rank to its share of this host's cores\n"
-    "  --timeout S         seconds for all frames\n"
-    "  --min-seconds S,S,… minimum duration of a call of each segment in seconds, for emulation\n"
-    "  --roles FIRST,N     use these functions of each rank: those for a failure\n"
+    "  --timeout S         seconds that all frames together may take\n"
+    "  --min-seconds S,S,… minimum duration of each segment in seconds, to emulate a slower device\n"
+    "  --roles FIRST,N     use N functions of each rank, from number FIRST on: those for failed devices\n"
     "  --partial           if the run fails, leave the outputs in DIR/.DEVICE.part\n"
-    "  --data DIR          the directory with the devices' directories; default: the working directory\n"
+    "  --data DIR          directory that contains a directory for each device; default: the working directory\n"
     "Prints a JSON object with each rank's times (computing, waiting, sending), peak memory and sent bytes.\n";
 
 namespace {

@@ -12,9 +12,9 @@ struct Options {
     std::size_t frames = 0, in_flight = 0, kept_frames = static_cast<std::size_t>(-1);
     int threads = 0;
     double timeout_s = 1e9;
-    // The minimum duration of each segment's call, in seconds. Empty: calls are not delayed.
+    // The minimum duration of each segment in seconds, to emulate a slower device. Empty: segments are not delayed.
     std::vector<double> min_seconds;
-    // The roles of each rank that are used: the index of the first one and their number. 0: the regular ones.
+    // The index of the first role that the ranks use, and the number of these roles. 0: the regular roles.
     std::size_t first_role = 0, roles = 0;
     bool pin = false, help = false, partial = false;
 };

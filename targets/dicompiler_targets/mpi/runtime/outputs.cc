@@ -6,11 +6,8 @@
 #include "npy.hpp"
 
 namespace dicompiler {
-namespace {
 
 namespace fs = std::filesystem;
-
-}  // namespace
 
 OutputWriter::OutputWriter(const std::string& directory, const std::string& device, std::size_t kept_frames,
                            bool partial)
@@ -19,7 +16,7 @@ OutputWriter::OutputWriter(const std::string& directory, const std::string& devi
     directory_ = directory + "/" + device;
     hidden_directory_ = directory + "/." + device + ".part";
     std::error_code code;
-    fs::remove_all(hidden_directory_, code);  // a killed run may have left it
+    fs::remove_all(hidden_directory_, code);  // a run that was killed may have left the directory
     fs::create_directories(hidden_directory_, code);
     if (code) throw Error(hidden_directory_ + ": cannot be written: " + code.message());
 }

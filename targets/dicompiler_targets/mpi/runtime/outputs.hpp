@@ -1,4 +1,4 @@
-// Writes the outputs of a run. The files stay in a hidden directory until all ranks have finished.
+// Writes the outputs of a run to .npy files, which stay in a hidden directory until all ranks have finished.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@ namespace dicompiler {
 
 class OutputWriter {
 public:
-    // `directory`: empty to write nothing. `kept_frames`: the number of frames whose outputs are written. `partial`:
-    // keep the written files if the run fails.
+    // Writes the outputs of the first `kept_frames` frames, or nothing if `directory` is empty. With `partial`, the
+    // hidden directory is kept if the run fails.
     OutputWriter(const std::string& directory, const std::string& device, std::size_t kept_frames, bool partial);
     ~OutputWriter();
     OutputWriter(const OutputWriter&) = delete;
     OutputWriter& operator=(const OutputWriter&) = delete;
 
     void write(std::size_t frame, const Tensor& tensor, const std::string& file);
-    // Moves the files to <directory>/<device> and removes those of an earlier run there.
+    // Moves the files to <directory>/<device>, and removes the files of an earlier run from that directory.
     void publish();
-    // Removes the files, except for a writer with `partial`.
+    // Removes the hidden directory, unless `partial` is true.
     void discard();
 
 private:

@@ -1,5 +1,5 @@
-// The description of a generated program, and how it is run: main() describes each rank's part, run_program() executes
-// it with MPI.
+// The description of a generated program. main() of the program describes the work of each rank (MPI process), and
+// run_program() executes it.
 #pragma once
 
 #include <string>
@@ -10,11 +10,12 @@
 
 namespace dicompiler {
 
-// One rank's part of every frame, as its function lists it. The functions refer to tensors by their index in `tensors`.
+// The work of one rank for a frame. Functions of the generated program describe it by calls of the member functions, in
+// which tensors are named by their index in `tensors`.
 //
-// For each frame in flight, all receives are posted first (MPI_Irecv). Then the steps are executed in order: a segment
-// runs as soon as its inputs have been received and copied, and sends do not block (MPI_Isend). Buffers are used again
-// only when all sends of their frame are complete. Buffers of fixed size are laid out once, see frame_buffers.hpp.
+// For each frame in flight, all receives are posted first (MPI_Irecv). Then the steps are executed in order. A segment
+// runs as soon as its inputs have been received and copied, and sends do not block (MPI_Isend). The buffers of a frame
+// are used for another frame when all of its sends are complete; see frame_buffers.hpp.
 class Rank {
 public:
     using Id = std::size_t;
@@ -28,24 +29,25 @@ public:
     struct StateStore { Id tensor; std::size_t state; };
     struct Step { enum Kind { send, run, output, load_state, store_state } kind; std::size_t index; };
 
-    // Declares an input of the network that this rank reads. `index`: its place in Program::inputs.
+    // Declares an input of the network that this rank reads. `index` is its index in Program::inputs.
     Id input(std::size_t index, const std::string& name);
-    // Declares a piece of a state, which begins at `start` in the whole state. `index`: its place in Program::states.
-    // load_state() reads what store_state() has stored for the previous frame.
+    // Declares a state, a tensor that this rank keeps for the next frame, or the rank's piece of the state. The piece
+    // begins at the indices `start` of the whole state. `index` is the index of the state in Program::states.
+    // load_state() reads the value that store_state() has stored for the previous frame.
     Id state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& start);
     void load_state(Id state);
     void store_state(Id tensor, Id state);
-    // Declares a tensor that another rank sends for every frame.
+    // Declares a tensor that rank `sender` sends for every frame. `transfer` is an index that both ranks use.
     Id receive(int transfer, const std::string& name, Type type, const Shape& shape, int sender);
-    // Declares a tensor that a segment computes. Without type and shape, they are known only after the segment's run.
+    // Declares a tensor that a segment computes. Without type and shape, the segment sets both when it runs.
     Id tensor(const std::string& name, Type type, const Shape& shape);
     Id tensor(const std::string& name);
-    // The following functions add steps in order. A segment's file lies in the directory of the rank's device; "" makes
-    // only the copies.
+    // The following functions add steps in order. run() computes the segment in `file`, a file in the directory of the
+    // rank's device. If `file` is "", run() only makes the copies.
     void run(const std::string& file, const std::vector<Id>& inputs, const std::vector<Id>& outputs);
-    // Adds a copy into an input of the next run.
+    // Adds a copy that is made before the next run().
     void copy_input(const Copy& copy);
-    // Adds a copy out of an output of the previous run.
+    // Adds a copy that is made after the previous run().
     void copy_output(const Copy& copy);
     void send(int transfer, Id tensor, int receiver);
     // Delivers an output of the network, which is written to `file` for each frame.
@@ -66,8 +68,9 @@ private:
     std::vector<Copy> pending_input_copies_;
 };
 
-// A device of the platform; its rank is its index in Program::ranks. All devices have the same number of roles, usually
-// one. Of the roles that are in use, frame i is executed by role i mod n.
+// A device of the platform; its rank is its index in Program::ranks. A role is the normal plan, a replica or a failure
+// plan of the network, and has a function that describes the work of the rank. All devices have the same number of
+// roles. If n roles are used, role i mod n executes frame i.
 struct Device {
     std::string name, host;
     int threads;
@@ -75,10 +78,10 @@ struct Device {
     std::vector<void (*)(Rank&)> roles;
 };
 
-// Returns the device's part in each of its roles.
+// Returns the work of the device's rank in each of its roles.
 std::vector<Rank> describe(const Device& device);
 
-// An input of the network. `fixed`: its shape is known.
+// An input of the network. `fixed` is true if its shape is known.
 struct Input {
     std::string name;
     Type type;
@@ -89,16 +92,16 @@ struct Input {
 struct Program {
     std::vector<Device> ranks;
     std::vector<Input> inputs;
-    // ONNX Runtime's graph optimization level, and its execution provider for devices that are GPUs.
+    // The graph optimization level of onnxruntime, and its execution provider for devices that are GPUs.
     std::string optimization, provider;
     ImagePreprocessing preprocessing;
-    // The inputs that are states. A frame that gives them sets the states to these values.
+    // The inputs that are states. An input file may have their initial values.
     std::vector<Input> states = {};
-    // The number of roles that are in use while no device has failed; 0: all.
+    // The number of roles that are used while no device has failed; 0: all roles.
     std::size_t regular_roles = 0;
 };
 
-// The main function of a generated program. Returns its exit code; `--help` lists the arguments.
+// Runs a generated program and returns its exit code. `--help` prints the arguments.
 int run_program(const Program& program, int argc, char** argv);
 
 }  // namespace dicompiler

@@ -27,7 +27,7 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
     return std::chrono::duration<double>(end - start).count();
 }
 
-// Returns an identifier of the running kernel. Processes with the same one share a clock.
+// Returns an identifier of the running kernel. Processes of the same kernel share a clock.
 std::string get_boot_id() {
     std::ifstream file("/proc/sys/kernel/random/boot_id");
     std::string name;
@@ -35,8 +35,8 @@ std::string get_boot_id() {
     return name;
 }
 
-// Formats entries as [kind, index, frame, start, end], with seconds that count from `origin`. The number of entries is
-// limited to keep the report small.
+// Formats entries as [kind, index, frame, start, end], with start and end in seconds since `origin`. The number of
+// entries is limited to keep the report small.
 std::string to_json(const std::vector<TimelineEntry>& timeline, Clock::time_point origin) {
     constexpr std::size_t MAX_ENTRIES = 10000;
     std::string text;
@@ -49,7 +49,7 @@ std::string to_json(const std::vector<TimelineEntry>& timeline, Clock::time_poin
     return "[" + text + "]";
 }
 
-// Gathers a text of each rank, in order, on rank 0.
+// Returns on rank 0 the texts of all ranks, in the order of ranks, and no texts on other ranks.
 std::vector<std::string> gather(int rank, const std::string& own) {
     int count = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &count);

@@ -1,4 +1,4 @@
-// The life of a rank: checks, sessions, frames, report.
+// Runs a rank: checks its files, loads its segments, executes the frames, and reports its measurements.
 #include <malloc.h>
 #include <mpi.h>
 #if __has_include(<mpi-ext.h>)
@@ -24,13 +24,12 @@ std::atomic<bool> stop_requested{false};
 
 extern "C" void request_stop(int) { stop_requested = true; }
 
-// Returns the name of a rank in messages.
 std::string describe_rank(const Program& program, int rank) {
     const auto& device = program.ranks[static_cast<std::size_t>(rank)];
     return "rank " + std::to_string(rank) + " (device '" + device.name + "' on host '" + device.host + "')";
 }
 
-// Prints the reason and ends all ranks after a delay, in which other ranks can print their own reasons.
+// Prints the reason of a failure and ends all ranks. Other ranks can print their reasons during the delay.
 [[noreturn]] void abort_all(const std::string& rank, const std::string& reason, std::chrono::milliseconds delay) {
     std::fprintf(stderr, "dicompiler: %s: %s\n", rank.c_str(), reason.c_str());
     std::this_thread::sleep_for(delay);
@@ -42,7 +41,7 @@ std::string describe_suspect(const Program& program, int rank) {
     return rank < 0 ? "" : "; the cause may be " + describe_rank(program, rank);
 }
 
-// Returns the rank that Open MPI reports as failed, or -1. It reports failures only if ULFM is enabled.
+// Returns the rank that Open MPI reports as failed, or -1. Open MPI reports failures only if ULFM is enabled.
 int find_failed_rank() {
     int rank = -1;
 #ifdef OMPI_HAVE_MPI_EXT_FTMPI
@@ -57,9 +56,9 @@ int find_failed_rank() {
     return rank;
 }
 
-const Program* running_program = nullptr;  // for `handle_mpi_error`, whose arguments MPI defines
+const Program* running_program = nullptr;  // for `handle_mpi_error`, which MPI calls without it
 
-// The error handler that MPI calls when one of its functions fails.
+// MPI calls this error handler when one of its functions fails.
 void handle_mpi_error(MPI_Comm*, int* code, ...) {
     int self = 0, length = 0;
     char message[MPI_MAX_ERROR_STRING] = "";
@@ -78,14 +77,14 @@ void install_error_handler(const Program& program) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
 }
 
-// Returns the program with only those roles that the options select.
+// Returns a copy of the program with only the roles that the options select.
 Program select_roles(Program program, const Options& options) {
     for (auto& rank : program.ranks) {
         const auto all = rank.roles.size();
         const auto regular = program.regular_roles != 0 ? program.regular_roles : all;
         const auto count = options.roles != 0 ? options.roles : regular;
         if (options.first_role + count > all) {
-            throw Error("option --roles: there are " + std::to_string(all) + " functions");
+            throw Error("option --roles: each rank has only " + std::to_string(all) + " functions");
         }
         const auto first = rank.roles.begin() + static_cast<std::ptrdiff_t>(options.first_role);
         rank.roles = {first, first + static_cast<std::ptrdiff_t>(count)};
@@ -93,7 +92,7 @@ Program select_roles(Program program, const Options& options) {
     return program;
 }
 
-// Checks that all ranks have files of the same artifact. Ranks that replace a failed one have no files.
+// Checks that the files of all ranks have the same artifact digest. Ranks of failed devices have no files.
 void check_artifact_digests(const Program& program, const std::string& own) {
     constexpr std::size_t DIGEST_CHARS = 64;
     std::string all(DIGEST_CHARS * program.ranks.size(), ' ');
@@ -112,7 +111,7 @@ void check_artifact_digests(const Program& program, const std::string& own) {
     }
 }
 
-// Pins this rank to its share of the cores that the ranks of this host may use.
+// Pins this rank to its share of this host's cores. All ranks of a host have equal shares.
 void pin_to_cores() {
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
@@ -132,9 +131,9 @@ void pin_to_cores() {
     if (sched_setaffinity(0, sizeof own, &own) != 0) throw Error("the system does not allow to pin this process");
 }
 
-// Loads the segments; roles share the files that they have in common. While the engine makes and frees copies of
-// weights, a low mmap threshold returns freed blocks to the system at once. Without it, glibc would raise the threshold
-// when it sees large blocks freed, and keep them for good.
+// Loads the segments of all roles by file name. Meanwhile, a low mmap threshold makes glibc return freed blocks to the
+// system at once. Otherwise, glibc would raise the threshold when the engine frees copies of large weights, and would
+// keep their memory.
 std::map<std::string, std::unique_ptr<Segment>> load_segments(Engine& engine, const std::vector<Rank>& roles,
                                                               const std::string& directory) {
 #ifdef __GLIBC__
@@ -155,7 +154,7 @@ std::map<std::string, std::unique_ptr<Segment>> load_segments(Engine& engine, co
     return segments;
 }
 
-// Finds the sources and sinks, and the number of frames, which only ranks with inputs know (`input_files`).
+// Finds the sources, the sinks and the number of frames. Only ranks that read inputs know the number of input files.
 FrameFlow make_flow(const Program& program, const Options& options, std::size_t input_files) {
     FrameFlow flow{{}, {}, options.frames, options.in_flight, options.timeout_s};
     for (std::size_t i = 0; i < program.ranks.size(); ++i) {
@@ -175,7 +174,7 @@ FrameFlow make_flow(const Program& program, const Options& options, std::size_t 
     return flow;
 }
 
-// One rank's part of a run.
+// The work of this rank in a run.
 struct RankTask {
     const Program& program;
     const Options& options;
@@ -185,7 +184,7 @@ struct RankTask {
     int threads;
 };
 
-// Executes all frames. If that fails, prints the reason and ends all ranks.
+// Exchanges all frames with other ranks. After a failure, prints the reason and ends all ranks.
 ExchangeTimes exchange_or_abort(const RankTask& task, const FrameFlow& flow,
                                 std::vector<std::unique_ptr<FrameBuffers>>& buffers, StepExecutor& executor,
                                 OutputWriter& outputs) {
@@ -196,7 +195,7 @@ ExchangeTimes exchange_or_abort(const RankTask& task, const FrameFlow& flow,
         std::signal(SIGTERM, SIG_DFL);
         std::raise(SIGTERM);
     } catch (const Error& error) {
-        // The executor's thread is not joined, because it may be inside a long segment.
+        // The executor's thread is not joined, because it may still compute a long segment.
         outputs.discard();
         abort_all(describe_rank(task.program, task.self), error.what() + describe_suspect(task.program, error.peer),
                   std::chrono::milliseconds{1500});
@@ -204,7 +203,7 @@ ExchangeTimes exchange_or_abort(const RankTask& task, const FrameFlow& flow,
     return {};
 }
 
-// Makes sessions and buffers, waits until all ranks have done so, and executes the frames.
+// Loads segments, makes buffers, waits until all ranks have done so, and executes the frames.
 ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const FrameFlow& flow, FrameInputs& inputs,
                               OutputWriter& outputs, ExchangeTimes& exchange_times) {
     const auto directory = task.options.data + "/" + task.device.name;
@@ -216,7 +215,7 @@ ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const Fr
     try {
         loaded = load_segments(*engine, task.roles, directory);
     } catch (const Error&) {
-        files.check();  // if a file is damaged, that is the cause
+        files.check();  // throws another error if a damaged file is the cause
         throw;
     }
     files.check();
@@ -230,7 +229,8 @@ ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const Fr
     };
     StepExecutor executor(task.roles, buffers, inputs, deliver, flow.frames - 1, task.options.min_seconds);
     wait_at_barrier();
-    MPI_Barrier(MPI_COMM_WORLD);  // short, because all ranks are ready; afterwards all begin at the same time
+    // The first barrier waits until all ranks are ready. The second one lets them begin at the same time.
+    MPI_Barrier(MPI_COMM_WORLD);
     exchange_times = exchange_or_abort(task, flow, buffers, executor, outputs);
     return executor.stop();
 }
@@ -249,7 +249,7 @@ void run_rank(const Program& program, const Options& options, int self) {
     const bool has_files = options.roles == 0 || has_steps || has_inputs || has_outputs;
     const auto files = has_files ? std::make_unique<DeviceFiles>(options.data + "/" + device.name) : nullptr;
     check_artifact_digests(program, has_files ? files->artifact_digest() : "");
-    if (has_inputs && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
+    if (has_inputs && options.inputs.empty()) throw Error("there are no inputs: name a file or directory (--inputs)");
     FrameInputs inputs(program, has_inputs || has_states ? options.inputs : "");
     const auto flow = make_flow(program, options, inputs.file_count());
     if (options.pin) pin_to_cores();
@@ -276,7 +276,7 @@ void run_rank(const Program& program, const Options& options, int self) {
 }  // namespace
 
 int run_program(const Program& program, int argc, char** argv) {
-    // The process ends with its parent. The small timer slack keeps its sleeps from being rounded up.
+    // The process ends when its parent ends. With a small timer slack, short sleeps do not take much longer.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_TIMERSLACK, 1000);
     int provided = 0, self = 0, count = 0;
@@ -305,7 +305,7 @@ int run_program(const Program& program, int argc, char** argv) {
         install_error_handler(program);
         run_rank(select_roles(program, options), options, self);
     } catch (const std::exception& error) {
-        // The delay lets mpirun forward the message before it learns of the abort.
+        // During the delay, mpirun forwards the message before it learns of the abort.
         abort_all(rank, error.what(), std::chrono::milliseconds{100});
     }
     MPI_Finalize();

@@ -10,16 +10,16 @@ namespace dicompiler {
 
 namespace {
 
-// Steps up to this duration are executed by the main thread, which sends and receives nothing meanwhile.
+// The main thread executes steps up to this duration. It cannot send or receive meanwhile.
 constexpr double SHORT_STEP_S = 300e-6;
 
-// A segment that is delayed on purpose is computed with idle priority, so that it does not slow down anything else.
+// Emulated segments, which are delayed on purpose, run with idle priority so that they do not slow down other ranks.
 void set_scheduling(int policy) {
     const sched_param none{};
     sched_setscheduler(0, policy, &none);
 }
 
-// Sleeps until shortly before `time` and then spins, because a sleep may end late.
+// Sleeps until shortly before `time` and then polls the clock, because a sleep may end late.
 void wait_until(Clock::time_point time) {
     std::this_thread::sleep_until(time - std::chrono::microseconds(200));
     while (Clock::now() < time) std::this_thread::yield();
@@ -47,7 +47,7 @@ StepExecutor::StepExecutor(const std::vector<Rank>& roles, std::vector<std::uniq
       last_frame_(last_frame),
       min_seconds_(std::move(min_seconds)),
       needed_receives_(roles.size()) {
-    // Only runs read received tensors.
+    // Steps of kind `run` wait for received tensors. Other steps do not read them.
     for (std::size_t r = 0; r < roles.size(); ++r) {
         const auto& rank = roles[r];
         last_seconds_.emplace_back(rank.steps.size(), 2 * SHORT_STEP_S);
@@ -149,7 +149,7 @@ std::size_t StepExecutor::find_missing_receive(const InFlightFrame& frame) const
 }
 
 StepExecutor::InFlightFrame* StepExecutor::find_ready_frame() {
-    // For each role: the next step of the frame before. A frame may only execute steps below it.
+    // The next step of the previous frame of each role. A frame may execute only earlier steps, or it would overtake.
     std::vector<std::size_t> limits;
     for (const auto& rank : roles_) limits.push_back(rank.steps.size() + 1);
     for (auto& frame : frames_) {
@@ -237,7 +237,7 @@ void StepExecutor::advance(std::unique_lock<std::mutex>& lock, InFlightFrame& fr
     last_seconds_[number % roles_.size()][frame.next_step] = seconds_since(start);
     if (step.kind == Rank::Step::send && !failure) pending_events_.sends.push_back({number, step.index});
     failure_ = failure;
-    ++frame.next_step;  // the reference is valid: a deque does not move its elements when others are appended
+    ++frame.next_step;  // `frame` is still valid, because a deque does not move its elements when others are appended
     events_available_.notify_one();
     schedule_next();
 }

@@ -8,13 +8,13 @@ namespace {
 
 using Loops = std::vector<StridedCopy::Loop>;
 
-// Returns the first offset behind all bytes of the copy. `stride`: the member for the source's or the target's side.
+// Returns the offset behind the last copied byte. `stride` selects the stride in the source or in the target.
 std::size_t end_offset(const StridedCopy& copy, std::size_t begin, std::size_t StridedCopy::Loop::*stride) {
     for (const auto& loop : copy.loops) begin += (loop.count - 1) * loop.*stride;
     return begin + copy.run_bytes;
 }
 
-// The innermost loop with a block size that is known at compile time.
+// Executes the innermost loop for a block size that is known at compile time, which makes the copy faster.
 template <std::size_t RunBytes>
 void copy_runs(char* target, const char* source, const StridedCopy::Loop& loop) {
     for (std::size_t i = 0; i < loop.count; ++i, target += loop.target_stride, source += loop.source_stride) {
@@ -49,7 +49,7 @@ void copy(const StridedCopy& copy, const Tensor& source, const Tensor& target) {
     if (end_offset(copy, copy.source_offset, &StridedCopy::Loop::source_stride) > source.bytes() ||
         end_offset(copy, copy.target_offset, &StridedCopy::Loop::target_stride) > target.bytes()) {
         throw Error("tensor '" + source.name + "' with the shape " + to_string(source.shape) +
-                    " does not fit the copy into '" + target.name + "': compile the network again");
+                    " does not fit the copy into '" + target.name + "': compile the model again");
     }
     auto* to = static_cast<char*>(target.data) + copy.target_offset;
     const auto* from = static_cast<const char*>(source.data) + copy.source_offset;
