@@ -1,6 +1,7 @@
-"""Chromosomes: integer genes that encode plans, with crossover and mutation.
+"""Chromosomes: arrays of integer genes that encode plans, with crossover and mutation.
 
-A decoded plan is a row (L,) of integers: for each layer the platform position of its device, or the number of a choice.
+A decoded plan is a row with one integer for each layer: the platform position of the layer's device, or the number of
+one of the layer's choices.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Genes = NDArray[np.intp]
-"""A chromosome (P, G) or a decoded plan (P, L) in each row."""
-
-
+"""An array with a chromosome or a decoded plan in each row."""
 START_STEP_SIZES = 4
-"""Number of step sizes by which a mutation moves the start of a group: 1, 2, 4, … layers."""
+"""Number of step sizes by which a mutation moves the first layer of a group: 1, 2, 4, … layers."""
 
 
 @dataclass(frozen=True)
 class Encoding(ABC):
-    """A kind of chromosome."""
+    """A way of encoding plans of a network with this number of layers as chromosomes."""
 
     layers: int
 
@@ -35,28 +34,28 @@ class Encoding(ABC):
         """Return each chromosome with one or a few genes changed."""
 
     def decode(self, genes: Genes) -> Genes:
-        """Return the plans (P, L) of chromosomes; by default the genes are the plan."""
+        """Return the plan of each chromosome; by default the genes are the plan."""
         return genes
 
     def encode(self, rows: Genes) -> Genes:
-        """Return chromosomes of plans (P, L), or similar ones if the encoding cannot express a plan."""
+        """Return a chromosome of each plan, or of a similar plan if the encoding cannot express it."""
         return rows
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Return children with the father's genes between two random positions, and the mother's elsewhere."""
+        """Return children with the father's genes between two random positions, and the mother's genes elsewhere."""
         inside = _random_spans(rng, len(mothers), mothers.shape[1])
         return np.where(inside, fathers, mothers)
 
 
 def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask (count, length) that is True between two random positions of each row."""
+    """Return a mask of this many rows and columns that is True between two random positions of each row."""
     ends = np.sort(rng.integers(0, length + 1, (count, 2)), axis=1)
-    at = np.arange(length)
-    return (at >= ends[:, :1]) & (at < ends[:, 1:])
+    positions = np.arange(length)
+    return (positions >= ends[:, :1]) & (positions < ends[:, 1:])
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask, True at one random position of each row and elsewhere with probability 1 / length."""
+    """Return a mask that is True at one random position of each row, and elsewhere with probability 1 / length."""
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -80,31 +79,34 @@ class NaiveEncoding(Encoding):
 
 @dataclass(frozen=True)
 class SplitPointEncoding(Encoding):
-    """AutoDiCE's split-point encoding: the first layer and the device of each group of layers.
+    """AutoDiCE's split-point encoding: the first layer (start) and the device of each group of consecutive layers.
 
         starts 0 2 4 5 | devices 1 2 3 4   means   1 1 2 2 3 4 4 4
 
-    A group keeps its device when its start moves. A new start therefore takes the end of one group and leaves all
-    others unchanged. Starts are sorted and the first is 0; a group that starts where the next one starts is empty.
+    Starts are sorted and the first is 0. A group keeps its device when its start moves, so that a mutation changes few
+    layers. A group that starts with the same layer as the next group is empty.
     """
 
     devices: tuple[int, ...]
     groups: int
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return random starts, with the devices in random order, each as often as there are groups for it."""
+        """Return chromosomes with random starts and with the devices in random order.
+
+        Each device has as many groups as every other one, or one more.
+        """
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
         devices = np.tile(np.asarray(self.devices, np.intp), (count, turns))
         return self._sort_groups(starts, rng.permuted(devices, axis=1)[:, : self.groups])
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Return children with the father's layers between two random positions, and the mother's elsewhere."""
+        """Return children with the devices of the father's layers in one random span, and the mother's elsewhere."""
         inside = _random_spans(rng, len(mothers), self.layers)
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Change one or a few groups.
+        """Return each chromosome with one or a few groups changed.
 
         A start moves a little or anywhere, a device changes, or two groups swap devices.
         """
@@ -124,15 +126,16 @@ class SplitPointEncoding(Encoding):
         return self._sort_groups(starts, np.where(kind == 3, swapped, devices))
 
     def decode(self, genes: Genes) -> Genes:
-        """Return each layer on the device of the last group that has started."""
+        """Return plans in which each layer is on the device of the last group that starts at or before the layer."""
         starts, devices = self._split_genes(genes)
         group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
         return np.take_along_axis(devices, group, axis=1)
 
     def encode(self, rows: Genes) -> Genes:
-        """Return the runs of each plan; if there are more runs than groups, the shortest join the run before.
+        """Return chromosomes whose groups are the runs of layers on one device in each plan.
 
-        Unused groups are empty at the front, with devices that have no layer yet, so that one mutation activates them.
+        If a plan has more runs than there are groups, the shortest runs are added to the runs before them. Unused
+        groups are empty at the front, with devices that have no layer yet, so that one mutation activates them.
         """
         genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):
@@ -158,10 +161,10 @@ class SplitPointEncoding(Encoding):
 
 @dataclass(frozen=True)
 class ChoiceEncoding(Encoding):
-    """Tiled plans: for every layer the number of one of its choices.
+    """The encoding of tiled plans: for every layer, the number of one of its choices (ways to split it).
 
-    Equal labels in consecutive layers save transfers. Random plans and mutations therefore give runs of layers choices
-    with the same label.
+    Equal choice labels in consecutive layers save transfers. Random plans and mutations therefore use the same label
+    for a run of consecutive layers.
 
     Attributes:
         labels: Labels of all choices of each layer.
@@ -172,9 +175,9 @@ class ChoiceEncoding(Encoding):
     allowed: tuple[tuple[int, ...], ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return plans with up to four runs of layers with one label each.
+        """Return random plans with up to four runs of layers, each with one label.
 
-        Layers without the label use their first choice.
+        A layer that has no choice with the label of its run uses its first allowed choice.
         """
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:
@@ -184,7 +187,10 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Change one layer's choice, or in half of the cases give a short run of layers one label."""
+        """Return each plan with the choice of one layer changed, or the label of a short run of layers.
+
+        Each of the two happens in half of the cases.
+        """
         genes = genes.copy()
         for row in genes:
             start = int(rng.integers(0, self.layers))
@@ -193,23 +199,21 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def uniform_plans(self) -> Genes:
-        """Return for each label the plan (labels, L) in which every layer uses it if it can.
+        """Return one plan for each label, in which every layer that has the label uses it.
 
-        Labels are in order of appearance.
+        Labels are in order of appearance. Layers without the label use their first allowed choice.
         """
-        names = dict.fromkeys(
-            labels[number] for labels, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
-        )
         pairs = list(zip(self.labels, self.allowed, strict=True))
+        names = dict.fromkeys(labels[number] for labels, allowed in pairs for number in allowed)
         rows = [[_find_label(labels, allowed, name) for labels, allowed in pairs] for name in names]
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
     def _apply_label(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
-        """Give the layers start..stop choices with the label of a random choice of one of them."""
+        """Let the layers from `start` to `stop` − 1 use the label of a random choice of one of them."""
         if start == stop:
             return
-        model = int(rng.integers(start, stop))
-        label = self.labels[model][self.allowed[model][rng.integers(0, len(self.allowed[model]))]]
+        example = int(rng.integers(start, stop))
+        label = self.labels[example][self.allowed[example][rng.integers(0, len(self.allowed[example]))]]
         for layer in range(start, stop):
             number = _find_label(self.labels[layer], self.allowed[layer], label)
             if number is not None:

@@ -23,35 +23,42 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MeasureFunction = Callable[[Plan], Metrics]
-"""Function of the second level: Plan → Metrics, or MeasuredMetrics if the energy of each device was measured.
+"""A function that evaluates a plan. It returns MeasuredMetrics if the energy of each device was measured.
 
-If it raises DicompilerError, the plan is left out with a warning.
+If it raises DicompilerError, the plan is omitted with a warning.
 """
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""Range of the random share of a run's load at which it is split for another device."""
+"""Range of the random share of a run's load after which the run is split for another device."""
 
 UNMEASURED_VALUE = 1e30
-"""Objective value of a plan that could not be measured: finite, because the search computes with it."""
+"""Objective value of a plan that could not be measured. It is finite, because the search computes with it."""
 
 
 class PlanSpace(Protocol):
-    """The first level of a search: its plans, its fast model, and the encoding of each stage."""
+    """The set of plans of a search, with the fast model that evaluates them and the encoding of each stage.
+
+    A plan is a row of integers, one for each layer; several plans are an array of shape (plans, layers).
+    """
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """Return the objectives (P, M) and the largest relative excess over a host's memory (P,)."""
+        """Return the objectives with these names, of shape (plans, names), and how much each plan exceeds the memory.
+
+        The latter is the largest excess over a host's memory, relative to that memory; it is at most 0 if the plan
+        fits.
+        """
 
     def plan(self, row: Genes) -> Plan:
-        """Return the plan of one row (L,)."""
+        pass
 
     def encoding(self, devices: int) -> Encoding:
-        """Return the encoding of plans on at most this many devices, the fastest."""
+        """Return the encoding of plans on the fastest devices, at most this many."""
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` random plans derived from `rows` (P, L) that may use more devices, up to `devices`."""
+        """Return `count` random plans derived from the plans `rows`; they may use more devices, up to `devices`."""
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return plans (S, L) that are good starting points, above all those on one device."""
+        """Return plans that are good starting points, above all those on one device."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,8 @@ class WholeLayerSpace:
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         estimates = self.model.evaluate(rows)
-        limits = _memory_limits(self.model.problem)
-        return (
-            np.stack([estimates.objective(name) for name in names], axis=1),
-            (estimates.host_memory / limits - 1).max(axis=1),
-        )
+        excess = (estimates.host_memory / _memory_limits(self.model.problem) - 1).max(axis=1)
+        return np.stack([estimates.objective(name) for name in names], axis=1), excess
 
     def plan(self, row: Genes) -> Plan:
         return self.model.plan(row)
@@ -78,11 +82,11 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Split runs of layers in two, the second half for a device without layers."""
+        """Split runs of consecutive layers in two, so that the second piece goes to a device without layers."""
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """Split the run with most seconds or weights (at random) near its middle, for each free device."""
+        """Split the longest or heaviest run (at random) near its middle, once for each device without layers."""
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
             ends = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(row))), len(row)]
@@ -94,7 +98,7 @@ class WholeLayerSpace:
         return row
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return all layers on one device, for each device, and balanced runs on the fastest devices."""
+        """Return the plans with all layers on one device, and the plan with balanced runs on the fastest devices."""
         from dicompiler_strategies.pipeline import balance_runs
 
         layers, chosen = len(self.model.problem.layers.layers), self._fastest_devices(devices)
@@ -104,17 +108,21 @@ class WholeLayerSpace:
 
     def _fastest_devices(self, count: int) -> tuple[int, ...]:
         devices = self.model.problem.platform.devices
-        places = [i for i, device in enumerate(devices) if device.can_compute]
-        return tuple(sorted(places, key=lambda i: -devices[i].rate)[:count])
+        positions = [i for i, device in enumerate(devices) if device.can_compute]
+        return tuple(sorted(positions, key=lambda i: -devices[i].rate)[:count])
 
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans with one choice for each layer; rows contain the numbers of choices.
+    """Plans with one choice (one way to split it) for each layer; rows contain the numbers of choices.
 
     The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
-    that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy leaves the network
-    out. The second level corrects this.
+    that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy omits the network.
+    The second level corrects these errors.
+
+    Attributes:
+        tables: Costs of all choices of all layers.
+        device_counts: For each choice of each layer, the number of devices.
     """
 
     tables: CostTables
@@ -124,77 +132,72 @@ class TiledLayerSpace:
     def from_problem(cls, problem: Problem) -> TiledLayerSpace:
         from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
-        cost_tables = build_cost_tables(problem)
-        counts = tuple(tuple(len({p.device for p in c.parts}) for c in choices) for choices in cost_tables.choices)
-        return cls(cost_tables, counts)
+        tables = build_cost_tables(problem)
+        return cls(tables, tuple(tuple(len({p.device for p in c.parts}) for c in row) for row in tables.choices))
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         from dicompiler_strategies.tables.choice_footprints import device_host_matrix
         from dicompiler_strategies.tables.cost_tables import sum_tables
 
-        platform = self.tables.problem.platform
-        latency = self.tables.total_seconds_of(rows)
+        tables, platform = self.tables, self.tables.problem.platform
+        latency = tables.total_seconds_of(rows)
         compute, weights = (
-            sum((per_choice[column] for per_choice, column in zip(table, rows.T, strict=True)), start=np.zeros(()))
-            for table in (self.tables.compute_seconds, self.tables.weight_bytes)
+            sum((of_layer[numbers] for of_layer, numbers in zip(arrays, rows.T, strict=True)), start=np.zeros(()))
+            for arrays in (tables.compute_seconds, tables.weight_bytes)
         )
-        traffic = sum_tables(self.tables.node_bytes, self.tables.edge_bytes, rows)
-        active, idle = (
-            np.array([getattr(d, f"power_{kind}") for d in platform.devices]) for kind in ("active", "idle")
-        )
-        taking_part = compute > 0
-        period = np.maximum(compute.max(axis=1), platform.network.transfer_s(traffic))
+        sent_bytes = sum_tables(tables.node_bytes, tables.edge_bytes, rows)
+        active, idle = (np.array([getattr(d, f"power_{k}") for d in platform.devices]) for k in ("active", "idle"))
+        is_used = compute > 0
+        period = np.maximum(compute.max(axis=1), platform.network.transfer_s(sent_bytes))
         frame = active * compute + idle * np.maximum(0.0, latency[:, None] - compute)
         stream = active * compute + idle * np.maximum(0.0, period[:, None] - compute)
         memory = weights @ device_host_matrix(platform)
-        numbers = {
+        objectives = {
             "latency": latency,
             "throughput": period,
-            "energy": (frame * taking_part).sum(axis=1),
+            "energy": (frame * is_used).sum(axis=1),
             "memory": memory.max(axis=1),
-            "communication": traffic,
+            "communication": sent_bytes,
             "device-memory": weights.max(axis=1),
-            "device-energy": (stream * taking_part).max(axis=1),
+            "device-energy": (stream * is_used).max(axis=1),
         }
-        over = (memory / _memory_limits(self.tables.problem) - 1).max(axis=1)
-        return np.stack([numbers[name] for name in names], axis=1), over
+        excess = (memory / _memory_limits(tables.problem) - 1).max(axis=1)
+        return np.stack([objectives[name] for name in names], axis=1), excess
 
     def plan(self, row: Genes) -> Plan:
         return self.tables.plan([int(number) for number in row])
 
-    def encoding(self, devices: int) -> Encoding:
-        """Return the choices on at most `devices` devices; a layer without any keeps its first choice."""
+    def encoding(self, devices: int) -> ChoiceEncoding:
+        """Return the encoding with the choices on at most `devices` devices.
+
+        A layer without any of these choices keeps its first choice.
+        """
         labels = tuple(tuple(choice.label for choice in choices) for choices in self.tables.choices)
-        allowed = tuple(
-            tuple(i for i, count in enumerate(counts) if count <= devices) or (0,) for counts in self.device_counts
-        )
-        return ChoiceEncoding(len(labels), labels, allowed)
+        allowed = [[i for i, count in enumerate(counts) if count <= devices] or [0] for counts in self.device_counts]
+        return ChoiceEncoding(len(labels), labels, tuple(map(tuple, allowed)))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
         """Let a run of layers use choices with one label, possibly with more devices."""
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return for each label the plan in which all layers that have it use it."""
-        encoding = self.encoding(devices)
-        assert isinstance(encoding, ChoiceEncoding)
-        return encoding.uniform_plans()
+        return self.encoding(devices).uniform_plans()
 
 
 def build_measuring_evaluator(
-    problem: Problem, names: Sequence[str], plan: Callable[[Genes], Plan], measure: MeasureFunction | None
+    problem: Problem, names: Sequence[str], build_plan: Callable[[Genes], Plan], measure: MeasureFunction | None
 ) -> Callable[[Genes], tuple[Array, Array]]:
-    """Return the second level: every plan by `measure`, or by default by `Problem.evaluate_all`."""
+    """Return the second level: a function that evaluates each row by itself.
+
+    It calls `measure`, or `Problem.evaluate_all` without it, and returns the objectives `names` and the relative excess
+    over a host's memory of each plan.
+    """
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:
-        plans = [plan(row) for row in rows]
-        found = (
-            problem.evaluate_all(plans)
-            if measure is None
-            else [_measure_or_error(measure, candidate) for candidate in plans]
-        )
-        records = [_objectives_and_excess(problem.platform, names, metrics) for metrics in found]
-        return np.array([numbers for numbers, _ in records]), np.array([over for _, over in records])
+        plans = [build_plan(row) for row in rows]
+        results = problem.evaluate_all(plans) if measure is None else [_measure_or_error(measure, p) for p in plans]
+        pairs = [_objectives_and_excess(problem.platform, names, metrics) for metrics in results]
+        return np.array([objectives for objectives, _ in pairs]), np.array([excess for _, excess in pairs])
 
     return evaluate
 
@@ -213,11 +216,10 @@ def _objectives_and_excess(
     if isinstance(metrics, DicompilerError):
         log.warning("genetic: a plan is left out: %s", metrics)
         return [UNMEASURED_VALUE] * len(names), UNMEASURED_VALUE
-    reached = objective_values(platform, metrics, names)
-    taken = used_memory(platform, metrics)
-    return [reached[name] for name in names], max(taken[host.name] / host.memory - 1 for host in platform.hosts)
+    values, memory = objective_values(platform, metrics, names), used_memory(platform, metrics)
+    return [values[name] for name in names], max(memory[host.name] / host.memory - 1 for host in platform.hosts)
 
 
 def _memory_limits(problem: Problem) -> Array:
-    """Return the bytes (hosts,), at least 1, that a host has for weights and activations."""
+    """Return the bytes that each host has for weights and activations, at least 1."""
     return np.maximum(np.array(list(free_memory(problem).values()), np.float64), 1.0)

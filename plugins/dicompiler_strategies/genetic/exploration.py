@@ -1,9 +1,7 @@
-"""The exploration: stages on more and more devices, each seeded with the front of the previous one.
+"""The exploration: stages on more and more devices, each of which begins with the Pareto front of the previous one.
 
-    Problem + ExplorationOptions → ParetoFront
-
-Each stage has a fast level and possibly a second level that evaluates each plan by itself. After Guo et al., "Automated
-Exploration and Implementation of Distributed CNN Inference at the Edge" (2022), section IV-B.
+Each stage has a fast level, and possibly a second level that evaluates each plan by itself. After Guo et al.,
+"Automated Exploration and Implementation of Distributed CNN Inference at the Edge" (2022), section IV-B.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from dicompiler_strategies.genetic.evaluators import (
 from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
 
 MAX_SEED_SHARE = 1 / 4
-"""Largest share of a population that is taken from the previous front; the others are grown from these."""
+"""Largest share of a population that is copied from the previous front; other seeds are derived from these plans."""
 
 
 def _help_metadata(text: str) -> dict[str, str]:
@@ -50,7 +48,7 @@ class ExplorationOptions:
     """Options of an exploration."""
 
     as_printed: ClassVar[bool] = False
-    """Begin with random plans, and use the second level in every stage, as the paper is printed."""
+    """Begin with random plans and use the second level in every stage, as the paper is printed."""
     default_generations: ClassVar[int] = 150
     """Generations of all stages together, if the option is not given."""
 
@@ -105,30 +103,27 @@ def explore(
 ) -> ParetoFront:
     """Return the Pareto front of the plans of a problem.
 
-    There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the 2^k fastest devices and begins with
-    the front of stage k − 1. Ctrl-C ends the search with the front so far, marked as interrupted. The second level
-    calls `measure`, by default `Problem.evaluate_all`.
+    There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the fastest 2^k devices and begins with
+    the front of stage k − 1. The second level calls `measure`, by default `Problem.evaluate_all`. Ctrl-C ends the
+    search with the front so far, marked as interrupted.
     """
-    is_naive = options.encoding == "naive"
-    space: PlanSpace = (
-        TiledLayerSpace.from_problem(problem)
-        if options.encoding == "tiles"
-        else WholeLayerSpace(build_batched_model(problem), is_naive)
-    )
-    evaluate_measured = (
-        build_measuring_evaluator(problem, options.objectives, space.plan, measure) if options.measured else None
-    )
-    front, level, evaluations = _StagedSearch(
-        problem, options, space, evaluate_measured, progress or (lambda _: None)
-    ).run()
-    return _build_front(problem, options, space, front, level, evaluations)
+    space: PlanSpace
+    if options.encoding == "tiles":
+        space = TiledLayerSpace.from_problem(problem)
+    else:
+        space = WholeLayerSpace(build_batched_model(problem), options.encoding == "naive")
+    evaluate_measured = None
+    if options.measured:
+        evaluate_measured = build_measuring_evaluator(problem, options.objectives, space.plan, measure)
+    search = _StagedSearch(problem, options, space, evaluate_measured, progress or (lambda _: None))
+    return _build_front(problem, options, space, *search.run())
 
 
 def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
-    """Return the devices and generations of each stage; each stage has half the devices of the next.
+    """Return the number of devices and of generations of each of `count` stages; 0 stages means log2 of the devices.
 
-    Generations are in proportion to the cube of the devices, because the few plans on few devices are soon known.
-    Stages without a generation are left out.
+    Each stage has half the devices of the next stage. Generations are in proportion to the cube of the devices, because
+    there are few plans on few devices. Stages without a generation are omitted.
     """
     count = count or max(1, (devices - 1).bit_length())
     sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
@@ -140,8 +135,6 @@ def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, 
 
 @dataclass
 class _StagedSearch:
-    """The stages one after another."""
-
     problem: Problem
     options: ExplorationOptions
     space: PlanSpace
@@ -149,16 +142,16 @@ class _StagedSearch:
     progress: Callable[[str], None]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Return the last front, the level of its values, and the number of evaluated plans."""
+        """Return the last front, the name of the level that computed its values, and the number of evaluated plans."""
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
         front, level, evaluations, unused_evaluations = None, "analytic", 0, 0
         for k, (devices, generations) in enumerate(plan):
             name = f"stage {k + 1} of {len(plan)}"
             encoding = self.space.encoding(devices)
-            seeds = (
-                np.empty((0, encoding.layers), np.intp) if front is None else self._seed_population(front, devices, k)
-            )
+            seeds = np.empty((0, encoding.layers), np.intp)
+            if front is not None:
+                seeds = self._seed_population(front, devices, k)
             if not options.as_printed:
                 seeds = np.concatenate((self.space.seed_plans(devices), seeds))
             generations += unused_evaluations // options.population
@@ -181,7 +174,7 @@ class _StagedSearch:
         return front, level, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
-        """Return plans far apart from the previous front, and plans grown from them over more devices."""
+        """Return plans of the previous front that differ much, and plans on more devices that are derived from them."""
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
         return np.concatenate((rows, self.space.grow_plans(rng, rows, devices, self.options.population - len(rows))))
@@ -189,7 +182,10 @@ class _StagedSearch:
     def _run_measured_level(
         self, encoding: Encoding, front: ParetoRows, stage: int, name: str
     ) -> tuple[ParetoRows, str]:
-        """Run the second level on plans far apart; if interrupted, return the first level's front."""
+        """Run the second level on plans of the front that differ much.
+
+        If the second level is interrupted, the first level's front is returned, marked as interrupted.
+        """
         assert self.measure is not None
         options = self.options
         seeds = front.rows[select_spread(front.objectives, options.measured)]
@@ -206,15 +202,15 @@ class _StagedSearch:
         evaluate: Evaluate,
         settings: EvolutionSettings,
         seeds: Genes,
-        place: tuple[int, int],
+        stage_and_level: tuple[int, int],
         name: str,
     ) -> ParetoRows:
-        rng = np.random.default_rng([self.options.seed, *place])
+        rng = np.random.default_rng([self.options.seed, *stage_and_level])
 
-        def tell(generation: int, count: int) -> None:
+        def report(generation: int, count: int) -> None:
             self.progress(f"{name}: generation {generation} of {settings.generations}, {count} plans in the front")
 
-        return evolve(encoding, evaluate, settings, seeds, rng, tell)
+        return evolve(encoding, evaluate, settings, seeds, rng, report)
 
     def _evaluate_fast(self, rows: Genes) -> tuple[Array, Array]:
         return self.space.evaluate(rows, self.options.objectives)
@@ -240,7 +236,7 @@ def _build_front(
 
 
 def _describe_misfit(problem: Problem, plan: Plan) -> str:
-    """Return the message that no plan fits, with the host that the best plan fills most."""
+    """Return the message that no plan fits, naming the host whose memory the best plan exceeds most."""
     needed = needed_memory(problem, plan)
     host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
     return (

@@ -1,6 +1,6 @@
-"""NSGA-II over chromosomes, with selection and survival of pymoo.
+"""The genetic algorithm NSGA-II over chromosomes, with selection and survival of pymoo.
 
-Encoding + Evaluate + EvolutionSettings (+ seeds) → ParetoRows: the plans that no other plan dominates
+`evolve` returns the plans that no other plan dominates.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from dicompiler_strategies.genetic.encoding import Encoding, Genes
 
 Array = NDArray[np.float64]
 Evaluate = Callable[[Genes], tuple[Array, Array]]
-"""Plans (P, L) → objectives (P, M), which are minimised, and violations (P,) of a limit, of which 0 or less is allowed.
+"""A function from plans to their objectives, which are minimised, and to the violation of a limit.
+
+The arrays have the shapes (plans, layers), (plans, objectives) and (plans,). A violation of 0 or less is allowed.
 """
 
 MAX_MATING_ROUNDS = 8
-"""Number of attempts to find children that are not known yet."""
+"""Number of attempts to find children whose plans are not known yet."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class EvolutionSettings:
     """Settings of the evolution.
 
     Attributes:
-        population: Plans of a generation.
+        population: Number of plans of a generation.
         generations: Number of generations, including the first.
         mutation: Probability that a child is mutated.
         crossover: Probability that a child has two parents.
@@ -43,12 +45,12 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class ParetoRows:
-    """Plans that no other plan dominates; if none keeps the limits, the one that is nearest to them.
+    """Plans that no other plan dominates; if no plan keeps the limit, the plan that exceeds it least.
 
     Attributes:
-        rows: Plans (P, L).
-        objectives: Values (P, M).
-        violations: Violations (P,).
+        rows: The plans, of shape (plans, layers).
+        objectives: Their objectives, of shape (plans, objectives).
+        violations: How much each plan exceeds the limit; 0 or less if it keeps the limit.
         evaluations: Number of evaluated plans.
         interrupted: The search was stopped with Ctrl-C.
     """
@@ -68,10 +70,10 @@ def evolve(
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
 ) -> ParetoRows:
-    """Search from the plans `seeds` (S, L) and random plans.
+    """Search from the plans `seeds` and from random plans.
 
-    Ctrl-C ends the search with the result of the last complete generation; in the first generation it is passed on.
-    `progress` is called with the generation and the number of plans in the front.
+    Ctrl-C ends the search with the result of the last complete generation; in the first generation it is raised again.
+    `progress` is called with the number of the generation and the number of plans in the front.
     """
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
@@ -95,16 +97,14 @@ def evolve(
     try:
         for generation in range(1, settings.generations + 1):
             offspring = algorithm.ask()
-            if offspring is None or not len(offspring):  # All plans within reach are known.
+            if offspring is None or not len(offspring):  # The mating has found no plan that is not known yet.
                 break
             if generation > 1:
                 objectives, limits = evaluate(encoding.decode(offspring.get("X")))
             Evaluator().eval(StaticProblem(problem, F=objectives, G=limits[:, None]), offspring)
             evaluations += len(offspring)
-            fresh = _fresh_points(
-                objectives, algorithm.pop.get("F") if generation > 1 else np.empty((0, objectives.shape[1]))
-            )
-            algorithm.tell(infills=offspring[fresh])
+            known = algorithm.pop.get("F") if generation > 1 else np.empty((0, objectives.shape[1]))
+            algorithm.tell(infills=offspring[_find_new_points(objectives, known)])
             best = _best_rows(encoding, algorithm.opt, evaluations)
             progress(generation, len(best.rows))
     except KeyboardInterrupt:
@@ -113,7 +113,7 @@ def evolve(
 
 
 def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
-    """Return the seeds and random chromosomes, without duplicate plans."""
+    """Return the chromosomes of the seeds and random chromosomes, `count` in all, without duplicate plans."""
     genes = encoding.sample(rng, count)
     if len(seeds):
         genes = np.concatenate((encoding.encode(seeds), genes))
@@ -121,31 +121,31 @@ def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.rand
 
 
 def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
-    """Return the positions of rows that are not known yet, and add these rows to the known ones."""
-    places = []
+    """Return the positions of rows that are not in `known`, and add these rows to `known`."""
+    positions = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
         key = row.tobytes()
         if key not in known:
             known.add(key)
-            places.append(i)
-    return places
+            positions.append(i)
+    return positions
 
 
-def _fresh_points(objectives: Array, known: Array) -> list[int]:
-    """Return the positions of new points (P, M); equal ones would crowd out others."""
+def _find_new_points(objectives: Array, known: Array) -> list[int]:
+    """Return the positions of points that are not known. Equal points would crowd out other points of the front."""
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return the best of the population in the order of the objectives, without equal points."""
+    """Return the best of the population, sorted by their objectives and without equal points."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
-    _, places = np.unique(objectives, axis=0, return_index=True)
-    rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[places])
-    return ParetoRows(rows, objectives[places], violations[places], evaluations)
+    _, positions = np.unique(objectives, axis=0, return_index=True)
+    rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[positions])
+    return ParetoRows(rows, objectives[positions], violations[positions], evaluations)
 
 
 class _Mating:
-    """pymoo's mating operator: tournaments, crossover and mutation, without known plans."""
+    """pymoo's mating operator: tournaments, crossover and mutation, without plans that are known already."""
 
     def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
@@ -172,7 +172,7 @@ class _Mating:
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """Return one child of each pair; a child that equals its mother is mutated."""
+        """Return one child of each pair of parents; a child that equals its mother is mutated."""
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
         mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
@@ -182,10 +182,10 @@ class _Mating:
 
 
 def select_spread(objectives: Array, count: int) -> list[int]:
-    """Return the positions of `count` points (P, M) that are far apart, in ascending order.
+    """Return the positions of `count` points that differ much in their objectives, in ascending order.
 
-    The best point in each objective comes first, then always the point that is farthest from those selected. Distances
-    are relative to the range of each objective.
+    The best point in each objective comes first, then repeatedly the point that is farthest from all selected points.
+    Distances are relative to the range of each objective. The array has the shape (points, objectives).
     """
     if len(objectives) <= count:
         return list(range(len(objectives)))

@@ -1,6 +1,6 @@
-"""Facts that all whole-layer plans share: the readers of each tensor and the bytes that they need.
+"""Facts that all plans of whole layers share: the layers that read each tensor, and the bytes that they need.
 
-LayerGraph → NetworkFlows: the layers that are read, their weights, and the tensors with their readers
+`find_flows` derives them from a layer graph.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from dicompiler.plugin_api.costs import sent_dtype, weight_regions
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
-SINK_PLACE = -1
-INPUT_PLACE = -1
+SINK_POSITION = -1
+"""Stands for a sink, a device that receives the network's outputs, among the layers that read a tensor."""
+INPUT_POSITION = -1
+"""Stands for the layer that computes a tensor, if the tensor is a network input."""
 
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """Bytes of a tensor that exactly these readers need.
+    """The bytes of a tensor that exactly the named readers need.
 
     Attributes:
         nbytes: Number of bytes.
-        readers: Positions in the flow's readers.
+        readers: Positions in `TensorFlow.readers`.
     """
 
     nbytes: int
@@ -33,7 +35,12 @@ class SharedBytes:
 
 @dataclass(frozen=True)
 class ReaderGroup:
-    """Readers of a flow with overlapping needs; a device holds the received pieces until the last of them."""
+    """Readers of a tensor whose needed regions overlap. A device stores the received pieces until the last of them.
+
+    Attributes:
+        readers: Positions in `TensorFlow.readers`.
+        shared_bytes: The bytes for each set of readers that need the same elements.
+    """
 
     readers: tuple[int, ...]
     shared_bytes: tuple[SharedBytes, ...]
@@ -41,13 +48,13 @@ class ReaderGroup:
 
 @dataclass(frozen=True)
 class TensorFlow:
-    """One tensor with its readers.
+    """One tensor with the layers that read it.
 
     Attributes:
-        producer: Position of the layer that computes it; INPUT_PLACE for a network input.
+        producer: Position of the layer that computes the tensor; INPUT_POSITION for a network input.
         nbytes: Bytes of the whole tensor.
-        readers: Positions of the layers that read it; SINK_PLACE comes last for a network output.
-        groups: Readers with overlapping needs.
+        readers: Positions of the layers that read the tensor; SINK_POSITION is the last for a network output.
+        groups: The readers, grouped by overlapping needs.
     """
 
     producer: int
@@ -61,9 +68,9 @@ class NetworkFlows:
     """All tensors of a network.
 
     Attributes:
-        live_layers: Positions of the layers that are read.
+        live_layers: Positions of the layers whose outputs are read.
         flows: Tensors of these layers and of the network's inputs.
-        weights: (bytes of constants, positions of the layers that hold them); several layers if they share them.
+        weights: Bytes of constants, with the positions of the layers that read them; several if layers share them.
     """
 
     live_layers: tuple[int, ...]
@@ -72,7 +79,6 @@ class NetworkFlows:
 
 
 def find_flows(layers: LayerGraph) -> NetworkFlows:
-    """Return the flows of a network with whole layers."""
     tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
     live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
@@ -82,22 +88,20 @@ def find_flows(layers: LayerGraph) -> NetworkFlows:
     for name in layers.delivered_outputs:
         shape = layers.tensors[name].shape
         if shape is not None:
-            readers.setdefault(name, []).append((SINK_PLACE, full_region(shape)))
-    producers = [(name, INPUT_PLACE) for name in layers.inputs]
+            readers.setdefault(name, []).append((SINK_POSITION, full_region(shape)))
+    producers = [(name, INPUT_POSITION) for name in layers.inputs]
     producers += [(key.tensor, i) for i in live for key, region in tasks[i].outputs.items() if region is not None]
-    tensor_flows = [_build_flow(layers, name, producer, readers.get(name, [])) for name, producer in producers]
-    return NetworkFlows(
-        live, tuple(flow for flow in tensor_flows if flow is not None), _shared_weights(layers, tasks, live)
-    )
+    flows = [_build_flow(layers, name, producer, readers.get(name, [])) for name, producer in producers]
+    return NetworkFlows(live, tuple(filter(None, flows)), _shared_weights(layers, tasks, live))
 
 
 def _find_live_layers(layers: LayerGraph, tasks: Sequence[ShareTask]) -> tuple[int, ...]:
-    wanted = set(layers.outputs)
+    read = set(layers.outputs)
     live = []
     for i in reversed(range(len(tasks))):
-        if wanted.intersection(layers.layers[i].outputs):
+        if read.intersection(layers.layers[i].outputs):
             live.append(i)
-            wanted.update(key.tensor for key in tasks[i].needs)
+            read.update(key.tensor for key in tasks[i].needs)
     return tuple(reversed(live))
 
 
@@ -111,9 +115,9 @@ def _shared_weights(
             owners.setdefault(key, []).append(i)
             sizes[key] = nbytes
     total: dict[tuple[int, ...], int] = {}
-    for key, places in owners.items():
-        total[tuple(places)] = total.get(tuple(places), 0) + sizes[key]
-    return tuple((nbytes, places) for places, nbytes in total.items())
+    for key, positions in owners.items():
+        total[tuple(positions)] = total.get(tuple(positions), 0) + sizes[key]
+    return tuple((nbytes, positions) for positions, nbytes in total.items())
 
 
 def _build_flow(
@@ -122,16 +126,14 @@ def _build_flow(
     tensor = layers.tensors[name]
     if tensor.shape is None:
         return None
-    needs = [need for _, need in readers]
-    held = tuple(
-        ReaderGroup(group, _split_by_readers(sent_dtype(layers, name), needs, group))
-        for group in _overlapping_groups(needs)
-    )
-    return TensorFlow(producer, raw_nbytes(tensor.dtype, tensor.shape), tuple(place for place, _ in readers), held)
+    needs, dtype = [need for _, need in readers], sent_dtype(layers, name)
+    groups = [ReaderGroup(group, _split_by_readers(dtype, needs, group)) for group in _overlapping_groups(needs)]
+    positions = tuple(position for position, _ in readers)
+    return TensorFlow(producer, raw_nbytes(tensor.dtype, tensor.shape), positions, tuple(groups))
 
 
 def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
-    """Return the connected components of overlapping needs."""
+    """Return the connected components of overlapping regions, as positions in `needs`."""
     groups: list[list[int]] = []
     for i, need in enumerate(needs):
         touching = [group for group in groups if any(intersect(need, needs[j]) or need == needs[j] for j in group)]
@@ -141,7 +143,7 @@ def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
 
 
 def _split_by_readers(dtype: int, needs: Sequence[Region], group: Sequence[int]) -> tuple[SharedBytes, ...]:
-    """Cut the needs of a group along each other's borders, and return the bytes for each set of readers."""
+    """Return the bytes that each set of readers needs. The needs of a group are cut along each other's borders."""
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
     for cell in itertools.product(*(tuple(itertools.pairwise(edges)) for edges in borders)):
