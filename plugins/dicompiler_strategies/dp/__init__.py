@@ -1,7 +1,4 @@
-"""The strategy `dp`: CoopAI's dynamic program, generalised.
-
-It handles layer graphs, unequal devices and memory limits.
-"""
+"""The strategy `dp`: CoopAI's dynamic program, generalised to layer graphs, unequal devices and memory limits."""
 
 from dicompiler_strategies.dp.strategy import Dp
 

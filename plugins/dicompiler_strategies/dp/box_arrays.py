@@ -1,6 +1,6 @@
-"""Regions of a tensor on each device, as arrays, and the missing elements.
+"""The region of a tensor on each device as arrays, and the elements that devices lack.
 
-n is the number of the team's devices in platform order.
+In all shapes, n is the number of devices of the platform, in platform order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class DeviceBoxes:
 
     Attributes:
         shape: Shape of the tensor.
-        present: True (n,) for the devices that have a region.
-        cuts: Axis → intervals (n, 2), for the axes along which a region is not the whole tensor.
+        present: True for the devices that have a region, shape (n,).
+        cuts: For each axis along which a region is not the whole tensor, the interval of each device, shape (n, 2).
     """
 
     shape: Shape
@@ -36,7 +36,7 @@ class DeviceBoxes:
 
     @staticmethod
     def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
-        """Return the boxes from one region, or None, for each device."""
+        """Return the record for a region, or None, of each device."""
         present = np.array([region is not None for region in regions])
         whole = full_region(shape)
         cuts = {}
@@ -48,7 +48,7 @@ class DeviceBoxes:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Number of elements (n,) of each region."""
+        """Number of elements of each region, shape (n,)."""
         elements = np.where(self.present, 1.0, 0.0)
         for axis, extent in enumerate(self.shape):
             cut = self.cuts.get(axis)
@@ -57,9 +57,10 @@ class DeviceBoxes:
 
 
 def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
-    """Return the elements (n, n) that are sent from device (row) to device (column).
+    """Return the number of elements that each device sends to each other device, shape (n senders, n receivers).
 
-    The regions in `held` are disjoint. With `has_copies` they are all the same, and the first device sends them.
+    `need` are the regions that devices read, `held` those that they store. The regions in `held` are disjoint. If
+    `has_copies` is True, they are all equal, and the first device sends them.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):
@@ -73,7 +74,7 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # With cuts, the interval of an absent device is empty already.
+    # If there are cuts, a device without a region has an empty interval and therefore sends nothing.
     senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

@@ -1,6 +1,6 @@
-"""Candidate runs: the ways to compute a run of consecutive layers on a team.
+"""Candidate runs: the ways in which a team of devices can compute a run of consecutive layers.
 
-A block of layers in fused height tiles is a run; so is a single layer in another form.
+A block of several layers in fused height tiles is a run; so is a single layer that is split in another way.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ CANDIDATE_RUNS_PER_S = 10_000
 
 20 000 were measured.
 """
-_HOPELESS_RATIO = 2.0  # A block this many times slower than its layers one by one is not extended.
-_RowDemand = RowIntervals | None  # Rows of a tensor for each member, or None for all of it.
+_HOPELESS_RATIO = 2.0  # A block is not extended if it is this many times slower than its separate layers.
+_RowDemand = RowIntervals | None  # The rows of a tensor that each member needs; None if all need the whole tensor.
 
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """Which candidate runs are allowed.
+    """Rules that say which candidate runs are allowed.
 
     Attributes:
-        allow_blocks: Allow blocks with more than one layer with weights, and partial sums (MLS; otherwise SLS).
+        allow_blocks: Allow partial sums, and blocks with more than one layer with weights (CoopAI's MLS; without them,
+            its baseline SLS).
         max_block_layers: Largest number of layers in a block.
-        allow_channels: Layers that have rows may be cut by channels as well.
+        allow_channels: Allow layers that have rows to be split by channels as well.
     """
 
     allow_blocks: bool = True
@@ -58,13 +59,13 @@ class CandidateRules:
 
 @dataclass(frozen=True, eq=False)
 class LayerRun:
-    """Consecutive layers that are computed in one way.
+    """Consecutive layers that the devices compute in one way.
 
     Attributes:
         start: Position of the first layer.
         stop: Position after the last layer.
         kind: How the layers are split.
-        form: Form in which the outputs lie afterwards; partial sums are added up into it.
+        form: How the outputs are distributed over the devices afterwards; partial sums are added up accordingly.
     """
 
     start: int
@@ -75,13 +76,13 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class CandidateRun(LayerRun):
-    """A run with its costs.
+    """A run of layers with its costs. n is the number of devices of the platform.
 
     Attributes:
-        steps: Seconds (n,) of each device, for each step.
-        needs: Incoming tensor → the regions that the devices need.
-        weights: Bytes (n,) of weights.
-        partial_sums: Bytes (n, n) of partial sums from sender to receiver.
+        steps: For each step, the seconds of each device, shape (n,).
+        needs: For each tensor that is read from before the run, the regions that the devices need.
+        weights: Bytes of weights on each device, shape (n,).
+        partial_sums: Bytes of partial sums from each sender to each receiver, shape (n, n).
     """
 
     steps: tuple[Floats, ...]
@@ -90,13 +91,15 @@ class CandidateRun(LayerRun):
     partial_sums: Floats | None = None
     _time_by_forms: dict[tuple[TensorForm, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _missing_by_form: dict[tuple[str, TensorForm], Floats] = field(default_factory=dict, repr=False)
-    _needed_bytes: list[Floats] = field(default_factory=list, repr=False)  # Bytes (n,) of all needs, once known.
+    _needed_bytes: list[Floats] = field(
+        default_factory=list, repr=False
+    )  # One array with the bytes that each device needs, once computed.
 
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
-        """Return the seconds of the run and the bytes that are sent, for given forms of the incoming tensors.
+        """Return the seconds of the run and the bytes that are sent.
 
-        Missing elements are sent, then the slowest device computes, then partial sums are sent and added up. There is a
-        barrier between any two of these.
+        `forms` says how each incoming tensor is distributed over the devices. First missing elements are sent, then the
+        slowest device computes, then partial sums are sent and added up. There is a barrier between any two of these.
         """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
@@ -114,7 +117,7 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Return the bytes (n, n) of a tensor in this form that must be sent."""
+        """Return the bytes of a tensor, distributed as `form`, that each device sends to each other: shape (n, n)."""
         if (name, form) not in self._missing_by_form:
             elements = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
             self._missing_by_form[name, form] = elements * bytes_per_element(team.layers, name)
@@ -122,14 +125,14 @@ class CandidateRun(LayerRun):
 
 
 def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
-    """Return the bytes of one element on the wire, which may be a fraction for types below a byte."""
+    """Return the bytes of one element when it is sent; a fraction for types smaller than a byte."""
     return sent_nbytes(layers, tensor, (8,)) / 8
 
 
 def build_candidate_runs(
     team: DeviceTeam, rules: CandidateRules, budget: WorkBudget | None = None
 ) -> list[list[CandidateRun]]:
-    """Return for each layer the candidate runs that begin with it, at least the one on the leader.
+    """Return for each layer the candidate runs that begin with it. One of them computes the layer on the leader.
 
     Raises BudgetExceeded if the budget is exceeded before all runs are built.
     """
@@ -154,7 +157,7 @@ def build_candidate_runs(
 def _channel_runs(
     team: DeviceTeam, layer: Layer, rules: CandidateRules, weight_bytes: Mapping[str, int]
 ) -> Iterator[CandidateRun]:
-    """Yield one layer cut by channels, copied to each device, or in partial sums."""
+    """Yield the runs of a single layer: split by channels, computed on each device, or split into partial sums."""
     rows = team.cut_axis_of(layer, "rows") is not None
     if layer.whole_reason or (rows and not rules.allow_channels):
         return
@@ -181,7 +184,7 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return one layer in shares without partial sums."""
+    """Return the run of a single layer in which each device computes its share of the output (None: nothing)."""
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
     fractions = [
@@ -202,7 +205,7 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return one layer in partial sums, which the members add up in the regions `merged`."""
+    """Return the run of a single layer in partial sums. The devices add them up in their regions `merged`."""
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
     is_maker = np.array([cut is not None for cut in ranges], np.float64)
@@ -224,7 +227,7 @@ def _partial_sum_run(
 
 
 def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
-    """Return for each device the smallest region that contains both."""
+    """Return for each device the smallest region that contains its regions in `a` and `b`."""
 
     def region(boxes: DeviceBoxes, i: int) -> Region | None:
         cuts = [boxes.cuts.get(axis) for axis in range(len(boxes.shape))]
@@ -241,7 +244,7 @@ def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
 
 
 def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
-    """Return one number for each device of the platform from one for each member."""
+    """Return one number for each device of the platform, from one for each member; 0 for other devices."""
     result = np.zeros(len(team.problem.platform.devices))
     result[list(team.members)] = values
     return result
@@ -254,11 +257,11 @@ def _row_blocks(
     weight_bytes: Mapping[str, int],
     singles: dict[int, tuple[float, float]],
 ) -> Iterator[CandidateRun]:
-    """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the one before.
+    """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the block before.
 
-    A block that is not faster than its layers one by one is skipped, because these layers are candidates as well. The
-    loop ends if a block takes twice as long as its layers one by one, or as long as on one device. `singles` caches the
-    seconds of (a layer's rows, the exchange before it).
+    A block that is not faster than its layers computed separately is skipped, because these layers are candidates too.
+    The loop ends if a block takes twice as long as its separate layers, or as long as on one device. `singles` caches
+    for each layer the seconds of its rows and of the exchange before it.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -274,7 +277,7 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        separate_s += singles[block.start][0]  # The layers of the block one by one, without the exchange of its input.
+        separate_s += singles[block.start][0]  # The exchange before the whole block is not counted.
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return
         multiply += team.facts.macs[layer.name] > 0
@@ -293,7 +296,7 @@ def _row_blocks(
 
 
 def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> float:
-    """Return the seconds until the missing rows of all tensors that lie in rows have been sent."""
+    """Return the seconds to send the missing rows of all tensors that are distributed by rows."""
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
     missing = [
         missing_elements(needs[name], team.held_boxes(name, "rows")) * bytes_per_element(team.layers, name)
@@ -306,9 +309,8 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 class RowBlock:
     """A block of fused rows that grows backwards, layer by layer.
 
-    It tracks the rows that each member needs of its inputs.
-
-    Every layer whose output is also read behind the block is computed at least in the team's shares.
+    It records the rows that each member needs of every tensor. If a layer's output is also read after the block, each
+    member computes at least its share of that output.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:
@@ -318,7 +320,7 @@ class RowBlock:
         self._full_needs: dict[str, Region | None] = {}
 
     def prepend_layer(self, layer: Layer) -> Sequence[int]:
-        """Add the layer before the block, and return the number of its rows that each member computes."""
+        """Add the layer before the block; return the number of its rows that each member computes."""
         team, row_map = self.team, self.team.row_maps[layer.name]
         self.start -= 1
         nothing = [(0, 0)] * len(team.members)
@@ -339,7 +341,7 @@ class RowBlock:
         return row_counts(rows)
 
     def needed_boxes(self) -> dict[str, DeviceBoxes]:
-        """Return the regions that the members read of tensors from before the block."""
+        """Return the regions that the members read of tensors from before the block, by tensor."""
         team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}
@@ -363,7 +365,7 @@ class RowBlock:
 
 
 def run_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
-    """Return layer name → parts in a plan."""
+    """Return the parts (device and region) of each layer of a run, by layer name."""
     if run.kind == "rows":
         return _row_parts(team, run)
     layer = team.layers.layers[run.start]
@@ -396,5 +398,7 @@ def _row_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
             for name, (first, last) in zip(team.member_names, block.rows[layer.name], strict=True)
             if first < last
         ]
-        result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)  # Even an unread layer needs a part.
+        result[layer.name] = tuple(tiles) or (
+            Part(team.member_names[0]),
+        )  # A plan must assign every layer, even if nothing reads it.
     return result

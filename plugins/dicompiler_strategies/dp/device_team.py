@@ -1,4 +1,4 @@
-"""A team: the devices that layers are cut for, with the regions and seconds of each tensor form."""
+"""A team: the devices that share layers among themselves, with the regions and seconds of each device."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _PROBED_LAYERS = 8
 
 @dataclass(frozen=True, eq=False)
 class ProblemFacts:
-    """Facts about a problem that all teams share; each is computed once."""
+    """Facts about a problem that all teams use. Each fact is computed once."""
 
     problem: Problem
     row_seconds: dict[tuple[str, int], Floats] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _probe_seconds(self) -> Mapping[str, tuple[float, ...]]:
-        """Device → seconds of up to eight whole layers; infinite if it does not compute."""
+        """Seconds of each device for up to eight whole layers; infinite if the device cannot compute."""
         layers, cost = self.problem.layers, self.problem.cost_model
         probed = layers.layers[:: -(-len(layers.layers) // _PROBED_LAYERS)]
         return {
@@ -64,16 +64,13 @@ class ProblemFacts:
 
     @cached_property
     def speed_classes(self) -> Mapping[str, int]:
-        """Device → class number.
-
-        Devices of one class are equally fast, so that the cost model is asked only once for them.
-        """
+        """Class number of each device. Devices of a class are equally fast: the cost model is asked once for all."""
         seen: dict[tuple[float, ...], int] = {}
         return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
 
     @cached_property
     def speeds(self) -> Mapping[str, float]:
-        """Device → speed in layers per second; 0 if it does not compute."""
+        """Speed of each device in layers per second; 0 if the device cannot compute."""
         most = max(
             (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
         )
@@ -94,12 +91,12 @@ class ProblemFacts:
 
     @cached_property
     def macs(self) -> Mapping[str, int]:
-        """Layer name → multiply-accumulate operations."""
+        """Multiply-accumulate operations of each layer, by layer name."""
         return {layer.name: count_macs(self.problem.layers, layer) for layer in self.problem.layers.layers}
 
     @cached_property
     def weight_bytes(self) -> Mapping[str, int]:
-        """Layer name → bytes of its constants; shared ones are counted for the first layer that reads them."""
+        """Bytes of constants of each layer by name; a shared constant counts for the first layer that reads it."""
         seen: set[str] = set()
         result = {}
         for layer in self.problem.layers.layers:
@@ -111,7 +108,7 @@ class ProblemFacts:
         return result
 
     def row_seconds_of(self, layer: Layer, device: Device) -> Floats:
-        """Return the seconds (rows + 1,) by number of rows, see `measure_row_seconds`."""
+        """Return the seconds of a device for 0, 1, … rows of a layer, shape (rows + 1,); see `measure_row_seconds`."""
         key = (layer.name, self.speed_classes[device.name])
         if key not in self.row_seconds:
             problem, row_map = self.problem, self.row_maps[layer.name]
@@ -121,15 +118,15 @@ class ProblemFacts:
 
 @dataclass(frozen=True, eq=False)
 class DeviceTeam(Memoizing):
-    """The devices that layers are cut for.
+    """The devices that share layers among themselves.
 
-    n is the number of devices of the problem's platform, which is reduced to members, sources and sinks.
+    The platform is reduced to the members, sources and sinks. n is the number of its devices.
 
     Attributes:
         problem: The problem on the reduced platform.
-        members: Platform positions of the members.
-        leader: Platform position of the member that computes what stays whole.
-        weights: Weight of each member; its shares are in proportion.
+        members: Positions of the members in the platform.
+        leader: Position of the member that computes layers which stay whole.
+        weights: Weight of each member; its share of a layer is proportional to it.
         facts: Facts about the original problem.
     """
 
@@ -141,7 +138,10 @@ class DeviceTeam(Memoizing):
 
     @staticmethod
     def build(facts: ProblemFacts, names: Sequence[str], equal: bool = False) -> DeviceTeam:
-        """Return the team of these devices, led by the first; shares are in proportion to speed, or equal."""
+        """Return the team of these devices. The first device is the leader.
+
+        Shares are equal if `equal` is True, else in proportion to speed.
+        """
         problem = facts.problem
         source, sink = source_and_sink(problem)
         devices = [device for device in problem.platform.devices if device.name in {*names, *source, *sink}]
@@ -176,18 +176,18 @@ class DeviceTeam(Memoizing):
         return [order.index(name) for name in names]
 
     def spread_over_devices(self, values: Sequence[Region | None]) -> list[Region | None]:
-        """Return one value for each device of the platform from one for each member."""
+        """Return one region for each device of the platform, from one for each member; None for other devices."""
         spread: list[Region | None] = [None] * len(self.problem.platform.devices)
         for i, value in zip(self.members, values, strict=True):
             spread[i] = value
         return spread
 
     def boxes_on(self, region: Region, indices: Sequence[int]) -> list[Region | None]:
-        """Return the region for these devices and None for the others."""
+        """Return `region` for the devices at `indices`, and None for all others."""
         return [region if i in indices else None for i in range(len(self.problem.platform.devices))]
 
     def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
-        """Return the output axis that "rows" or "channels" cut; None if the layer has none."""
+        """Return the output axis along which the form "rows" or "channels" splits a layer; None if there is none."""
         return (
             find_height_axis(self.layers, layer)
             if form == "rows"
@@ -195,7 +195,7 @@ class DeviceTeam(Memoizing):
         )
 
     def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
-        """Return each member's region of the layer's output in "rows" or "channels"; None if it is empty."""
+        """Return each member's region of the layer's output in the form "rows" or "channels"; None if it is empty."""
         axis = self.cut_axis_of(layer, form)
         assert axis is not None
         whole = full_region(output_shape(self.layers, layer))
@@ -207,7 +207,7 @@ class DeviceTeam(Memoizing):
 
     @memoized
     def held_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
-        """Return the region of the tensor that each device holds if it lies in this form."""
+        """Return the region of a tensor that each device stores if the tensor is distributed as `form`."""
         shape = self.layers.tensors[tensor].shape
         assert shape is not None
         if form == "source":
@@ -223,7 +223,7 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return tensor → the regions that the members need for their shares (None: no share)."""
+        """Return by tensor the regions of inputs that the members need for their shares (None: no share)."""
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
         for index, share in zip(self.members, shares, strict=True):
@@ -236,7 +236,7 @@ class DeviceTeam(Memoizing):
         }
 
     def share_seconds(self, layer: Layer, shares: Sequence[LayerShare | None]) -> Floats:
-        """Return the seconds (n,) that each device computes on its member's share."""
+        """Return the seconds that each device computes on its share of a layer, shape (n,)."""
         total = np.zeros(len(self.problem.platform.devices))
         known: dict[tuple[int, object, object], float] = {}
         for index, share in zip(self.members, shares, strict=True):
@@ -251,16 +251,16 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """Return the seconds of each member for its number of rows."""
+        """Return the seconds of each member for its number of rows of a layer."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]
         )
 
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
-        """Return each member's range of the reduction axis.
+        """Return the range of input channels that each member sums over.
 
-        If the previous layer is cut by channels, these are the channels that each member then holds (FUSE); otherwise
+        If the previous layer is split by channels, these are the channels that the member then stores (FUSE). Otherwise
         the ranges are in proportion to the weights.
         """
         length = reduction_length(self.layers, layer)

@@ -1,6 +1,6 @@
-"""Row maps: the input rows that a layer reads for given output rows, and the seconds that rows take.
+"""Row maps: the input rows that a layer reads for given output rows, and the seconds for a number of rows.
 
-The maps come from the operator rules.
+The maps are derived from the operator rules.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
 class SingleRows:
-    """The operator rule's answers for single output rows of a layer, asked for on demand and only once.
+    """The operator rule's results for single output rows of a layer, computed on demand and cached.
 
-    A sequence may have thousands of rows, of which only the ends of the shares are needed.
+    A sequence may have thousands of rows, but only those at the ends of shares are needed.
 
     Attributes:
         height: Number of output rows.
@@ -46,7 +46,7 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """Return the rows that are computed for this row, and the rows that they read of each input."""
+        """Return the rows that are computed for an output row, and the rows of each input that they read."""
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
             task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
@@ -62,12 +62,12 @@ class SingleRows:
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """Maps output rows of a layer to the rows that are computed and read. Intervals are [first, last).
+    """A map from output rows of a layer to the rows that are computed and read. Intervals are [first, last).
 
     Attributes:
         axis: Height axis of the output.
-        single: Answers of the operator rule for single rows.
-        needs: Input tensor → its name in `single`; None if some rows do not read rows of it, so that it is read whole.
+        single: Results of the operator rule for single rows.
+        needs: For each input tensor, its name in `single`; None if the tensor is always read whole.
     """
 
     axis: int
@@ -79,7 +79,7 @@ class RowMap:
         return self.single.height
 
     def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
-        """Return the rows in proportion to `weights`, like `tiling.cut_axis`."""
+        """Return intervals of output rows in proportion to `weights`, as `tiling.split_axis` does."""
         ends = []
         for _, end in split_proportionally(self.height, weights):
             if 0 < end < self.height:
@@ -89,16 +89,16 @@ class RowMap:
         return tuple(zip((0, *ends), ends, strict=False))
 
     def align_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows that are computed for these intervals; empty intervals stay empty.
+        """Return the rows that are computed if these intervals are requested; empty intervals stay empty.
 
-        The ends of single rows never decrease from row to row, so that only the first and the last row of each interval
-        matter.
+        Both ends of the computed interval never decrease from one row to the next, so the first and the last requested
+        row determine the result.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
-        """Return the bounding intervals of rows that output rows read of a tensor; None if all of it is read."""
+        """Return the rows of a tensor that the given output rows read, one interval each; None if all of it is read."""
         name, row = self.needs[tensor], self.single
         if name is None:
             return None
@@ -110,7 +110,7 @@ class RowMap:
 
 
 def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """Return pairwise the smallest intervals that contain both; empty intervals are ignored."""
+    """Return for each pair of intervals the smallest interval that contains both; empty intervals are ignored."""
     return [
         q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
         for p, q in zip(a, b, strict=True)
@@ -123,9 +123,9 @@ def row_counts(rows: RowIntervals) -> list[int]:
 
 
 def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the output axis that height tiles cut, or None if there is none.
+    """Return the output axis that height tiles split; None if there is none.
 
-    After a Flatten, rows and channels share an axis, which is not a height axis.
+    After a Flatten, rows and channels share an axis, which does not count as a height axis.
     """
     axis = find_cuttable_axis(layers, layer, "height")
     return None if axis == named_axes(layers).get(layer.output, {}).get("channel") else axis
@@ -133,7 +133,7 @@ def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
 
 @memoized
 def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
-    """Return layer name → row map, for every layer that has rows."""
+    """Return the row map of every layer that has rows, by layer name."""
     known: dict[object, RowMap] = {}
     result = {}
     for layer in layers.layers:
@@ -151,7 +151,7 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """Return a key that is equal for window operators with equal row maps; None for other layers."""
+    """Return a key such that window operators with equal keys have equal row maps; None for other layers."""
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:
@@ -162,17 +162,20 @@ def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
 
 
 def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
-    """Return the row map; the first, the middle and the last row show which tensors are read by rows."""
+    """Return the row map of a layer.
+
+    The first, the middle and the last row determine which tensors are read row by row.
+    """
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]
     return RowMap(axis, single, {name: name if all(name in r for r in probed) else None for name in layer.inputs})
 
 
 def measure_row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:
-    """Return the seconds (rows + 1,) that a device takes for 0, 1, … rows of a layer.
+    """Return the seconds that a device takes for 0, 1, … rows of a layer, shape (rows + 1,).
 
-    The cost model is asked at up to six heights, with linear interpolation in between. That is exact if its seconds are
-    linear in the rows, as those of the analytic model are unless weights limit the speed.
+    The cost model is asked for up to six numbers of rows; the other values are interpolated. This is exact if the
+    seconds grow linearly with the rows, as in the analytic model unless weights limit the speed.
     """
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})

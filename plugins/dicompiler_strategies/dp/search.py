@@ -1,8 +1,6 @@
-"""The dynamic program over a team's candidate runs, after eq. (2) of CoopAI.
+"""The dynamic program over a team's candidate runs, after eq. (2) of CoopAI, for any layer graph.
 
-It works on any layer graph, with several tensor forms.
-
-    CandidateRuns + RunPricing → the cheapest path of runs that covers all layers, in layer order
+CandidateRuns + RunPricing → the cheapest sequence of runs that covers all layers, in layer order
 """
 
 from __future__ import annotations
@@ -29,16 +27,13 @@ FormState = tuple[tuple[str, TensorForm], ...]
 
 @dataclass(frozen=True, eq=False)
 class RunPricing:
-    """The cost of a run; `byte_prices` are the price of each byte of weights on a device."""
+    """The rule for the cost of a run. `byte_prices` are prices for each byte of weights on a device."""
 
     problem: Problem
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
-        """Return the cost of one run plus the price of its weights.
-
-        The cost is in s, bytes or J (without the energy of sending).
-        """
+        """Return the cost of a run in s, bytes or J (without the energy of sending), plus the price of its weights."""
         devices = team.problem.platform.devices
         total = {"latency": seconds, "communication": sent_bytes}.get(self.problem.objective)
         if total is None:
@@ -48,7 +43,7 @@ class RunPricing:
         return total if run is None else total + self.weight_price(team, run.weights)
 
     def weight_price(self, team: DeviceTeam, weights: Floats) -> float:
-        """Return the price of these bytes (n,)."""
+        """Return the total price of weights; `weights` are the bytes on each device, shape (n,)."""
         if not self.byte_prices:
             return 0.0
         devices = team.problem.platform.devices
@@ -60,12 +55,12 @@ class RunPricing:
 
 @dataclass(frozen=True, eq=False)
 class RunPath:
-    """Consecutive runs that cover all layers.
+    """A sequence of consecutive runs that covers all layers.
 
     Attributes:
         team: The devices.
-        cost: Cost by the pricing, prices included.
-        seconds: Seconds by the barrier model.
+        cost: Cost including the prices of weights.
+        seconds: Seconds in the barrier model.
         total_bytes: Bytes that are sent.
         runs: The runs.
     """
@@ -78,7 +73,7 @@ class RunPath:
 
     @property
     def weights(self) -> Floats:
-        """Bytes (n,) of weights on each device of the team's platform."""
+        """Bytes of weights on each device of the team's platform, shape (n,)."""
         return np.asarray(sum(move.weights for move in self.runs), np.float64)
 
 
@@ -106,17 +101,17 @@ def find_cheapest_path(
     budget: WorkBudget | None = None,
     beam: int = 24,
 ) -> RunPath:
-    """Return the cheapest path of runs that covers all layers.
+    """Return the cheapest sequence of runs that covers all layers.
 
-    T_p(s) is the least cost to compute the first p layers such that the tensors that are still to be read lie in the
-    forms s. For a run r that computes the layers start(r) to stop(r) and leaves the forms s', the recurrence is
-    T_stop(r)(s') = min over r and s of T_start(r)(s) + e(r, s). Here e(r, s) is the cost of r if its inputs lie in the
-    forms s.
+    A state s says how each tensor that later layers read is distributed over the devices. T_p(s) is the least cost to
+    compute the first p layers and end in state s. For a run r that computes the layers start(r) to stop(r) - 1 and ends
+    in state s', the recurrence is T_stop(r)(s') = min over r and s of T_start(r)(s) + e(r, s), where e(r, s) is the
+    cost of r from state s.
 
-    At most `beam` states are kept at each position, the cheapest ones. A chain never has more than five states, so that
-    the result is optimal over the candidate runs. With many open branches it may not be. A tensor that several runs
-    read is counted for each of them, although a device receives it only once; the plan may therefore send less.
-    BudgetExceeded is raised if the budget is exceeded before all layers are covered.
+    At each position, the `beam` cheapest states are kept. A chain of layers never has more than five states, so the
+    result is optimal over the candidate runs; with many open branches it may not be. A tensor that several runs read is
+    counted for each of them, although a device receives it only once, so the plan may send less. BudgetExceeded is
+    raised if the budget is exceeded before all layers are covered.
     """
     graph, budget = team.layers, budget or WorkBudget()
     last = _last_readers(graph)
@@ -150,7 +145,7 @@ def find_cheapest_path(
 
 
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
-    """Return tensor → position after its last reader; for network outputs, one after all layers."""
+    """Return the position after the last reader of each tensor; for network outputs, one more than all layers."""
     last = {name: graph.position[readers[-1].name] + 1 for name, readers in graph.consumers.items()}
     return last | dict.fromkeys(graph.delivered_outputs, len(graph.layers) + 1)
 
@@ -162,7 +157,7 @@ def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> F
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """Return the node after the outputs have been sent to the sinks."""
+    """Return the path node after the network outputs have been sent to the sinks."""
     platform = team.problem.platform
     sinks = team.device_indices(team.problem.sink)
     total = np.zeros((len(platform.devices),) * 2)

@@ -1,4 +1,4 @@
-"""The strategy `dp`: its options, the teams of devices that it tries, and memory as a hard limit."""
+"""The strategy `dp`: its options, the teams of devices that it tries, and the search under memory limits."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 
-# If memory is short: the first price of all weights as a share of the best plan's cost, its growth, number of rounds.
+# Prices of weights if memory is scarce: the first price of all weights as a share of the best plan's cost, the factor
+# from round to round, and the number of rounds.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
-# The largest block: the second number divided by the number of layers, within the limits of the first two.
+# A block has at most _TOTAL_BLOCK_LAYERS / (layers of the network) layers, but this limit lies in the given range.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000
 _LARGE_NETWORK_LAYERS = 300
 
 
 @dataclass(frozen=True)
 class Dp(Strategy):
-    """CoopAI's MLS, generalised: blocks of layers in fused height tiles, fully connected layers in shares.
+    """CoopAI's MLS, generalised: blocks of layers in fused height tiles, and fully connected layers in shares.
 
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7
 
-    In a block, each device computes its rows and the halo that they need of every earlier layer, so that nothing is
-    sent inside the block. A dynamic program chooses the blocks, the form of every other layer (shares of its channels,
-    partial sums over shares of its input channels, on each device, or on one device) and the number of devices.
+    Within a block nothing is sent: each device computes its rows, and of every earlier layer the rows that they need,
+    including the halo. A dynamic program chooses the blocks, the number of devices, and how every other layer is
+    computed: by channels, by partial sums over input channels, on each device, or on one device.
 
-    For a chain of layers the plan is optimal over these choices in the barrier model: a block computes, then missing
-    elements are sent. With branches, blocks are runs in layer order, and the forms of all open branches are tracked up
-    to a limit. The strategy `coopai` decides as the paper is printed.
+    The barrier model predicts the times: a block computes, then missing elements are sent. For a chain of layers the
+    plan is optimal over these choices. With branches, blocks are runs in layer order, and only a limited number of
+    states of the open branches is kept. The strategy `coopai` is the published method.
     """
 
     name: ClassVar[str] = "dp"
@@ -71,7 +72,7 @@ class Dp(Strategy):
             raise ValueError("max_block_layers must be 0 (a number that suits the network) or more")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the cheapest plan that keeps the memory limits.
+        """Return the cheapest plan that satisfies the memory limits.
 
         Raises:
             UsageError: The objective is not a sum over layers.
@@ -111,7 +112,7 @@ class Dp(Strategy):
         return CandidateRules(self.method == "mls", span, channels)
 
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
-        """Return the best path of a team; raise BudgetExceeded only if `limited`."""
+        """Return the best path of a team. If `limited` is False, the search continues beyond the budget."""
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
         own = budget if limited else WorkBudget()
@@ -125,8 +126,8 @@ class Dp(Strategy):
     ) -> Plan:
         """Return a plan for hosts with little memory.
 
-        Layers may now be cut by channels, which cuts their weights, and teams of the devices with the most memory are
-        tried as well. Weights get a price on the hosts that lack most memory, and the price grows from round to round.
+        Layers may now be split by channels, which splits their weights, and the devices with the most memory are tried
+        as teams. Weights get a price on the hosts that lack the most memory; the price grows from round to round.
         """
         platform = facts.problem.platform
         by_memory = sorted(order, key=lambda name: -platform.host(platform.host_of[name]).memory)
@@ -164,9 +165,10 @@ class Dp(Strategy):
     def _fit_team(
         self, facts: ProblemFacts, chosen: Sequence[str], unit: float, budget: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
-        """Return a team's plan that fits with its cost, or nothing, and the least bytes that a host lacked.
+        """Return at most one fitting plan of a team with its cost, and the least excess over a host's memory.
 
-        The second result also has the host's position. `unit` is the first price of a byte. Raises BudgetExceeded.
+        The excess is in bytes, with the position of the host. `unit` is the first price of a byte. Raises
+        BudgetExceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
@@ -182,14 +184,14 @@ class Dp(Strategy):
             least = min(least, (float(excess.max()), int(excess.argmax())))
             worst = {host.name for host, missing in zip(hosts, excess, strict=True) if 2 * missing > excess.max()}
             priced = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
-            if not priced:  # A source or a sink is too small for the inputs or outputs.
+            if not priced:  # Prices do not help if a source or sink lacks memory for inputs or outputs.
                 break
             price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in priced}
         return [], least
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """Return the plan of the cheapest path that fits into memory, preferring fewer devices."""
+    """Return the plan of the cheapest path that fits into memory; of equal ones, that with the fewest devices."""
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, excess = _plan_and_excess(problem, path)
         if not excess.any():
@@ -199,7 +201,7 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
 
 
 def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, ...]:
-    """Return the numbers of devices to try: the option `devices`, or several ones if it is 0."""
+    """Return the numbers of devices to try: only `devices`, or several numbers if it is 0."""
     most = len(problem.platform.computing_devices)
     if devices > most:
         raise DicompilerError(
@@ -210,7 +212,10 @@ def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, .
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
-    """Return 1 to 8, then steps by √2; for hundreds of layers, steps by 2 from the start."""
+    """Return the numbers of devices 1 to 8, then in steps by √2 up to `most`.
+
+    For networks of hundreds of layers, the numbers grow in steps by 2 from the start.
+    """
     few = layers > _LARGE_NETWORK_LAYERS
     counts = [1] if few else list(range(1, min(most, 8) + 1))
     while counts[-1] < most:
@@ -219,9 +224,9 @@ def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
 
 
 def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
-    """Return the plan of a path, and the bytes that each host would need beyond its memory (0: it fits).
+    """Return the plan of a path, and the bytes by which it exceeds the memory of each host (0: it fits).
 
-    The exact memory is only computed if the weights fit and the activations might not.
+    The exact memory is computed only if the weights fit and the activations might not fit.
     """
     hosts = [host.name for host in problem.platform.hosts]
     limits = np.array([host.memory for host in problem.platform.hosts], np.float64)
@@ -239,7 +244,7 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
 
 
 def _total_tensor_bytes(problem: Problem) -> float:
-    """Return twice the bytes of all tensors that are not constants: computed and received."""
+    """Return twice the bytes of all tensors except constants, because each is computed and may be received."""
     tensors = [
         tensor for tensor in problem.layers.tensors.values() if not tensor.is_constant and tensor.shape is not None
     ]

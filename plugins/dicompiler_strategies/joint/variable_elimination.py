@@ -134,13 +134,16 @@ def min_marginals(
     """
     factors, messages, least_total = _eliminate(order, node, edge)
     marginals: list[Floats] = [np.zeros(0)] * len(order.choice_counts)
+    children: dict[int | None, list[int]] = {}
+    for child, parent in enumerate(order.parents):
+        children.setdefault(parent, []).append(child)
     for k in range(len(order.steps) - 1, -1, -1):
         step = order.steps[k]
         table = _add_tables(order, step.scope, factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
         # The minimum of a step is the minimum of its connected component of the graph. All others are added.
         marginals[step.variable] = least + (least_total - least.min())
-        for child in (child for child in range(k) if order.parents[child] == k):
+        for child in children.get(k, ()):
             neighbours = order.steps[child].neighbours
             other_axes = tuple(axis for axis, v in enumerate(step.scope) if v not in neighbours)
             kept = tuple(v for v in step.scope if v in neighbours)
