@@ -1,6 +1,6 @@
-"""Use of an artifact: run it, install it on boards, verify it, reopen it.
+"""Functions that use an artifact: run it, install it on boards, verify it, reopen it.
 
-artifact directory ⇒ RunResult, Verification, PipelineState
+An artifact is the directory that `dicompiler.compile` writes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dicompiler")
 
-
 WEIGHTS_FILE = f"{REFERENCE_FILE}.data"
 
 
 def _open_artifact(
     directory: str | Path, with_weights: bool = False, will_run: bool = False
 ) -> tuple[Path, Target, Model]:
-    """Return an artifact's directory, its target and its reference model, after checking the files to be read.
+    """Return an artifact's directory, target and reference model, after checking the digests of the files to be read.
 
-    Args:
-        directory: The artifact.
-        with_weights: Check the weights of the reference model too.
-        will_run: Check the files of the devices too, unless the target checks them when it runs them.
+    With `with_weights`, the weights of the reference model are checked too. With `will_run`, the files of the devices
+    are checked too, unless the target checks them when it runs them.
     """
     path = Path(directory)
     document = load_artifact(path)
@@ -67,13 +64,13 @@ def _open_artifact(
         checked |= files.keys() - shared
     check_files(path, files, sorted(checked))
     if "target" in (provenance := _load_provenance(path)):
-        # artifact.json has the name of the target only, without its options.
+        # Only provenance.json states the options of the target.
         target = registry().make("targets", provenance["target"])
     return path, target, Model.load(path / REFERENCE_FILE)
 
 
 def _load_provenance(path: Path) -> dict[str, Any]:
-    """Return the content of provenance.json, empty if there is none."""
+    """Return the content of provenance.json; empty if there is no such file."""
     document = load_json(path / PROVENANCE_FILE) if (path / PROVENANCE_FILE).is_file() else {}
     if document:
         validate(document, "provenance", str(path / PROVENANCE_FILE))
@@ -83,17 +80,19 @@ def _load_provenance(path: Path) -> dict[str, Any]:
 def reopen_artifact(
     directory: str | Path, cost: str = "", platform: Platform | None = None, will_run: bool = False
 ) -> tuple[PipelineState, Target, Problem]:
-    """Return an artifact as the state that `compile` had, computed again from its files in a second or two.
+    """Return an artifact as the pipeline state that `compile` returned, with its target and problem.
+
+    The state is computed again from the files of the artifact, which takes a second or two.
 
     Args:
         directory: The artifact.
-        cost: The cost model. Default: the one that it was compiled with, if that needs no options.
-        platform: Replaces the artifact's platform.
-        will_run: The artifact will be run, so check the files of the devices too.
+        cost: The cost model. Default: the one that the artifact was compiled with, if that one needs no options.
+        platform: A platform to use instead of the artifact's.
+        will_run: Whether the artifact will be run, so that the files of the devices must be checked too.
 
     Raises:
         DicompilerError: A file is missing or broken.
-        UsageError: The cost model that it was compiled with needs options.
+        UsageError: `cost` is empty, and the cost model that the artifact was compiled with needs options.
     """
     path, target, model = _open_artifact(directory, will_run=will_run)
     decision, objective, cost_spec = None, "latency", cost or DEFAULT_COST_MODEL
@@ -108,7 +107,8 @@ def reopen_artifact(
         if cost or decision is None:
             raise
         raise UsageError(
-            f"{path}: it was compiled with cost model {decision.cost_model!r}: give it (--cost): {error}"
+            f"{path}: the artifact was compiled with cost model {decision.cost_model!r}: select a cost model with its "
+            f"options (--cost): {error}"
         ) from error
     plan = plans.load_plan(path / PLAN_FILE)
     state = apply_wire_types(prepare(model), plan.wire_format)
@@ -133,15 +133,15 @@ def run(
     timeout: float | None = None,
     options: RunOptions | None = None,
 ) -> RunResult:
-    """Run an artifact on this host, one process per device, and give it the same inputs in each frame.
+    """Run an artifact on this host, one process per device, and give every frame the same inputs.
 
     Args:
         directory: The artifact.
-        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays. Initial states that are given
-            count for the first frame only.
-        frames: Number of frames, one after another unless `options` allows several in flight.
-        timeout: Seconds for the whole run. Default: as `options` says.
-        options: Options of the run, such as hosts to run on.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays. Initial values of states are
+            used in the first frame only.
+        frames: Number of frames. They run one after another, unless `options` allows several in flight.
+        timeout: Seconds for the whole run. Default: the timeout in `options`.
+        options: Options of the run, such as the hosts to run on.
 
     Returns:
         The outputs, and the measurements of each device.
@@ -166,7 +166,6 @@ def _check_arguments(
 
 
 def check_frame_count(frames: int) -> None:
-    """Raise UsageError if there is not at least one frame."""
     if frames < 1:
         raise UsageError(f"run: frames must be 1 or more, not {frames}")
 
@@ -179,32 +178,24 @@ def run_opened(
     frames: int,
     options: RunOptions,
 ) -> RunResult:
-    """Run an artifact that is already open, as `run` does.
+    """Run an artifact in the directory `path` that is already open, as `run` does.
 
-    Args:
-        path: Directory of the artifact.
-        target: Its target.
-        model: Its reference model, or another one with the same inputs.
-        inputs: As for `run`.
-        frames: As for `run`.
-        options: As for `run`.
+    `model` is the reference model, or another model with the same inputs.
     """
     from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
     if options.start_without and not target.can_tolerate_failures:
-        raise UsageError(f"run: target {target.name!r} cannot start without a device: omit --start-without")
+        raise UsageError(f"run: target {target.name!r} needs all of its devices: omit --start-without")
     first, later = first_and_later_inputs(model, inputs)
     with hint_on_input_error(model, inputs):
         return target.run(path, [first, *[later] * (frames - 1)], options)
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[InstalledDevice, ...]:
-    """Copy an artifact to hosts, as far as they lack it, and check that it can run there.
+    """Copy an artifact to the hosts that lack it, and check that it can run there.
 
-    Args:
-        directory: The artifact.
-        options: Options of the later run; `options.hosts` are the hosts.
-        timeout: Seconds for everything. Default: as `options` says.
+    `options` are those of the later run, and `options.hosts` are the hosts. `timeout` is in seconds for all hosts
+    together; by default it is the timeout in `options`.
 
     Returns:
         What was done for each device.
@@ -217,7 +208,7 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
 
 
 def open_service(directory: str | Path, options: RunOptions) -> Service:
-    """Return the service that keeps an artifact's devices running between runs, see `Target.service`."""
+    """Return the service that keeps the devices of an artifact running between runs, see `Target.service`."""
     path = Path(directory)
     target: Target = registry().make("targets", load_artifact(path)["target"])
     return target.service(path, options)
@@ -228,19 +219,20 @@ def verify(
 ) -> Verification:
     """Verify that an artifact computes what onnxruntime computes.
 
-    The checks are: the exact check models, split by the same plan; the artifact's programs, run on this host; the
-    target's own checks; and the number of bytes of each transfer.
+    The checks are:
 
-    Args:
-        directory: The artifact.
-        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
-        timeout: Seconds for everything. Default: that of `RunOptions`.
+    1. The exact check: models with integer weights, split by the same plan, give bit-equal results.
+    2. The programs of the artifact, run on this host, give the outputs of onnxruntime within a tolerance.
+    3. The target's own checks pass. 4. Every transfer has the predicted number of bytes.
+
+    `inputs` are arrays by the names of the graph inputs; by default seeded random arrays. `timeout` is in seconds for
+    all checks together; by default it is that of `RunOptions`.
 
     Returns:
         All checks, passed or failed.
 
     Raises:
-        DicompilerError: The directory is not an artifact, or the time was not enough.
+        DicompilerError: The directory is not an artifact, or the time was too short.
         RunError: A device failed; the message names it.
     """
     from dicompiler.verify.comparison import Verification, check_exact, check_transfers
@@ -256,13 +248,13 @@ def verify(
     partitioner = _ModelPartitioner(Platform.load(path / PLATFORM_FILE))
     frames = verification_frames(model, inputs)
     log.info("verifying check models, split by the same plan")
+
+    def make_exact_program(check_model: Model) -> Program:
+        return partitioner.make_program(check_model, exact_plan)
+
     with deadline_scope(deadline, "verify: exact"):
-        rules, layers = registry().operator_rules, prepare(model).layers
-        checks = [
-            check_exact(
-                model, lambda variant: partitioner.make_program(variant, exact_plan), rules=rules, layers=layers
-            )
-        ]
+        layers = prepare(model).layers
+        checks = [check_exact(model, make_exact_program, rules=registry().operator_rules, layers=layers)]
     log.info("verifying the programs against onnxruntime")
     replica_count = len(plan.replica_roles)
     if len(frames) == 1:
@@ -274,14 +266,16 @@ def verify(
             options = RunOptions(timeout_s=deadline.remaining_s, start_without=failure.failed)
             runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
         with deadline_scope(deadline, "verify: real"):
-            program, routing = partitioner.place(model, plan)
+            program, routing = partitioner.partition(model, plan)
             checks += [check for verified_run in runs for check in verified_run.checks(model, target, routing)]
             if plan.wire_format.dtypes:
                 exact_program = partitioner.make_program(model, exact_plan)
                 checks.append(check_wire_range(exact_program, routing, plan.wire_format, frames[0]))
     with deadline_scope(deadline, "verify: real"):
         checks += target.extra_checks(model, lambda: partitioner.make_program(model), frames[0], runs[0].result)
-    sent = {index: nbytes for run in runs for index, nbytes in _bytes_by_transfer(run.result).items()}
+    sent: dict[int, int] = {}
+    for report in (report for verified_run in runs for report in verified_run.result.reports):
+        sent |= report.sent_bytes
     role_noun = "roles" if plan.failures else "replicas"
     frames_per_replica = len(frames) // replica_count
     checks.append(check_transfers(program.all_transfers, sent, frames_per_replica, len(plan.roles), role_noun))
@@ -290,31 +284,27 @@ def verify(
 
 @dataclass(frozen=True)
 class _ModelPartitioner:
-    """Makes programs of models with the same graph, for one platform."""
+    """Builds programs of models with the same graph, for one platform."""
 
     platform: Platform
 
-    def place(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
-        """Return the program of a plan, and its routing."""
+    def partition(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
         state = lower(replace(prepare(model), platform=self.platform, plan=plan))
         assert state.program is not None and state.routing is not None
         return state.program, state.routing
 
     def make_program(self, model: Model, plan: Plan | None = None) -> Program:
-        """Return the program of a plan; None: the whole model on the fastest device."""
+        """Return the program of a model by a plan; without a plan, the whole model runs on the fastest device."""
         layers = prepare(model).layers
         assert layers is not None
-        return self.place(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
+        return self.partition(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
 
 
 @dataclass(frozen=True)
 class _VerifiedRun:
-    """A run of which the outputs are compared.
+    """A run of an artifact, and the inputs of each of its frames.
 
-    Attributes:
-        frames: Inputs of each frame.
-        result: The outputs and measurements.
-        failed: Devices that the run was started without.
+    `failed` are the devices that the run was started without.
     """
 
     frames: Sequence[Mapping[str, NDArray[Any]]]
@@ -322,25 +312,17 @@ class _VerifiedRun:
     failed: Sequence[str] = ()
 
     def checks(self, model: Model, target: Target, routing: Routing) -> list[Check]:
-        """Compare the outputs with those of onnxruntime."""
         from dicompiler.verify.wire_error import wire_error_bound
 
         return _compare_outputs(model, self.frames, self.result, target, wire_error_bound(routing), self.failed)
 
 
-def _bytes_by_transfer(result: RunResult) -> dict[int, int]:
-    return {index: nbytes for report in result.reports for index, nbytes in report.sent_bytes.items()}
-
-
 def verify_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
-    """Compare the first frame of a run (of each replica) with onnxruntime.
+    """Compare the first frame of a run, on each replica, with onnxruntime.
 
-    Args:
-        directory: The artifact that was run.
-        result: The result of `run`.
-        inputs: The inputs of the run.
+    `directory` is the artifact that was run, `result` the result of `run`, and `inputs` the inputs of the run.
     """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
@@ -367,13 +349,9 @@ def _compare_outputs(
 ) -> list[Check]:
     """Return a check for each output that a device delivered.
 
-    Args:
-        model: The reference model.
-        inputs: Inputs of each frame: one frame for each role, or consecutive frames if the model has states.
-        result: The result of the run.
-        target: The target, which defines tolerances.
-        extra_tolerance: Share of max|reference| that is allowed in addition to the tolerances of target and type.
-        failed: Devices that the run was started without.
+    `inputs` has one frame for each replica, or consecutive frames if the model has states. `extra_tolerance` is a share
+    of max|reference| that is allowed in addition to the tolerances of the target and the element type. `failed` are the
+    devices that the run was started without.
     """
     from dicompiler.ir.random_ops import random_tensors
     from dicompiler.verify import comparison

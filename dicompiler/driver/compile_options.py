@@ -1,4 +1,4 @@
-"""Options of `dicompiler.compile`, declared once, with their checks."""
+"""The options of `dicompiler.compile` as one record, with their checks."""
 
 from __future__ import annotations
 
@@ -54,36 +54,39 @@ _EXPECTED_VALUES: Mapping[str, str] = {
     "instruments": "a list of instruments",
     "progress": "a function that takes a string",
 }
-"""The options whose types are checked, and their expected values in error messages."""
+"""Expected values in error messages, by the names of the options of which the types are checked."""
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of `dicompiler.compile`, which takes these fields as arguments.
+    """Options of `dicompiler.compile`, which has a keyword argument for each of these fields.
 
-    `strategy`, `target` and `cost` are instances, or strings with a name and options, such as "cpsat{tries=2}".
-    A value of a wrong type raises UsageError.
+    `strategy`, `target` and `cost` are instances, or strings with a name and options, such as "cpsat{tries=2}". A value
+    of a wrong type raises UsageError.
 
     Attributes:
         platform: The cluster: a TOML file, the name of a built-in platform, or a Platform.
         strategy: The strategy that makes the plan. Default: "auto".
-        plan: A plan to carry out, as a file or a Plan, instead of a strategy.
-        target: The target that emits the programs.
+        plan: A plan to use instead of a strategy, as a file or a Plan.
+        target: The target that writes the programs.
         objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
-        output: Directory to write. If it is given, plans must also leave room for the memory that the target adds.
+        output: Directory to write the artifact to. If it is given, a plan must also leave room for the memory that the
+            target adds.
         shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
-        state: Graph inputs and outputs that devices keep between frames: "past*=present*", "auto" (those with the usual
-            names) or "none". See the pass `keep-states`.
-        quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized to int8 first.
-        wire_dtype: Element type of tensors on the network, for all layers ("float16") or by layer
-            ({"*": "float16", "conv1": "float32"}). Default: as the plan says, else unchanged.
-        wire_samples: An .npz file of sample inputs, from which int8 on the network gets its ranges.
+        state: Graph inputs and outputs that devices keep between frames: "past*=present*", "auto" (inputs and outputs
+            with common names) or "none". See the pass `keep-states`.
+        quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized to int8 before it is
+            split.
+        wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer ({"*": "float16",
+            "conv1": "float32"}). Default: the types in the plan, otherwise the tensors' own types.
+        wire_samples: An .npz file of sample inputs, from which the value ranges for sending as int8 are measured.
         tolerate_failures: Device failures to make plans for: the maximum number of failed devices, "hosts" (all devices
-            of a host at once), or names of devices ("pi02,pi03").
-        executor: Runs the evaluations of a search in parallel, see `open_executor`.
+            of one host), or names of devices ("pi02,pi03").
+        executor: Executor that evaluates the plans of a search in parallel, see `open_executor`.
         instruments: Observers of the passes, see `Instrument`.
-        progress: Called with a message before each step. An exception that it raises ends the compilation.
+        progress: Function that is called with a message before each step. An exception that it raises ends the
+            compilation.
     """
 
     platform: str | Path | Platform | None = None
@@ -124,14 +127,14 @@ def _runtime_classes(annotation: object) -> tuple[type, ...]:
 def takes_fields_of(
     record: Callable[P, T],
 ) -> Callable[[Callable[[ModelSource, T], R]], Callable[Concatenate[ModelSource, P], R]]:
-    """Return a decorator: `function(model, record(a=1))` is then called as `function(model, a=1)`."""
+    """Return a decorator for `function(model, record)` that takes the fields of the record as arguments instead."""
 
     def decorate(function: Callable[[ModelSource, T], R]) -> Callable[Concatenate[ModelSource, P], R]:
         @functools.wraps(function)
         def call(model: ModelSource, /, *args: P.args, **kwargs: P.kwargs) -> R:
             return function(model, record(*args, **kwargs))
 
-        # For help() and documentation: the parameters are the model and the fields of the record.
+        # help() and documentation tools then show the fields of the record as parameters.
         signature = inspect.signature(function)
         model = signature.parameters["model"].replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         fields = inspect.signature(record).parameters.values()
@@ -157,11 +160,11 @@ def format_shapes(shapes: Shapes) -> tuple[str, ...]:
 
 
 def check_instruments(instruments: Sequence[object]) -> None:
-    """Raise UsageError if an object lacks a method of `Instrument`, or is a class."""
+    """Raise UsageError if one of the objects lacks a method of `Instrument`, or is a class instead of an instance."""
     for instrument in instruments:
         has_methods = all(callable(getattr(instrument, name, None)) for name in INSTRUMENT_METHODS)
         if isinstance(instrument, type) or not has_methods:
             raise UsageError(
-                f"compile: instruments: {one_line(repr(instrument), 60)} is not an instrument: give objects with the "
+                f"compile: instruments: {one_line(repr(instrument), 60)} is not an instrument: pass objects with the "
                 f"methods {', '.join(INSTRUMENT_METHODS)} (see Instrument in dicompiler.plugin_api)"
             )

@@ -30,18 +30,18 @@ MAX_TABLE_DEVICES = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileResult(PipelineState):
-    """The result of `dicompiler.compile`: a complete pipeline state.
+    """The result of `dicompiler.compile`: a pipeline state in which every field has a value.
 
     Attributes:
         layers: The layers of the model.
         platform: The cluster.
-        plan: The parts of each layer.
-        routing: The tasks of the plan, and the boxes that they exchange.
+        plan: The parts (regions that devices compute) of each layer.
+        routing: The tasks that follow from the plan, and the regions that they exchange.
         reference: The model before it was partitioned.
         program: Steps of each device, and transfers between devices.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.
-        decision: Origin of the plan.
+        decision: Strategy, objective and cost model by which the plan was chosen.
         problem: The problem that the strategy solved.
     """
 
@@ -58,11 +58,11 @@ class CompileResult(PipelineState):
 
     @classmethod
     def from_state(cls, state: PipelineState, problem: Problem) -> CompileResult:
-        """Return a complete state as a result.
+        """Return a pipeline state as a result.
 
         Args:
-            state: A state in which all steps are done, except perhaps writing the artifact.
-            problem: The problem that was solved.
+            state: A state in which all steps are done; only the artifact may be missing.
+            problem: The problem that the strategy solved.
 
         Returns:
             The result.
@@ -71,7 +71,7 @@ class CompileResult(PipelineState):
 
     @property
     def artifacts(self) -> Path:
-        """The artifact directory.
+        """The directory of the artifact.
 
         Raises:
             UsageError: No artifact was written.
@@ -82,15 +82,15 @@ class CompileResult(PipelineState):
 
     @property
     def summary(self) -> CompileSummary:
-        """The origin of the plan, its prediction, its bottleneck, and advice."""
+        """A summary of the plan: its origin, its predicted times, its bottleneck, and advice."""
         return summarize(self, self.decision, self.metrics, self.single_device_metrics)
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
-        """Verify that the artifact computes what onnxruntime computes, see `driver.artifact.verify`.
+        """Verify that the artifact computes what onnxruntime computes.
 
         Args:
             inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
-            timeout: Seconds for everything. Default: that of `RunOptions`.
+            timeout: Seconds for all checks together. Default: the timeout of `RunOptions`.
 
         Returns:
             All checks, passed or failed.

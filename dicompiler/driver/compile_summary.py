@@ -1,6 +1,6 @@
-"""Summary of a compilation in four lines: origin of the plan, prediction, bottleneck, advice.
+"""Summary of a compilation in four lines: origin of the plan, predicted times, bottleneck, advice.
 
-PipelineState with metrics ──summarize──► CompileSummary ──document──► provenance.json ──load_summary──► CompileSummary
+The summary is also stored in the file provenance.json of an artifact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dicompiler.target.manifest import PROVENANCE_FILE
 
 Bottleneck = Literal["network", "computing", "waiting"]
 MIN_BUSY_SHARE = 0.5
-"""If neither a device nor the network is busy for this share of a frame, waiting is the bottleneck."""
+"""Waiting is the bottleneck if no device and no link is busy for at least this share of a frame."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class CompileSummary:
     """Summary of a compilation. All times are predictions.
 
     Attributes:
-        strategy: Name of the strategy; empty if the plan was given.
-        chosen_strategy: The strategy that made the chosen plan, if `strategy` compares several.
+        strategy: Name of the strategy; empty if the user supplied the plan.
+        chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several.
         device_count: Number of devices that compute.
-        latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
+        latency_s: Seconds of a frame, from the inputs on the sources to the outputs on the sinks.
         input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
-        period_s: Seconds between frames of a stream.
-        single_device_s: `latency_s` of the best single device.
-        single_device_period_s: `period_s` of the best single device.
+        period_s: Seconds between consecutive frames of a stream.
+        single_device_s: Seconds of a frame on the best single device.
+        single_device_period_s: Seconds between consecutive frames on the best single device.
         bottleneck: Description of the bottleneck.
         advice: Suggestion to relieve the bottleneck.
     """
@@ -52,14 +52,12 @@ class CompileSummary:
 
     @property
     def plan_origin(self) -> str:
-        """The strategy that made the plan, as text."""
         if not self.strategy:
             return "given"
         return f"by {self.strategy}" + (f", which chose {self.chosen_strategy}" if self.chosen_strategy else "")
 
     @property
     def prediction(self) -> str:
-        """The predicted times, as text."""
         text = _format_times(self.latency_s, self.period_s)
         if self.device_count < 2:
             return text
@@ -67,7 +65,6 @@ class CompileSummary:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The summary as four lines."""
         return (
             f"plan: {self.plan_origin}",
             f"predicted: {self.prediction}",
@@ -76,12 +73,12 @@ class CompileSummary:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the key `summary` of provenance.json. The names of strategies are keys of their own there."""
+        """Return the content of the key `summary` in provenance.json. Strategies have keys of their own there."""
         return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen_strategy")}
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Return a time as text: 0.1963 ⇒ "196.3 ms"."""
+    """Return seconds as text in milliseconds: 0.1963 ⇒ "196.3 ms"."""
     return f"{1000 * seconds:.4g} ms"
 
 
@@ -90,14 +87,7 @@ def _format_times(latency_s: float, period_s: float) -> str:
 
 
 def summarize(state: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
-    """Return the summary of a compilation.
-
-    Args:
-        state: A state with platform and plan.
-        decision: Origin of the plan.
-        metrics: Metrics of the plan.
-        single: Metrics of the best single device.
-    """
+    """Return the summary of a compilation, given the metrics of its plan and of the best single device."""
     assert state.platform is not None and state.plan is not None
     bottleneck, description = find_bottleneck(state.platform, metrics, decision.objective)
     return CompileSummary(
@@ -115,7 +105,7 @@ def summarize(state: PipelineState, decision: Decision, metrics: Metrics, single
 
 
 def load_summary(directory: Path) -> CompileSummary | None:
-    """Return the summary in an artifact; None if it has none."""
+    """Return the summary that is stored in an artifact; None if there is none."""
     path = directory / PROVENANCE_FILE
     document: Mapping[str, Any] = load_json(path) if path.is_file() else {}
     if not document:
@@ -127,10 +117,10 @@ def load_summary(directory: Path) -> CompileSummary | None:
 
 
 def find_bottleneck(platform: Platform, metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
-    """Return the kind and a description of the bottleneck.
+    """Return the kind of the bottleneck, and a description for users.
 
-    The bottleneck takes most of the latency, or of the period for throughput. It is the busiest device, the busiest
-    link, or waiting.
+    The bottleneck is the busiest device or the busiest link. It is waiting if neither of them is busy for half of a
+    frame (of the time between frames for the objective throughput).
     """
     frame_s = getattr(metrics, speed_metric(objective)) or 1.0
     if platform.network.kind != "switch":

@@ -1,6 +1,12 @@
 """`dicompiler.compile`: the steps from a model and a platform to programs for the devices.
 
-Model ──prepare──► layers ──strategy──► Plan ──lower──► Program ──target──► artifact directory
+Each step is a function of this module:
+
+1. `resolve_options` checks the options.
+2. `prepare_model` loads the model and forms its layers.
+3. `build_problem` combines the layers, the platform and the cost model. 4. `make_plan` chooses the device and the
+region of each part of each layer. 5. `build_program` splits the model by the plan. 6. `check_program` checks the memory
+of each device. 7. `add_metrics` predicts times. 8. `write_artifact` writes the programs to a directory.
 """
 
 from __future__ import annotations
@@ -62,7 +68,7 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 MIN_WARNED_SLOWDOWN = 1.001
-"""Warn of plans that cost more than this multiple of one device: smaller differences vanish when they are printed."""
+"""A warning is logged if a plan costs more than this multiple of one device. Smaller differences are not visible."""
 
 
 @takes_fields_of(CompileOptions)
@@ -78,7 +84,7 @@ def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
         options: The fields of `CompileOptions` as keyword arguments; platform and strategy may be positional.
 
     Returns:
-        The plan, the programs and their predicted metrics. `output` was written if it was given.
+        The plan, the programs and their predicted metrics. If `output` is given, the artifact has been written.
 
     Raises:
         DicompilerError: The model cannot be compiled for the platform. Nothing is written.
@@ -102,15 +108,15 @@ class CompileSetup:
     """The options of a compilation, with the objects that they name.
 
     Attributes:
-        options: The options as given.
+        options: The options as the caller gave them.
         model: The path or the content of the model.
-        strategy: None if the plan is given.
-        given_plan: None if a strategy makes the plan.
-        wire_format: Element types of tensors on the network.
-        failures: Device failures that need a plan of their own.
+        strategy: The strategy that makes the plan; None if the caller gave a plan.
+        given_plan: The plan that the caller gave; None if a strategy makes it.
+        wire_format: Element types in which tensors are sent.
+        failures: Device failures that need a failure plan.
         shapes: Shapes of inputs, such as "input=1x3x224x224".
-        states: The option `state` of the pass `keep-states`.
-        output: Directory to write.
+        states: Graph inputs and outputs that devices keep between frames, as for the pass `keep-states`.
+        output: Directory to write the artifact to; None to write nothing.
     """
 
     options: CompileOptions
@@ -128,11 +134,15 @@ class CompileSetup:
 
 
 def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup:
-    """Check the options and create the objects that they name, before any work is done."""
+    """Check the options of a compilation, and create the objects that they name.
+
+    All options are checked before any work is done, so that mistakes are reported at once. The next step is
+    `prepare_model`.
+    """
     expected = "the path of an ONNX file, its bytes or a ModelProto"
     check_type(model, (str, Path, bytes, onnx.ModelProto, Model), "compile: model", expected)
     if options.strategy is not None and options.plan is not None:
-        raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
+        raise UsageError("compile: strategy and plan are both given: remove one of them")
     check_instruments(options.instruments)
     failures = FailureSelection.parse(options.tolerate_failures)
     target: Target = registry().resolve("targets", options.target)
@@ -145,7 +155,9 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
         check_output_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN)
     given_plan, wire_format = resolve_wire_types(options.plan, options.wire_dtype, options.wire_samples)
     if given_plan is not None and given_plan.failures and failures:
-        raise UsageError("compile: the plan has failure plans already: omit tolerate_failures, or its 'failures'")
+        raise UsageError(
+            "compile: the plan already contains failure plans: omit tolerate_failures, or delete the plan's 'failures'"
+        )
     platform = resolve_platform(options.platform, strategy)
     failures.check_platform(platform)
     return CompileSetup(
@@ -165,21 +177,31 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
 
 
 def prepare_model(setup: CompileSetup) -> PipelineState:
-    """Load the model, normalize it and form its layers."""
+    """Load the model, normalize it and form its layers.
+
+    The result is a state with a model, layers and platform. The next step is `build_problem`.
+    """
     options = setup.options
     state = prepare(Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states)
     return replace(apply_wire_types(state, setup.wire_format), platform=setup.platform)
 
 
 def build_problem(state: PipelineState, setup: CompileSetup) -> Problem:
-    """Return the problem that a strategy solves. The target's memory counts only if an artifact is written."""
+    """Return the problem that a strategy solves, made of the layers, the platform, the cost model and the objective.
+
+    The memory that the target adds is considered only if an artifact is written. The next step is `make_plan`.
+    """
     problem = make_problem(state, setup.options.objective, setup.cost_model, setup.target)
     target = None if setup.output is None else setup.target
     return replace(problem, executor=setup.options.executor, target=target)
 
 
 def make_plan(state: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
-    """Add the plan: the strategy's or the given one, with failure plans and int8 ranges if they are requested."""
+    """Add the plan to a state: the strategy's plan, or the plan that the caller gave.
+
+    Failure plans and the value ranges for sending as int8 are added if they are requested. The next step is
+    `build_program`.
+    """
     if setup.strategy is not None:
         plan = run_strategy(problem, setup.strategy)
     else:
@@ -197,10 +219,10 @@ def make_plan(state: PipelineState, problem: Problem, setup: CompileSetup) -> Pi
 
 
 def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
-    """Return the strategy's plan, marked with the digest of the model.
+    """Return the strategy's plan, with the digest of the model.
 
     Raises:
-        DicompilerError: The strategy has no plan, or a plan that is not feasible.
+        DicompilerError: The strategy has no plan, or its plan is not feasible.
     """
     assert problem.model is not None
     log.info("strategy %s: making the plan", strategy.name)
@@ -213,23 +235,23 @@ def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
 
 
 def check_given_plan(problem: Problem, plan: Plan) -> Plan:
-    """Return a given plan if it was made for the model and fits the platform.
+    """Return the plan that the caller gave, if it was made for the model and fits the platform.
 
     Raises:
-        DicompilerError: The plan was made for another model, has parts on a device that cannot compute, or exceeds the
-            memory of a host.
+        DicompilerError: The plan was made for another model, uses a device that cannot compute, or exceeds the memory
+            of a host.
     """
     assert problem.model is not None
     if plan.model_digest and plan.model_digest != problem.model.digest():
         raise DicompilerError(
-            "plan: it was made for another network (its structure differs): create it again with 'dicompiler plan'"
+            "plan: the plan was made for a network with another structure: create a plan with 'dicompiler plan'"
         )
     check_constraints(problem, plan)
     return plan
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without parts that are not read, except parts of layers with partial sums."""
+    """Return the plan without parts that no other part and no output needs. Layers with partial sums keep all parts."""
     routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
     dropped = set(routing.dropped_tasks)
     layers = {}
@@ -242,10 +264,13 @@ def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
 
 
 def build_program(state: PipelineState, setup: CompileSetup) -> PipelineState:
-    """Add the placed model and the program of the plan. Instruments observe the pass `partition`."""
+    """Add the placed model (every node has a device) and the program of each device to a state with a plan.
+
+    Instruments observe the pass `partition`. The next step is `check_program`.
+    """
     assert state.plan is not None
     log.info("building programs for %d devices", len(state.plan.devices))
-    # Only the author of a given plan can remove its unread parts, so only that case is worth a warning.
+    # `drop_unread_parts` has removed unread parts of strategies' plans. Only authors of given plans need the warning.
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
     with gc_paused():
         state = lower(state, PassManager([partition], setup.options.instruments).run)
@@ -256,10 +281,10 @@ def build_program(state: PipelineState, setup: CompileSetup) -> PipelineState:
 def check_program(
     state: PipelineState, problem: Problem, setup: CompileSetup
 ) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
-    """Check that the target supports the program and that it fits into memory, if an artifact is written.
+    """Check that the target supports the program and that the program fits into memory, if an artifact is written.
 
-    Returns:
-        The state with the RAM and flash of each device if the target measures them, and the memory by device.
+    Returns the state, to which the RAM and flash of each device are added if the target measures them, and the memory
+    by device. Without an artifact the memory is None. The next step is `add_metrics`.
     """
     if setup.output is None:
         return state, None
@@ -271,7 +296,7 @@ def check_program(
 
 
 def measure_footprints(state: PipelineState, problem: Problem) -> PipelineState:
-    """Add the RAM and flash of each device, and of one device with the whole model, if the target measures them."""
+    """Add the RAM and flash that the target measures for each device, and for one device with the whole model."""
     assert problem.target is not None and state.program is not None
     if state.plan is not None and state.plan.replicas:
         return state
@@ -291,9 +316,10 @@ def measure_footprints(state: PipelineState, problem: Problem) -> PipelineState:
 def add_metrics(
     state: PipelineState, problem: Problem, memory: Mapping[str, MemoryUse] | None, setup: CompileSetup
 ) -> PipelineState:
-    """Add the simulated metrics of the plan, of its failure plans and of the best single device.
+    """Add the simulated metrics of the plan, of its failure plans and of the best single device to a state.
 
-    Warns if one device is better, or if the predicted gain is implausible.
+    A warning is logged if one device is better, or if the predicted gain is implausible. The last step, which is
+    skipped without an output directory, is `write_artifact`.
     """
     assert state.plan is not None
     with gc_paused():
@@ -319,7 +345,10 @@ def add_metrics(
 
 
 def write_artifact(state: PipelineState, target: Target, output: Path) -> PipelineState:
-    """Write the artifact: the target's files, the plan, the platform and the reference model."""
+    """Write the artifact: the target's files, the plan, the platform and the reference model.
+
+    The directory appears as a whole or not at all. The result is the state with the path of the artifact.
+    """
     assert state.plan is not None and state.platform is not None and state.reference is not None
     from dicompiler.verify.lookup_tables import find_lookup_tables
 
@@ -339,7 +368,7 @@ def write_artifact(state: PipelineState, target: Target, output: Path) -> Pipeli
 
 
 def provenance_document(state: PipelineState, target: Target) -> dict[str, Any]:
-    """Return the content of provenance.json: the origin of the plan and its predictions."""
+    """Return the content of provenance.json: the options that led to the plan, and its predicted times."""
     decision, metrics, single = state.decision, state.metrics, state.single_device_metrics
     assert decision is not None and metrics is not None and single is not None
     document = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}

@@ -1,4 +1,4 @@
-"""A Dask cluster as an Executor. The scheduler repeats the work of workers that fail."""
+"""An executor that runs calls on a Dask cluster. The scheduler repeats the calls of workers that fail."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 20.0
 """Time limit for the scheduler to answer, and for the first worker to join."""
 MAX_WITHOUT_WORKERS_S = 60.0
-"""A search gives up if there are no workers for this time."""
+"""`map` raises an error if the cluster has no workers for this time."""
 
 
 class DaskExecutor(Executor):
-    """The workers of a Dask scheduler.
+    """An executor that runs calls on the workers of a Dask scheduler.
 
-    Raises UsageError if Dask is not installed, and DicompilerError if there is no scheduler or no worker, or if their
-    versions differ from those of this host.
+    Raises UsageError if Dask is not installed. Raises DicompilerError if the scheduler does not answer or has no
+    worker, or if their versions differ from those of this host.
     """
 
     def __init__(self, address: str) -> None:
@@ -33,7 +33,7 @@ class DaskExecutor(Executor):
         except ImportError:
             raise UsageError("executor dask: Dask distributed is not installed: pip install distributed") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
-            # All errors that matter are raised as exceptions of one line.
+            # Every error that matters is raised as an exception, so that log messages would repeat it.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._name = f"executor dask={address}"
         try:
@@ -49,14 +49,13 @@ class DaskExecutor(Executor):
             raise
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Schedule a call."""
         future: Future[T] = self._client.get_executor(pure=False).submit(fn, *args, **kwargs)
         return future
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return all results in order. `timeout` and `chunksize` are ignored.
+        """Return all results in order; `timeout` and `chunksize` are ignored.
 
         Raises the first exception of `fn`, and DicompilerError if the cluster fails.
         """
@@ -79,7 +78,7 @@ class DaskExecutor(Executor):
         return iter([value for value, _ in outcomes])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Disconnect from the cluster, which keeps running."""
+        """Disconnect from the cluster, which continues to run."""
         del wait, cancel_futures
         self._client.close(timeout=CONNECT_TIMEOUT_S if self._client.status == "running" else 1)
 
@@ -93,10 +92,9 @@ class DaskExecutor(Executor):
                 if self._client.nthreads():
                     last_seen = time.monotonic()
                 elif time.monotonic() - last_seen > MAX_WITHOUT_WORKERS_S:
-                    raise self._error("all workers are gone: start some with 'dask worker'") from None
+                    raise self._error("all workers have ended: start workers with 'dask worker'") from None
 
     def _check_cluster(self) -> None:
-        """Raise DicompilerError if the cluster has no worker, or if versions differ."""
         try:
             self._check_versions()
             with contextlib.suppress(TimeoutError):
@@ -107,10 +105,10 @@ class DaskExecutor(Executor):
         except Exception as error:
             raise self._cluster_error(error) from None
         if not workers:
-            raise self._error("the scheduler has no worker: start some with 'dask worker'")
+            raise self._error("the scheduler has no worker: start workers with 'dask worker'")
 
     def _check_versions(self) -> Mapping[str, Any]:
-        """Return the workers, after comparing the versions of all processes with those of this one."""
+        """Return the workers of the cluster; raise DicompilerError if versions differ from those of this process."""
         reports = self._client.get_versions(packages=["dicompiler"])
         workers: Mapping[str, Any] = reports["workers"]
         own = _relevant_versions(reports["client"])
@@ -127,7 +125,7 @@ class DaskExecutor(Executor):
 
     def _cluster_error(self, error: Exception) -> DicompilerError:
         if self._client.status != "running":
-            return self._error("the scheduler is gone: start it and its workers, then run the command again")
+            return self._error("the scheduler has ended: start it and its workers, then run the command again")
         remedy = "install the same dicompiler and plugins on the scheduler and all workers, and look at their logs"
         return self._error(f"{describe_exception(error)}: {remedy}")
 
@@ -136,7 +134,10 @@ class DaskExecutor(Executor):
 
 
 def _call_function(arguments: tuple[Any, ...], fn: Callable[..., Any]) -> tuple[Any, Exception | None]:
-    """Return the result or the exception of a call, so that it differs from an error of the cluster."""
+    """Return the result and None, or None and the exception of a call.
+
+    Exceptions are returned, so that `map` can distinguish them from errors of the cluster.
+    """
     try:
         return fn(*arguments), None
     except Exception as error:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class VerifyEach(NoOpInstrument):
-    """Runs the model in onnxruntime after each pass and compares the outputs with those before it.
+    """Runs the model in onnxruntime after each pass, and compares its outputs with those before the pass.
 
-    Nothing is compared until all graph inputs have static shapes. A pass with `preserves_outputs = False` sets a new
-    reference. A difference raises DicompilerError, which names the pass and the output.
+    The first comparison is made when all graph inputs have static shapes. A pass with `preserves_outputs = False`
+    defines new reference outputs. A difference raises DicompilerError, which names the pass and the output.
 
     Attributes:
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
@@ -46,7 +46,7 @@ class VerifyEach(NoOpInstrument):
         references = self._reference_outputs if step.preserves_outputs else {}
         random = random_tensors(state.model.proto)
         for name, reference in references.items() if outputs else ():
-            # An output that is a state may have been cut into pieces; a random one differs in each run.
+            # A pass may cut an output that is a state into pieces. A random output differs in each run.
             if name not in outputs or name in random:
                 continue
             check = compare_value(name, reference, outputs[name])
@@ -56,14 +56,14 @@ class VerifyEach(NoOpInstrument):
             self._reference_outputs = outputs
 
     def _run_model(self, model: Model) -> dict[str, Any]:
-        """Return the outputs by name; empty if an input has no static shape yet."""
+        """Return the outputs of a model by name; empty if an input has no static shape yet."""
         from dicompiler.verify.comparison import graph_inputs
         from dicompiler.verify.executor import run_model
         from dicompiler.verify.run_inputs import hint_on_input_error, prepare_inputs
 
         if self.inputs is None and any(value.shape is None for value in graph_inputs(model)):
             return {}
-        # Choose the inputs once: a later pass may remove the nodes that show which values an input can have.
+        # Inputs are chosen only once, because a later pass may remove the nodes that limit the values of an input.
         self._run_inputs = self._run_inputs or prepare_inputs(model, self.inputs)
         with hint_on_input_error(model, self.inputs):
             return run_model(model, self._run_inputs)
@@ -75,11 +75,11 @@ class LayerStatistics:
 
     Attributes:
         layer: Name of the layer.
-        parts: Number of its parts.
-        devices: Number of devices with a part.
-        halo: Number of input elements that come from other devices.
-        macs: Multiply-adds of all parts together.
-        redundant_macs: Multiply-adds beyond those of the whole layer.
+        parts: Number of pieces into which the layer is split.
+        devices: Number of devices that compute a piece.
+        halo: Number of input elements that are received from other devices.
+        macs: Multiply-adds of all pieces together.
+        redundant_macs: Multiply-adds in addition to those of the layer when it is not split.
     """
 
     layer: str
@@ -92,10 +92,10 @@ class LayerStatistics:
 
 @dataclass
 class PartitionStatistics(NoOpInstrument):
-    """Counts the parts, received elements and redundant multiply-adds of each layer after `partition`.
+    """Counts the pieces, received elements and redundant multiply-adds of each layer after the pass `partition`.
 
     Attributes:
-        rows: One row for each layer; empty before `partition`.
+        rows: One entry for each layer; empty before `partition`.
     """
 
     rows: list[LayerStatistics] = field(default_factory=list)
@@ -136,8 +136,8 @@ class PartitionStatistics(NoOpInstrument):
 class Reproducer(NoOpInstrument):
     """Writes files that reproduce the failure of a pass.
 
-    The files are `reproducer.onnx` (the model before the first pass, with zeros that take no space instead of its
-    weights), `reproducer.plan.json` if there was a plan, and `reproducer.txt` (a command that runs the same passes).
+    The files are `reproducer.onnx` (the model before the first pass, with zeros instead of its weights),
+    `reproducer.plan.json` (the plan, if there was one) and `reproducer.txt` (a command that runs the same passes).
 
     Attributes:
         directory: Directory to write to.
@@ -170,9 +170,9 @@ class Reproducer(NoOpInstrument):
 
 
 def strip_weights(model: Model) -> bytes:
-    """Return the model as ONNX bytes, with large weights replaced by ConstantOfShape nodes of value 0.
+    """Return the model as ONNX bytes, with ConstantOfShape nodes of value 0 instead of large weights.
 
-    Names, shapes and types stay.
+    Names, shapes and types stay the same.
     """
     import numpy as np
     import onnx

@@ -1,7 +1,4 @@
-"""Depfiles: the files that a command reads, as a rule in the syntax that Make and Ninja share.
-
-arguments of a command ──find_prerequisites──► paths ──format_rule──► text of a depfile
-"""
+"""Depfiles: the files that a command reads, as a rule in the syntax that Make and Ninja share."""
 
 from __future__ import annotations
 
@@ -19,18 +16,14 @@ from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
 from dicompiler.plugin.registry import registry
 
-# The names for which no escape serves both programs; found by trying all characters in GNU Make 4.3 and Ninja 1.11.
+# No escape sequence works in both programs for these names: all characters were tried in GNU Make 4.3 and Ninja 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
-"""Turns a rule into a pattern rule if it is in the target. It is allowed in prerequisites."""
+"""This character in a target turns the rule into a pattern rule. It is allowed in prerequisites."""
 
 
 def format_rule(target: str, prerequisites: Iterable[str | Path]) -> str:
-    """Return the depfile of a target.
-
-    Raises:
-        DicompilerError: Make or Ninja cannot read one of the names.
-    """
+    """Return the text of a depfile; raise DicompilerError if Make or Ninja cannot read one of the names."""
     if _PATTERN_CHARACTER in target:
         raise _unsupported_name_error(target, _PATTERN_CHARACTER)
     lines = [f"{_escape_name(target)}:", *(f" {_escape_name(str(path))}" for path in prerequisites)]
@@ -45,7 +38,7 @@ def _escape_name(name: str) -> str:
 
 
 def _unsupported_name_error(name: str, part: str) -> DicompilerError:
-    return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in it: rename the file")
+    return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in a name: rename the file")
 
 
 def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[object]) -> tuple[Path, ...]:
@@ -69,18 +62,19 @@ def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[o
 
 
 def plugin_modules(plugins: Iterable[Plugin]) -> list[Path]:
-    """Return the files of all loaded modules of third-party plugins' distributions, sorted."""
-    packages: set[str] = set()
-    for plugin in plugins:
-        if not is_builtin_distribution(plugin.distribution):
-            packages |= _top_level_names(plugin)
+    """Return the files of all loaded modules of third-party plugins, sorted."""
+    third_party = [plugin for plugin in plugins if not is_builtin_distribution(plugin.distribution)]
+    packages = set[str]().union(*map(_top_level_names, third_party))
     modules = [module for name, module in list(sys.modules.items()) if top_level_package(name) in packages]
     files = [getattr(module, "__file__", None) for module in modules]
     return sorted({Path(file) for file in files if file})
 
 
 def _top_level_names(plugin: Plugin) -> set[str]:
-    """Return the modules and packages of a plugin's distribution; if it is editable, only the plugin's own."""
+    """Return the top-level modules and packages of a plugin's distribution.
+
+    An editable installation does not list its files, so that only the module of the plugin itself is returned.
+    """
     files = metadata.distribution(plugin.distribution).files or ()
     names = {file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}
     return {top_level_package(plugin.value), *names}

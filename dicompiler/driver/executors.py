@@ -1,7 +1,4 @@
-"""Executors for the evaluations of a search: processes of this host, MPI ranks, or a Dask cluster.
-
-"processes=4" ──open_executor──► Executor for `compile(executor=…)`, `explore` and `Problem.executor`
-"""
+"""Executors for the evaluations of a search: processes of this host, MPI ranks, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ MAX_PROCESS_FAILURES = 3
 
 
 def parse_executor(text: str) -> tuple[str, str]:
-    """Return the kind of an executor and its value: "dask=10.0.0.1:8786" ⇒ ("dask", "10.0.0.1:8786")."""
+    """Return the kind and the value of an executor: "dask=10.0.0.1:8786" ⇒ ("dask", "10.0.0.1:8786")."""
     kind, sign, value = text.partition("=")
     if kind not in EXECUTOR_FORMS:
         raise UsageError(f"executor {text!r}: unknown kind {kind!r}{did_you_mean(kind, EXECUTOR_FORMS)}")
@@ -43,14 +40,14 @@ def parse_executor(text: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def open_executor(text: str | None) -> Iterator[Executor | None]:
-    """Open the executor that a string names, and close it at the end of the block.
+    """Open the executor that a string describes, and close it at the end of the block.
 
-    The results of a search do not depend on the executor.
+    The results of a search do not depend on the executor. A script that uses processes must guard its main module with
+    `if __name__ == "__main__":`, see `multiprocessing`.
 
     Args:
-        text: "processes=4": processes of this host (a script that uses them must guard its main module, see
-            `multiprocessing`). "dask=10.0.0.1:8786": a Dask scheduler. "mpi": the pool of mpi4py.futures. None: no
-            executor.
+        text: "processes=4" for processes of this host, "dask=10.0.0.1:8786" for a Dask scheduler, or "mpi" for the
+            ranks of mpi4py.futures. None: no executor.
 
     Yields:
         The executor, or None.
@@ -78,9 +75,9 @@ def _make_executor(kind: str, value: str) -> Executor:
 
 
 class ProcessExecutor(Executor):
-    """Processes of this host. If one fails, `map` repeats the calls that have no result yet.
+    """An executor that runs calls in processes of this host. If a process fails, `map` repeats its calls.
 
-    The processes ignore an interrupt from the terminal; only the calling process handles it.
+    The processes ignore an interrupt from the terminal, so that only the calling process responds to it.
     """
 
     def __init__(self, count: int) -> None:
@@ -88,7 +85,6 @@ class ProcessExecutor(Executor):
         self._pool = self._make_pool()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Schedule a call. It fails if its process fails."""
         return self._pool.submit(fn, *args, **kwargs)
 
     def map(
@@ -96,7 +92,7 @@ class ProcessExecutor(Executor):
     ) -> Iterator[T]:
         """Return all results in order. `timeout` is in seconds for each result; `chunksize` is ignored.
 
-        Raises DicompilerError after MAX_PROCESS_FAILURES process failures in a row.
+        Raises DicompilerError after MAX_PROCESS_FAILURES process failures in a row without a result in between.
         """
         del chunksize
         calls = list(zip(*iterables, strict=False))
@@ -120,7 +116,6 @@ class ProcessExecutor(Executor):
         return iter([results[i] for i in range(len(calls))])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def _restart_pool(self, failures: int) -> None:
@@ -138,7 +133,7 @@ class ProcessExecutor(Executor):
 
 
 def _open_mpi_pool() -> Executor:
-    """Return the pool of the other ranks that mpirun started."""
+    """Return the pool of the MPI ranks that mpirun started in addition to this one."""
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor
@@ -146,9 +141,11 @@ def _open_mpi_pool() -> Executor:
         missing = "mpi4py is not installed: pip install mpi4py"
         raise UsageError(f"executor mpi: {missing if error.name else error}") from None
     except RuntimeError:
-        raise UsageError("executor mpi: mpi4py finds no MPI library: start the command with mpirun") from None
+        raise UsageError(
+            "executor mpi: mpi4py found no MPI library: install one and start the command with mpirun"
+        ) from None
     if "mpi4py.futures" not in sys.orig_argv or MPI.COMM_WORLD.Get_size() < 2:
         line = "mpirun -n 5 python3 -m mpi4py.futures -m dicompiler.cli …"
-        raise UsageError(f"executor mpi: there are no other ranks: start the command as '{line}'")
+        raise UsageError(f"executor mpi: the command was not started with several ranks: start it as '{line}'")
     pool: Executor = MPIPoolExecutor()
     return pool

@@ -35,10 +35,10 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 _SHAPE_REMEDIES = {
-    "": "it depends on values; compile the network without that part, or use the prediction for the rest",
+    "": "the shape depends on values: remove these nodes from the network, or use the prediction of the other layers",
     "com.microsoft": "compile the network as it was before onnxruntime optimized it, or add value_info to the model",
 }
-"""Remedies for an unknown shape, by the domain of the operator."""
+"""Remedies for a tensor of unknown shape, by the domain of the operator that computes it."""
 _DEFAULT_REMEDY = "add value_info to the model"
 
 
@@ -49,26 +49,23 @@ def prepare(
     quantize_samples: str | Path | None = None,
     state: str | Sequence[str] = (),
 ) -> PipelineState:
-    """Return a model with inferred shapes and formed layers.
+    """Return a pipeline state with the model, its inferred shapes and its layers.
 
     Args:
         model: The model to prepare.
         shape: Shapes of inputs with dynamic dimensions, such as "input=1x3x224x224".
         instruments: Observers of the passes.
-        quantize_samples: An .npz file of sample inputs; if it is given, the model is quantized.
-        state: Option of the pass `keep-states`. By default, only states that the model declares itself are kept.
-
-    Returns:
-        The state after the last pass.
+        quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized.
+        state: The option `state` of the pass `keep-states`. By default, only states that the model itself declares are
+            kept.
 
     Raises:
         DicompilerError: onnxruntime does not know an operator, or a pass fails.
     """
     check_known_operators(model.proto)
-    infer_shapes = Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})
-    specs = [Spec("normalise"), infer_shapes]
+    specs = [Spec("normalise"), Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})]
     if quantize_samples is not None:
-        # Quantization needs static shapes, and creates tensors of unknown shapes.
+        # `quantise` needs inferred shapes, and the tensors that it adds have none.
         specs += [Spec.from_mapping("quantise", {"samples": str(quantize_samples)}), Spec("infer-shapes")]
     if state:
         states = (state,) if isinstance(state, str) else tuple(state)
@@ -90,15 +87,8 @@ def load_problem(
 ) -> Problem:
     """Return the problem of splitting a model over a platform, for callers that run strategies themselves.
 
-    Args:
-        model: The path of an ONNX file, its bytes, a ModelProto or a Model.
-        platform: A TOML file, the name of a built-in platform, or a Platform.
-        shape: As for `prepare`.
-        objective: As for `compile`.
-        cost: As for `compile`.
-        wire_dtype: As for `compile`.
-        target: The target that defines the runtime costs. None: messages and calls cost nothing.
-        state: As for `compile`.
+    The arguments are those of `compile`, but `shape` consists of strings. Without a `target`, messages and calls are
+    free.
     """
     cost_model: CostModel = registry().resolve("cost_models", cost)
     runtime: Target | None = None if target is None else registry().resolve("targets", target)
@@ -108,7 +98,7 @@ def load_problem(
 
 
 def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[str, ...]:
-    """Return the states that devices keep: none instead of "auto" if the target cannot keep states.
+    """Return the states that devices keep. "auto" becomes "none" if the target cannot keep states.
 
     Raises:
         UsageError: States are named and the target cannot keep them.
@@ -125,7 +115,7 @@ def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[s
 
 
 def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """Return the given platform, or else the one that the strategy's own input describes."""
+    """Return the platform, or the platform that the strategy's own input describes if none is given."""
     if platform is None:
         described = None if strategy is None else strategy.own_platform()
         if described is None:
@@ -137,13 +127,9 @@ def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy 
 def make_problem(
     state: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
 ) -> Problem:
-    """Return the problem of a prepared model on a platform, and warn of layers that count as no work.
+    """Return the problem of a prepared model on a platform, and warn about layers with unknown cost.
 
-    Args:
-        state: A state with layers and platform.
-        objective: Quantity to minimize.
-        cost: The cost model. Default: `analytic`.
-        target: The target that defines the runtime costs. None: messages and calls cost nothing.
+    The default cost model is `analytic`. `target` defines the costs of messages and calls; without one they are free.
     """
     layers, platform = state.layers, state.platform
     assert layers is not None and platform is not None
@@ -157,9 +143,11 @@ def make_problem(
 
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
-    """Return what the target's runtime costs on each device, with TLS if there are several hosts."""
+    """Return the costs of the target's runtime on each device. With several hosts, messages are encrypted with TLS."""
     costs = {device.name: cost.runtime_costs(device, target.runtime_costs, target.name) for device in platform.devices}
-    return {name: own.with_tls for name, own in costs.items()} if len(platform.hosts) > 1 else costs
+    if len(platform.hosts) == 1:
+        return costs
+    return {name: device_costs.with_tls for name, device_costs in costs.items()}
 
 
 def layers_without_cost(layers: LayerGraph) -> Iterator[str]:

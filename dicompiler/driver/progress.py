@@ -1,4 +1,4 @@
-"""Progress messages: the library's log records, forwarded to a callback."""
+"""Progress messages: log records of the library, forwarded to a callback."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class _ProgressHandler(logging.Handler):
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Forward a message of level INFO from the thread that made this handler."""
+        """Forward a record of level INFO, if the thread that created this handler logged it."""
         if record.levelno == logging.INFO and record.thread == self._thread:
             self._progress(" ".join(record.getMessage().split()))
 
 
 @contextlib.contextmanager
 def forward_progress(progress: Callable[[str], object] | None) -> Iterator[None]:
-    """Call `progress` with each message that the library logs at level INFO in this thread.
+    """Call `progress` with each message that the library logs at level INFO in this thread, until the block ends.
 
-    An exception that `progress` raises reaches the code that logged. None: do nothing.
+    An exception that `progress` raises is raised by the logging call. If `progress` is None, nothing is forwarded.
     """
     if progress is None:
         yield

@@ -1,7 +1,4 @@
-"""Run logs: the measurements of all devices in a run, as a JSON file.
-
-RunResult ──run_document──► JSON (schema `run`) ──load_log──► JSON, checked against an artifact
-"""
+"""Run logs: the measurements of all devices in a run, as a JSON file with the schema `run`."""
 
 from __future__ import annotations
 
@@ -39,31 +36,29 @@ def run_document(
     runtime: RuntimeCosts | None = None,
     dilation: float = 1.0,
 ) -> dict[str, Any]:
-    """Return a run as a JSON document of the schema `run`, without the outputs.
+    """Return a run as a JSON document with the schema `run`, without the outputs.
 
     Args:
         directory: The artifact that was run.
         result: The result of the run.
         options: The options of the run.
-        log_path: The file that the document is for. The path of the artifact is relative to it.
-        predicted: The prediction for the run, see `ExpectedTiming.document`.
+        log_path: The file that the document will be written to. The path of the artifact is relative to that file.
+        predicted: The prediction for the run, as `ExpectedTiming.document` returns it.
         platform: The emulated platform, if boards were emulated.
         runtime: Costs of the target's runtime on the host that emulated the boards.
-        dilation: Factor by which the emulation ran slower than the boards.
+        dilation: Factor by which the emulation ran slower than the boards would.
     """
     artifact, options = load_artifact(directory), options or RunOptions()
-    if platform is not None:
-        location = "emulated"
-    else:
-        location = "boards" if options.hosts or options.start_manually or result.is_remote else "local"
+    uses_boards = options.hosts or options.start_manually or result.is_remote
+    location = "emulated" if platform is not None else "boards" if uses_boards else "local"
     devices = [asdict(report) for report in result.reports]
     for device in devices:
         device["sent_bytes"] = {str(index): nbytes for index, nbytes in device["sent_bytes"].items()}
-    start = None if log_path is None else log_path.parent
+    log_directory = None if log_path is None else log_path.parent
     return {
         "format": RUN_FORMAT,
         "artifact_digest": artifact["digest"],
-        "artifact_directory": Path(os.path.relpath(directory, start)).as_posix(),
+        "artifact_directory": Path(os.path.relpath(directory, log_directory)).as_posix(),
         "target": artifact["target"],
         "host": {
             "system": host_platform.system(),
@@ -87,7 +82,7 @@ def run_document(
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
     """Return the runtime costs and the number of processors of the host that emulated the boards of a log.
 
-    Returns None if no boards were emulated, and the target's stated costs if the log does not say them.
+    Returns None if no boards were emulated, and the target's stated costs if the log does not contain the costs.
     """
     if log.get("location") != "emulated":
         return None
@@ -105,35 +100,30 @@ def _failure_summary(result: RunResult) -> dict[str, Any]:
 
 
 def frames_in_flight(in_flight: int, devices: int, frames: int) -> int:
-    """Return the maximum number of frames in flight. in_flight: as in `RunOptions`, 0 for the default."""
+    """Return the maximum number of frames in flight in a run of `frames` frames; `in_flight` is 0 for the default."""
     return max(1, min(in_flight or default_in_flight(devices), frames))
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    """Return the run log in a file.
-
-    Raises:
-        DicompilerError: The file is not a run log of this version.
-    """
+    """Return the content of a run log; raise DicompilerError if the file is not a run log of this version."""
     log: dict[str, Any] = load_json(path)
     validate(log, "run", str(path))
     return log
 
 
 def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run log in a file, checked to belong to an artifact.
+    """Return the content of a run log after checking that the log belongs to an artifact.
 
-    Args:
-        path: The log.
-        artifact: Directory of the artifact.
-        manifest: Content of its artifact.json.
+    `artifact` is the directory of the artifact, and `manifest` the content of its artifact.json.
 
     Raises:
         DicompilerError: The file is not a run log, or belongs to another artifact.
     """
     log = read_log(path)
     if log["artifact_digest"] != manifest["digest"]:
-        raise DicompilerError(f"{path}: it belongs to another artifact than {artifact}: run this one again with --log")
+        raise DicompilerError(f"{path}: the log is of another artifact than {artifact}: run this artifact with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:
-        raise DicompilerError(f"{path}: devices: they are not the devices of {artifact}: run it again with --log")
+        raise DicompilerError(
+            f"{path}: devices: the log has other devices than {artifact}: run the artifact with --log"
+        )
     return log

@@ -1,7 +1,4 @@
-"""Element types of tensors on the network: resolve the options, apply them to layers, measure int8 ranges.
-
-options + Plan ⇒ WireFormat;   PipelineState + WireFormat ⇒ PipelineState;   PipelineState + samples ⇒ Plan with ranges
-"""
+"""Wire types: the element types in which tensors are sent between devices."""
 
 from __future__ import annotations
 
@@ -31,36 +28,38 @@ def resolve_wire_types(
     wire_dtype: str | Mapping[str, str] | WireFormat | None,
     samples: str | Path | None,
 ) -> tuple[Plan | None, WireFormat]:
-    """Return the plan, and the wire format: as `wire_dtype` says, or else as the plan says.
+    """Return the loaded plan and the wire format: the types in `wire_dtype`, or those in the plan if it is None.
 
     Raises:
-        UsageError: A type is unknown, int8 has neither samples nor ranges, or the samples are not needed.
+        UsageError: A type is unknown, int8 has neither samples nor value ranges, or samples are given without int8.
     """
     loaded = plan if isinstance(plan, Plan) or plan is None else plans.load_plan(plan)
     wire_format = parse_wire_format(wire_dtype)
     if loaded is not None:
-        own = loaded.wire_format
-        wire_format = own if wire_format is None else replace(wire_format, ranges=wire_format.ranges or own.ranges)
+        planned = loaded.wire_format
+        if wire_format is None:
+            wire_format = planned
+        wire_format = replace(wire_format, ranges=wire_format.ranges or planned.ranges)
         loaded = replace(loaded, wire_format=wire_format)
     wire_format = wire_format or WireFormat()
     has_int8 = any(dtype == "int8" for _, dtype in wire_format.dtypes)
     if has_int8 and samples is None and not wire_format.ranges:
         raise UsageError(
-            "wire: int8 needs samples of the inputs, to measure the range of each tensor (--wire-samples X.npz)"
+            "wire: int8 needs the value range of each tensor: give samples of the inputs (--wire-samples X.npz)"
         )
     if samples is not None and not has_int8:
-        raise UsageError("wire: samples are for int8 only: omit them (--wire-samples), or send tensors as int8")
+        raise UsageError("wire: samples are used for int8 only: omit --wire-samples, or send tensors as int8")
     return loaded, wire_format
 
 
 def apply_wire_types(state: PipelineState, wire_format: WireFormat) -> PipelineState:
-    """Set the types in the layers, so that costs and strategies count the bytes that are sent."""
+    """Set the wire types of the layers, so that costs and strategies use the bytes that are really sent."""
     assert state.layers is not None
     return replace(state, layers=with_wire_dtypes(state.layers, wire_format.dtypes))
 
 
 def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
-    """Return the plan with the value range of each sent tensor over the samples in a file."""
+    """Return the plan with the value range of each sent tensor, measured over the samples in a file."""
     from dicompiler.verify.calibration_samples import read_samples
     from dicompiler.verify.comparison import graph_inputs
     from dicompiler.verify.wire_error import measure_ranges
@@ -76,7 +75,7 @@ def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
 
 
 def warn_not_narrowed(state: PipelineState) -> None:
-    """Warn once of sent tensors that cannot be narrowed as requested."""
+    """Log one warning if there are sent tensors that cannot be narrowed as requested."""
     routing = state.routing
     assert routing is not None
     sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}
@@ -84,7 +83,8 @@ def warn_not_narrowed(state: PipelineState) -> None:
     unchanged = sorted(sent & requested.keys() - effective.keys())
     if unchanged:
         log.warning(
-            "wire: the types of %d of %d sent tensors cannot be narrowed (such as %r): they are sent unchanged",
+            "wire: %d of %d sent tensors (such as %r) cannot be converted to the requested type: "
+            "they are sent unchanged",
             len(unchanged),
             len(sent),
             unchanged[0],

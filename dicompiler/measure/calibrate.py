@@ -1,9 +1,7 @@
-"""Calibration: correct the figures of a platform or a profile by measured runs of one artifact.
+"""Calibration: correct the rates and links of a platform, or the times of a profile, by measured runs of an artifact.
 
-run logs + artifact ──calibrate──► Calibration
-
-Rates follow from the seconds of segments. Bandwidths and latencies follow from the pauses between segments of a device,
-which need no common clock: they are fitted so that a simulation with the measured segments shows the same pauses.
+Compute rates follow from the measured seconds of segments. Bandwidths and latencies follow from the pauses between the
+segments of a device, which need no common clock: they are fitted so that a simulation shows the same pauses.
 """
 
 from __future__ import annotations
@@ -44,23 +42,23 @@ from dicompiler.target.target_base import Target
 
 MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
-"""A machine was busy if a segment took this multiple of its other calls, or the median frame of the shortest one."""
+"""A machine was busy if one call of a segment took this multiple of the others, or the median frame of the shortest."""
 MAX_UNEXPLAINED_SHARE = 0.25
-"""Maximum share of a frame in waits that the fitted network does not explain."""
+"""Waits that the fitted network does not explain cause a warning if they take more than this share of a frame."""
 _TIME_KEYS = ("median_s", "min_s", "max_s")
 CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A corrected figure.
+    """A number of the platform or profile, before and after the calibration.
 
     Attributes:
-        name: Name for messages.
+        name: Name for messages, such as "pi01 rate".
         unit: "FLOP/s", "bit/s", "s", or empty for a factor.
-        before: The figure before the calibration.
-        after: The corrected figure; None if the runs do not determine it.
-        reason: Reason why it is undetermined.
+        before: The number before the calibration.
+        after: The corrected number; None if the runs do not determine it.
+        reason: Reason why the runs do not determine it.
     """
 
     name: str
@@ -72,13 +70,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class CalibratedFrame:
-    """Seconds of a frame of one run, without the time until its inputs arrived.
+    """Measured and simulated seconds of a frame of one run, without the time until the inputs had arrived.
 
     Attributes:
-        log: File of the run.
-        measured_s: Measured.
-        before_s: Simulated with the figures before the calibration.
-        after_s: Simulated with the corrected figures.
+        log: Path of the run log.
+        measured_s: Measured seconds.
+        before_s: Seconds simulated with the numbers before the calibration.
+        after_s: Seconds simulated with the corrected numbers.
     """
 
     log: str
@@ -93,9 +91,9 @@ class Calibration:
 
     Attributes:
         platform: The corrected platform.
-        document: The corrected profile as JSON, if a profile was corrected.
-        figures: The corrected figures.
-        frames: A frame of each run.
+        document: The corrected profile as JSON; None if the platform was corrected.
+        figures: The numbers before and after the calibration.
+        frames: Seconds of a frame of each run.
         warnings: Signs that a machine was busy during a run.
     """
 
@@ -108,20 +106,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run log.
-
-    Attributes:
-        path: Its file.
-        log: Its content.
-        program: The program that was run.
-    """
+    """The log of a run, and the program that was run."""
 
     path: str
     log: Mapping[str, Any]
     program: Program
 
     @property
-    def frames(self) -> int:
+    def frame_count(self) -> int:
         return len(self.log["frames_s"])
 
     @property
@@ -130,12 +122,12 @@ class LoggedRun:
 
     @property
     def last_role(self) -> int:
-        """Index of the role of the last frame."""
-        return (self.frames - 1) % len(self.program.replica_roles)
+        """Index of the replica that computed the last frame."""
+        return (self.frame_count - 1) % len(self.program.replica_roles)
 
     @cached_property
     def last_frame_spans(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
-        """Device ⇒ start and end of each segment in the last frame; None if the log does not have them."""
+        """Start and end of each segment in the last frame, by device; None if the log lacks some of them."""
         spans_by_device = {}
         for i, entry in enumerate(self.log["devices"]):
             counts = [len(role.devices[i].segments) for role in self.program.roles]
@@ -143,7 +135,7 @@ class LoggedRun:
             spans = {
                 span["index"] - first: (span["start"], span["end"])
                 for span in entry["timeline"]
-                if span["kind"] == "run" and span["frame"] == self.frames - 1
+                if span["kind"] == "run" and span["frame"] == self.frame_count - 1
             }
             if sorted(spans) != list(range(count)):
                 return None
@@ -152,9 +144,9 @@ class LoggedRun:
 
     @property
     def input_arrival_s(self) -> float:
-        """Seconds until the last frame's inputs had arrived."""
+        """Seconds until the inputs of the last frame had arrived."""
         spans = [span for entry in self.log["devices"] for span in entry["timeline"]]
-        input_wait = ("wait", -1, self.frames - 1)
+        input_wait = ("wait", -1, self.frame_count - 1)
         ends = [span["end"] for span in spans if (span["kind"], span["index"], span["frame"]) == input_wait]
         return max(ends, default=0.0)
 
@@ -168,8 +160,8 @@ class CalibrationCase:
         routing: Its routing.
         problem: Its problem, with the platform before the calibration.
         target: Its target.
-        emulation_host: Runtime costs and processors of the host that emulated the boards, see
-            `run_log.emulation_host`.
+        emulation_host: Runtime costs and number of processors of the host that emulated the boards; None if no boards
+            were emulated.
     """
 
     program: Program
@@ -179,16 +171,16 @@ class CalibrationCase:
     emulation_host: tuple[RuntimeCosts, int] | None
 
     def with_platform(self, platform: Platform) -> Problem:
-        """Return the problem with another platform, and with the runtime costs that follow from it."""
+        """Return the problem with another platform, and with the runtime costs that follow from that platform."""
         if self.emulation_host:
             costs, processors = self.emulation_host
             return on_emulation_host(replace(self.problem, platform=platform), costs, self.program, processors)
         costs_by_device = runtime_costs(platform, self.problem.cost_model, self.target)
         return replace(self.problem, platform=platform, runtime_costs=costs_by_device)
 
-    def make_workload(self, problem: Problem, free: bool = False) -> Workload:
-        """Return the workload of the program. free: without runtime costs."""
-        costs = {} if free else problem.runtime_costs
+    def make_workload(self, problem: Problem, with_runtime: bool = True) -> Workload:
+        """Return the workload of the program, with or without the runtime costs of the problem."""
+        costs = problem.runtime_costs if with_runtime else {}
         return build_workload(self.program, self.routing, problem.platform, problem.cost_model, costs)
 
 
@@ -199,16 +191,16 @@ def calibrate(
     force: bool = False,
     platform: Platform | None = None,
 ) -> Calibration:
-    """Correct the figures of a platform, or the seconds of a profile, by measured runs.
+    """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
-    The corrected rate of a device is the rate with which its segments are predicted to take as long as they did, over
-    all frames. The seconds of a profile are multiplied in the same way.
+    With the corrected rate of a device, the predicted seconds of all its segments in all frames equal the measured
+    seconds. The times of a profile are multiplied by the factor for which the same holds.
 
     Args:
-        logs: Logs of runs of one artifact.
+        logs: Run logs of one artifact.
         artifact: The artifact. Default: the one that the first log names.
         profile: A profile to correct instead of the platform.
-        force: Use runs of a busy machine too.
+        force: Whether runs on a busy machine are accepted.
         platform: The platform to correct. Default: the artifact's.
 
     Raises:
@@ -222,7 +214,7 @@ def calibrate(
     runs = [_load_run(Path(log), directory, state.program, problem.platform) for log in logs]
     if len({run.log["location"] for run in runs}) > 1:
         raise DicompilerError(
-            f"{runs[0].path}: some runs are emulated and others are not: calibrate by one of these kinds"
+            f"{runs[0].path}: only some of the runs are emulated: use either emulated runs or runs on boards"
         )
     host = run_log.emulation_host(runs[0].log, target)
     case = CalibrationCase(state.program, state.routing, problem, target, host)
@@ -237,26 +229,29 @@ def _artifact_directory(log: Path) -> Path:
 
 
 def _load_run(path: Path, directory: Path, program: Program, platform: Platform) -> LoggedRun:
-    """Return a run log. DicompilerError if the run cannot be used for a calibration."""
+    """Return a run log; raise DicompilerError if the run cannot be used for a calibration."""
     log = run_log.load_log(path, directory, load_artifact(directory))
-    run, own_digest = LoggedRun(str(path), log, program), run_log.platform_digest(platform)
-    if log.get("platform_digest", own_digest) != own_digest:
+    run, digest = LoggedRun(str(path), log, program), run_log.platform_digest(platform)
+    if log.get("platform_digest", digest) != digest:
         raise DicompilerError(
-            f"{path}: the emulated boards are not those that {directory} was compiled for: emulate those"
+            f"{path}: the run emulated another platform than {directory} was compiled for: emulate that platform"
         )
     if log.get("events"):
         raise DicompilerError(f"{path}: a device failed or returned in this run: run it again without failures")
     hosts = {platform.host_of[device.device] for device in program.devices}
     if log["location"] == "local" and len(hosts) > 1:
         raise DicompilerError(
-            f"{path}: all devices ran on one host, but the platform has {len(hosts)}: deploy it, or emulate them"
+            f"{path}: all devices ran on one host, but the platform has {len(hosts)} hosts: run the artifact on the "
+            "boards (dicompiler deploy), or emulate them (dicompiler emulate)"
         )
-    if run.frames < MIN_FRAMES:
+    if run.frame_count < MIN_FRAMES:
         raise DicompilerError(
-            f"{path}: {run.frames} frames are too few: run at least {MIN_FRAMES}, better 20 (--frames)"
+            f"{path}: {run.frame_count} frames are too few: run at least {MIN_FRAMES} frames, better 20 (--frames)"
         )
     for sender, receiver, expected, actual in find_wrong_bytes(log, program):
-        raise DicompilerError(f"{path}: {sender} → {receiver}: {actual} bytes sent, {expected} predicted: run it again")
+        raise DicompilerError(
+            f"{path}: {sender} → {receiver}: {actual} bytes sent, {expected} predicted: run the artifact again"
+        )
     return run
 
 
@@ -279,7 +274,7 @@ def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: P
 
 
 def _find_disturbances(run: LoggedRun) -> Iterator[str]:
-    """Yield signs that a machine was busy: frames, or calls of a segment, of very different durations."""
+    """Yield signs that a machine was busy: frames of very different durations, or runs of a segment."""
     roles = len(run.program.replica_roles)
     for role in range(0 if run.is_streamed else roles):
         frames_s = run.log["frames_s"][1 + role :: roles]
@@ -290,7 +285,7 @@ def _find_disturbances(run: LoggedRun) -> Iterator[str]:
     if run.last_frame_spans is None:
         return
     for i, entry in enumerate(run.log["devices"]):
-        calls = segment_calls(run.program, i, run.frames)
+        calls = segment_calls(run.program, i, run.frame_count)
         first = sum(len(role.devices[i].segments) for role in run.program.roles[: run.last_role])
         for index, (start, end) in enumerate(run.last_frame_spans[entry["device"]], first):
             last_s, count = end - start, calls[index]
@@ -306,18 +301,18 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
     seconds = segment_seconds(workload)[workload.devices[device].device]
     total = 0.0
     for run in runs:
-        # Segments of failure plans come last; they are not called.
-        calls = segment_calls(case.program, device, run.frames)
-        total += sum(each * count for each, count in zip(seconds, calls, strict=False))
+        # Segments of failure plans come last in `seconds`. They are not called, and so not in `calls`.
+        calls = segment_calls(case.program, device, run.frame_count)
+        total += sum(segment_s * count for segment_s, count in zip(seconds, calls, strict=False))
     return total
 
 
 def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[Figure]]:
-    """Return the platform with the rates at which its devices computed."""
+    """Return the platform with the rates at which its devices computed, and these rates as figures."""
     start = platform = case.problem.platform
     names = [device.device for device in case.program.devices]
     measured_s = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]
-    # The time of copies changes less than in proportion to the rate, so one step is not enough.
+    # The predicted time of copies is not inversely proportional to the rate, so that one correction is not enough.
     for _ in range(50):
         workload = case.make_workload(case.with_platform(platform))
         factors = {
@@ -352,14 +347,15 @@ def _scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
 def _correct_links(
     case: CalibrationCase, runs: Sequence[LoggedRun], platform: Platform
 ) -> tuple[Platform, list[Figure], list[str]]:
-    """Return the platform with fitted network figures, and warnings of waits that they do not explain."""
+    """Return the platform with fitted links, the figures of these links, and warnings about unexplained waits."""
     usable = [run for run in runs if run.last_frame_spans is not None and not run.is_streamed]
     figures = NetworkFigure.of_platform(platform)
     if not usable or not case.program.all_transfers:
         reason = "no run shows a frame alone, segment by segment"
         if not case.program.all_transfers:
             reason = "nothing is sent"
-        return platform, [Figure(own.name, own.unit, own.value(platform), None, reason) for own in figures], []
+        unchanged = [Figure(figure.name, figure.unit, figure.value(platform), None, reason) for figure in figures]
+        return platform, unchanged, []
     workload = case.make_workload(case.with_platform(platform))
     observed = [find_pauses(_require_last_spans(run), run.input_arrival_s) for run in usable]
     measured = [_with_measured_seconds(workload.roles[run.last_role], _require_last_spans(run)) for run in usable]
@@ -368,9 +364,9 @@ def _correct_links(
         typical = [(workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s) for run in usable]
     fitted, reasons, unexplained = fit_links(platform, figures, measured, observed, typical)
     corrected = []
-    for own in figures:
-        after = None if own.name in reasons else own.value(fitted)
-        corrected.append(Figure(own.name, own.unit, own.value(platform), after, reasons.get(own.name, "")))
+    for figure in figures:
+        before, reason = figure.value(platform), reasons.get(figure.name, "")
+        corrected.append(Figure(figure.name, figure.unit, before, None if reason else figure.value(fitted), reason))
     warnings = []
     for run, waits_s in zip(usable, unexplained, strict=True):
         frame_s = measured_timing(run.log, case.program).frame_s
@@ -387,26 +383,28 @@ def _require_last_spans(run: LoggedRun) -> Mapping[str, Sequence[tuple[float, fl
 
 
 def _with_measured_seconds(workload: Workload, spans: Mapping[str, Sequence[tuple[float, float]]]) -> Workload:
-    """Return the workload of a role with the measured seconds of its segments."""
-    seconds = {name: [end - start for start, end in own] for name, own in spans.items()}
+    """Return the workload of a replica with the measured seconds of its segments."""
+    seconds = {device: [end - start for start, end in segments] for device, segments in spans.items()}
     return with_segment_seconds(workload, seconds)
 
 
 def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Path) -> tuple[float, Mapping[str, Any]]:
-    """Return the factor from profiled to measured seconds, and the profile multiplied by it.
+    """Return the ratio of measured to profiled seconds, and the profile multiplied by it.
 
-    Copies and cold caches are not part of the factor, because a profile has no times of them.
+    Seconds of copies and of cold caches are subtracted first, because the times in a profile do not contain them.
     """
     document = load_json(profile)
     problem = case.with_platform(case.problem.platform)
-    devices = [i for i, own in enumerate(case.program.devices) if fnmatch.fnmatchcase(own.device, document["device"])]
+    names = [device.device for device in case.program.devices]
+    devices = [i for i, name in enumerate(names) if fnmatch.fnmatchcase(name, document["device"])]
     measured_s = sum(run.log["devices"][i]["compute_s"] for run in runs for i in devices)
-    bare, complete = case.make_workload(problem, free=True), case.make_workload(problem)
+    bare, complete = case.make_workload(problem, with_runtime=False), case.make_workload(problem)
     bare_s = sum(_predicted_compute_s(case, runs, bare, i) for i in devices)
     extra_s = sum(_predicted_compute_s(case, runs, complete, i) for i in devices) - bare_s
     if not bare_s or measured_s <= extra_s:
         raise DicompilerError(
-            f"{profile}: none of the devices that it is for ({document['device']}) computed in these runs"
+            f"{profile}: no device that the profile is for ({document['device']}) computed in these runs: use runs "
+            "of a plan with such a device"
         )
     factor = round_figure((measured_s - extra_s) / bare_s)
     entries = [(piece, key) for layer in document["layers"] for piece in layer["measurements"] for key in _TIME_KEYS]
@@ -421,21 +419,24 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
     return factor, document
 
 
-def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, factor: float) -> CalibratedFrame:
-    """Return measured and simulated seconds of a frame. factor: multiplies the cost model's seconds afterwards."""
+def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, profile_factor: float) -> CalibratedFrame:
+    """Return the measured and simulated seconds of a frame; the profile's times are multiplied by `profile_factor`."""
     in_flight = run.log["in_flight"]
     before, after = case.with_platform(case.problem.platform), case.with_platform(platform)
     old_workload, new_workload = case.make_workload(before), case.make_workload(after)
-    if factor != 1.0:
-        new_workload = _scale_compute(new_workload, case.make_workload(after, free=True), factor)
+    if profile_factor != 1.0:
+        new_workload = _scale_compute(new_workload, case.make_workload(after, with_runtime=False), profile_factor)
     measured_s = measured_timing(run.log, case.program).frame_s - (0.0 if run.is_streamed else run.input_arrival_s)
-    before_s = predict_timing(old_workload, before.platform, run.frames, in_flight).frame_s
-    after_s = predict_timing(new_workload, after.platform, run.frames, in_flight).frame_s
+    before_s = predict_timing(old_workload, before.platform, run.frame_count, in_flight).frame_s
+    after_s = predict_timing(new_workload, after.platform, run.frame_count, in_flight).frame_s
     return CalibratedFrame(run.path, measured_s, before_s, after_s)
 
 
 def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workload:
-    """Return the workload with `factor` times the seconds that it has in common with `bare`."""
+    """Return the workload, with the seconds that it has in common with `bare` multiplied by `factor`.
+
+    `bare` is the same workload without runtime costs.
+    """
     roles = []
     for role, bare_role in zip(workload.roles, bare.roles, strict=True):
         devices = []

@@ -1,9 +1,7 @@
-"""A fit of the network's figures to the pauses between segments in measured runs.
+"""A fit of the network's bandwidths and latencies to the pauses between segments in measured runs.
 
-Platform + workloads with measured segments + pauses ──fit_links──► Platform
-
-The fit minimizes absolute deviations by iteratively reweighted least squares, in the seconds per byte and per message:
-pauses are linear in both, as long as the devices wait for the same messages.
+The fit minimizes absolute deviations by iteratively reweighted least squares. Its unknowns are seconds per byte and
+seconds per message: pauses are linear in both, as long as each device waits for the same messages.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_FIT_STEPS = 20
-"""A few steps are usually enough."""
+"""Maximum number of steps of the fit; a few are usually enough."""
 MIN_BYTES_SHARE = 0.05
-"""A bandwidth is undetermined if the bytes that depend on it take less than this share of all pauses."""
+"""A bandwidth is undetermined if sending bytes at this bandwidth takes less than this share of all pauses."""
 TYPICAL_FRAME_WEIGHT = 4.0
-"""Weight of a typical frame relative to a pause: it is a median of many frames, but a pause is from one."""
+"""Weight of the seconds of a typical frame, which are a median of many frames; a pause of one frame has weight 1."""
 MAX_COLLINEARITY = 0.98
-"""A latency is undetermined if its effect on the pauses has at least this cosine with the effect of a bandwidth."""
+"""A latency is undetermined if the vector of its effects on the pauses is this parallel (cosine) to a bandwidth's."""
 
 Pauses = Mapping[str, Sequence[float]]
 """Device ⇒ seconds before each of its segments, since the end of the previous one."""
@@ -36,22 +34,21 @@ SegmentSpans = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def round_figure(value: float) -> float:
-    """Return a measured figure with its four significant digits."""
     return float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
 class NetworkFigure:
-    """A figure of a platform's network.
+    """A bandwidth or latency of a platform's network, and how to read and replace it.
 
-    The fit moves a figure along a coordinate on which pauses are linear: for a bandwidth, the seconds per byte as a
-    multiple of those at the start; for a latency, milliseconds.
+    The fit uses a coordinate on which pauses depend linearly. For a bandwidth this is the ratio of the seconds per byte
+    to those before the fit; for a latency it is the number of milliseconds.
 
     Attributes:
         name: Name for messages.
         unit: "bit/s" or "s".
-        value: Returns the figure of a platform.
-        with_value: Returns a platform with another figure.
+        value: Function that returns the bandwidth or latency of a platform.
+        with_value: Function that returns a platform with another bandwidth or latency.
     """
 
     name: str
@@ -61,7 +58,7 @@ class NetworkFigure:
 
     @staticmethod
     def of_platform(platform: Platform) -> tuple[NetworkFigure, ...]:
-        """Return the figures that a platform states: of the network, of its links, and bandwidths of hosts."""
+        """Return the bandwidths and latencies that a platform states for its network, its links and its hosts."""
         figures = [_network_figure("bandwidth", "bit/s"), _network_figure("latency", "s")]
         for i, link in enumerate(platform.network.links):
             figures += [_link_figure(i, " and ".join(link.hosts), key) for key in ("bandwidth", "latency")]
@@ -69,7 +66,7 @@ class NetworkFigure:
         return tuple(figures)
 
     def moved_to(self, platform: Platform, start: float, coordinate: float) -> Platform:
-        """Return the platform with the figure at a coordinate. start: the figure at coordinate 1."""
+        """Return the platform with the figure at a coordinate of the fit; `start` is the bandwidth before the fit."""
         return self.with_value(platform, round_figure(coordinate / 1000 if self.unit == "s" else start / coordinate))
 
 
@@ -81,33 +78,36 @@ def _network_figure(key: str, unit: str) -> NetworkFigure:
     return NetworkFigure(f"network {key}", unit, lambda platform: float(getattr(platform.network, key)), with_value)
 
 
-def _link_figure(i: int, hosts: str, key: str) -> NetworkFigure:
+def _link_figure(index: int, hosts: str, key: str) -> NetworkFigure:
     def get_value(platform: Platform) -> float:
-        return float(getattr(platform.network.links[i], key))
+        return float(getattr(platform.network.links[index], key))
 
     def with_value(platform: Platform, value: float) -> Platform:
         links, changed = list(platform.network.links), dict[str, Any]({key: value})
-        links[i] = replace(links[i], **changed)
+        links[index] = replace(links[index], **changed)
         return replace(platform, network=replace(platform.network, links=tuple(links)))
 
     return NetworkFigure(f"link of {hosts} {key}", "bit/s" if key == "bandwidth" else "s", get_value, with_value)
 
 
-def _host_figure(i: int, name: str) -> NetworkFigure:
+def _host_figure(index: int, name: str) -> NetworkFigure:
+    def get_value(platform: Platform) -> float:
+        return platform.hosts[index].bandwidth or 0.0
+
     def with_value(platform: Platform, value: float) -> Platform:
         hosts = list(platform.hosts)
-        hosts[i] = replace(hosts[i], bandwidth=value)
+        hosts[index] = replace(hosts[index], bandwidth=value)
         return replace(platform, hosts=tuple(hosts))
 
-    return NetworkFigure(f"{name} bandwidth", "bit/s", lambda platform: platform.hosts[i].bandwidth or 0.0, with_value)
+    return NetworkFigure(f"{name} bandwidth", "bit/s", get_value, with_value)
 
 
 def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
-    """Return the pauses before all segments. inputs_s: time at which the frame's inputs had arrived."""
+    """Return the seconds before each segment of each device; the frame's inputs had arrived at the time `inputs_s`."""
     pauses = {}
-    for name, own in spans.items():
-        previous_ends = [min([inputs_s, *(start for start, _ in own[:1])]), *(end for _, end in own)]
-        pauses[name] = [max(0.0, start - end) for (start, _), end in zip(own, previous_ends, strict=False)]
+    for device, segments in spans.items():
+        previous_ends = [min([inputs_s, *(start for start, _ in segments[:1])]), *(end for _, end in segments)]
+        pauses[device] = [max(0.0, start - end) for (start, _), end in zip(segments, previous_ends, strict=False)]
     return pauses
 
 
@@ -118,18 +118,18 @@ def fit_links(
     observed: Sequence[Pauses],
     typical: Sequence[tuple[Workload, float]] = (),
 ) -> tuple[Platform, Mapping[str, str], list[dict[str, float]]]:
-    """Fit figures of the network to observed pauses.
+    """Fit bandwidths and latencies of a platform to observed pauses between segments.
 
     Args:
-        platform: The platform to start from.
-        figures: The figures to fit.
+        platform: The platform before the fit.
+        figures: The bandwidths and latencies to fit.
         workloads: For each run, the workload of one frame with the measured seconds of its segments.
-        observed: For each run, the pauses of this frame.
-        typical: Workloads with the typical seconds of their frames.
+        observed: For each run, the pauses in this frame.
+        typical: Workloads, each with the typical measured seconds of one frame.
 
     Returns:
-        The platform with fitted figures; the names of undetermined figures with the reasons; and for each run, the
-        unexplained seconds of pauses by device.
+        The platform with the fitted figures; reasons why figures are undetermined, by name; and for each run, the
+        seconds of pauses that the fit does not explain, by device.
     """
     import numpy as np
 
@@ -142,7 +142,7 @@ def fit_links(
     bandwidths = {figure.name for figure in figures if figure.unit != "s"}
     too_fast = bandwidths & fit.find_undetermined(coordinates).keys() - reasons.keys()
     if too_fast:
-        # These bandwidths became so large during the fit that they no longer affect the pauses.
+        # The fit made these bandwidths so large that they no longer affect the pauses.
         reasons |= dict.fromkeys(too_fast, "messages are too short to determine it")
         coordinates = fit.fit(start, reasons)
     fitted = fit.platform_at(coordinates)
@@ -155,14 +155,14 @@ def fit_links(
 
 @dataclass(frozen=True)
 class _LinkFit:
-    """A fit of figures.
+    """A fit of figures. The coordinates of all figures are one array, in the order of `figures`.
 
     Attributes:
-        platform: The platform to start from.
-        figures: The figures; their coordinates are an array in this order.
-        workloads: Workloads with observed pauses.
-        typical_frames: Workloads with known frame times.
-        observed: All pauses of all runs, then the weighted typical frame times.
+        platform: The platform before the fit.
+        figures: The bandwidths and latencies to fit.
+        workloads: Workloads of frames of which the pauses were observed.
+        typical_frames: Workloads of frames of which only the total seconds were observed.
+        observed: All pauses of all runs, followed by the weighted seconds of the typical frames.
     """
 
     platform: Platform
@@ -179,28 +179,24 @@ class _LinkFit:
         return platform
 
     def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return simulated values in the order of `observed`."""
+        """Return the simulated seconds in the order of `observed`."""
         import numpy as np
 
         platform = self.platform_at(coordinates)
-        frames = np.array(
-            [
-                TYPICAL_FRAME_WEIGHT * simulate(workload, platform, keep_spans=False).latency_s
-                for workload in self.typical_frames
-            ]
-        )
+        latencies_s = [simulate(workload, platform, keep_spans=False).latency_s for workload in self.typical_frames]
+        frames = TYPICAL_FRAME_WEIGHT * np.array(latencies_s)
         return np.concatenate([*(_flatten(_simulated_pauses(work, platform)) for work in self.workloads), frames])
 
-    def sensitivity(self, coordinates: NDArray[np.float64], i: int) -> NDArray[np.float64]:
-        """Return the derivative of all values by the coordinate of figure i."""
+    def sensitivity(self, coordinates: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the derivative of all simulated seconds by the coordinate with this index."""
         moved = coordinates.copy()
-        step = 0.05 * (coordinates[i] if self.figures[i].unit != "s" else max(coordinates[i], 1.0))
-        moved[i] += step
+        step = 0.05 * (coordinates[index] if self.figures[index].unit != "s" else max(coordinates[index], 1.0))
+        moved[index] += step
         difference: NDArray[np.float64] = (self.simulate_pauses(moved) - self.simulate_pauses(coordinates)) / step
         return difference
 
     def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
-        """Return the figures that the pauses do not determine near these coordinates, with the reasons."""
+        """Return reasons why the pauses do not determine figures near these coordinates, by the name of the figure."""
         import numpy as np
 
         count = len(self.observed) - len(self.typical_frames)
@@ -222,7 +218,7 @@ class _LinkFit:
         return reasons
 
     def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
-        """Return the coordinates with the least absolute deviations; those of `fixed` figures stay."""
+        """Return the coordinates with the least absolute deviations; figures named in `fixed` keep theirs."""
         import numpy as np
 
         free = [i for i, figure in enumerate(self.figures) if figure.name not in fixed]
@@ -251,7 +247,7 @@ class _LinkFit:
 
 
 def _simulated_pauses(workload: Workload, platform: Platform) -> Pauses:
-    """Return simulated pauses. As in measurements, they include the runtime's cost of a call."""
+    """Return the simulated pauses. They include the cost of calling a segment, as measured pauses do."""
     call_s = {device.device: device.runtime.call for device in workload.devices}
     spans: dict[str, list[tuple[float, float]]] = {device.device: [] for device in workload.devices}
     for span in simulate(workload, platform).spans:

@@ -1,6 +1,7 @@
-"""Bandwidth and latency of the TCP link between two hosts. A profile package ships this module; it needs Python only.
+"""Measurement of the bandwidth and latency of the TCP link between two hosts.
 
-Requests are "p" (answer at once), "b" (receive bytes), "g" (send bytes) and "q" (end).
+A profile package contains a copy of this module, which needs Python only. A client sends requests: "p" (answer at
+once), "b" (receive bytes), "g" (send bytes) and "q" (end).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAGIC = b"dicompiler links 1\n"
 MAX_PAYLOAD_BYTES = 1 << 26
 TIMEOUT_S = 30.0
 HEADERS_SHARE = 0.05
-"""Bytes of headers on the network, as a share of the payload: see RuntimeCosts.header_share."""
+"""Bytes of network headers as a share of the transferred bytes, as in RuntimeCosts.header_share."""
 
 
 class LinkError(OSError):
@@ -26,15 +27,15 @@ class LinkError(OSError):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port: "7000" ⇒ ("", 7000), "[::1]:7000" ⇒ ("::1", 7000)."""
+    """Return the host and the port of an address: "7000" ⇒ ("", 7000), "[::1]:7000" ⇒ ("::1", 7000)."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise LinkError(f"{text!r} is not HOST:PORT")
+        raise LinkError(f"invalid address {text!r}: write PORT or HOST:PORT with a port up to 65535")
     return host.strip("[]"), int(port)
 
 
 def serve_measurement(host: str, port: int, name: str) -> None:
-    """Answer requests until one measurement is complete. Clients that do not speak the protocol are disconnected."""
+    """Answer the requests of clients until one measurement is complete, and disconnect all other clients."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         print(f"serving at port {listener.getsockname()[1]}", flush=True)
@@ -51,30 +52,24 @@ def serve_measurement(host: str, port: int, name: str) -> None:
 def _answer_client(connection: socket.socket, name: str) -> None:
     _configure_socket(connection)
     if receive_exactly(connection, len(MAGIC)) != MAGIC:
-        raise LinkError("it is not a link benchmark")
+        raise LinkError("the client is not a link benchmark: connect with profile_run.py --connect")
     encoded = name.encode()[:255]
     connection.sendall(MAGIC + bytes([len(encoded)]) + encoded)
     while (header := HEADER.unpack(receive_exactly(connection, HEADER.size)))[0] != b"q":
         kind, count = header
         if count > MAX_PAYLOAD_BYTES or kind not in (b"p", b"b", b"g"):
-            raise LinkError("it sent an invalid request")
+            raise LinkError("the client sent an invalid request: use the same version of profile_run.py on both hosts")
         if kind == b"b":
             receive_exactly(connection, count)
         connection.sendall(bytes(count) if kind == b"g" else b"!")
 
 
-def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> dict[str, Any]:
+def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -> dict[str, Any]:
     """Return the medians of a link's bandwidth and latency, as an entry of a profile.
 
-    The bandwidth in bit/s is the lower one of both directions and includes headers. The latency in seconds is half a
-    round trip.
-
-    Args:
-        host: The host that serves.
-        port: Its port.
-        name: The name of this host.
-        repeat: Number of transfers in each direction.
-        count: Bytes of a transfer.
+    The bandwidth in bit/s is the lower one of both directions, and includes headers. The latency in seconds is half a
+    round trip. `name` is the name of this host; `host` and `port` are the address of the other one, which runs
+    `serve_measurement`. `transfers` is the number of transfers in each direction, with `nbytes` bytes each.
     """
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
         _configure_socket(connection)
@@ -82,13 +77,13 @@ def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> di
         if receive_exactly(connection, len(MAGIC)) != MAGIC:
             raise LinkError(f"{host}:{port} is not a link benchmark: start profile_run.py --serve there")
         peer = receive_exactly(connection, receive_exactly(connection, 1)[0]).decode(errors="replace")
-        round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * repeat))
-        send_s = statistics.median(_time_request(connection, b"b", count, 1) for _ in range(repeat))
-        receive_s = statistics.median(_time_request(connection, b"g", count, count) for _ in range(repeat))
+        round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * transfers))
+        send_s = statistics.median(_time_request(connection, b"b", nbytes, 1) for _ in range(transfers))
+        receive_s = statistics.median(_time_request(connection, b"g", nbytes, nbytes) for _ in range(transfers))
         connection.sendall(HEADER.pack(b"q", 0))
-    # Each transfer also takes a round trip, for its request and its answer.
+    # Each transfer also takes one round trip, because of its request and its answer.
     transfer_s = max(max(send_s, receive_s) - round_trip_s, 1e-9)
-    bandwidth = 8 * count * (1 + HEADERS_SHARE) / transfer_s
+    bandwidth = 8 * nbytes * (1 + HEADERS_SHARE) / transfer_s
     return {"hosts": [name, peer], "bandwidth": bandwidth, "latency": round_trip_s / 2}
 
 
@@ -106,11 +101,11 @@ def _configure_socket(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytearray:
-    """Return exactly `count` bytes. LinkError if the other end closes the connection before."""
+    """Return exactly `count` bytes; raise LinkError if the other host closes the connection before."""
     data = bytearray(count)
     view, done = memoryview(data), 0
     while done < count:
         if not (received := connection.recv_into(view[done:])):
-            raise LinkError("the other end closed the connection")
+            raise LinkError("the other host closed the connection: look at the messages of profile_run.py there")
         done += received
     return data

@@ -1,8 +1,7 @@
-"""Profile packages: a directory that measures the layers of a network, and pieces of them, on a device.
+"""Profile packages: directories that measure the layers of a network, and pieces of these layers, on a device.
 
-PipelineState with layers ──write_package──► ONNX models, tasks.json and profile_run.py ──run_package──► profile
-
-The script needs numpy and onnxruntime only. The pieces are made by the pass `partition`, like those of any plan.
+A package contains ONNX models of the pieces, a file tasks.json and a script, which needs numpy and onnxruntime only.
+The pass `partition` makes the pieces, as for any plan.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ DEFAULT_TILE_COUNTS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """A piece of a layer to time.
+    """A piece of a layer to measure.
 
     Attributes:
-        cut: How the piece was cut, see `cost.profile`.
-        size: Extent along the cut axis, or number of partial sums.
-        share: Share of the layer.
+        cut: How the piece is smaller than the layer: "whole", "axis 2", "reduce" or "merge", see `cost.profile.Cut`.
+        size: Extent of the piece along the cut axis, or number of partial sums that it adds up.
+        share: The region and the range of the reduction axis that the piece computes.
         model: The piece as an ONNX model without large weights.
     """
 
@@ -84,11 +83,10 @@ def write_package(
     Args:
         state: A state with layers.
         directory: An empty directory.
-        tiles: Numbers of tiles into which height, width, channels and input channels are cut. One inner tile of each
-            cut is timed.
-        device: The platform's devices that the profile is for. Default: the one with the name of the host on which it
-            is measured.
-        targets: Targets of the measured runtimes.
+        tiles: Numbers of tiles. Height, width, channels and input channels are each cut into these numbers of tiles,
+            and one inner tile of each cut is measured.
+        device: Name of the platform's devices that the profile is for. Default: the name of the host that measures.
+        targets: Targets of which the runtimes are measured.
 
     Raises:
         UsageError: The runtime of a target cannot be measured.
@@ -136,13 +134,13 @@ def write_package(
 def run_package(
     directory: Path, output: Path, threads: int | None, repeat: int, progress: Callable[[str], None] | None = None
 ) -> None:
-    """Run a package's script on this host. Layers that cannot be measured give warnings.
+    """Run a package's script on this host. Layers that cannot be measured are logged as warnings.
 
     Args:
         directory: The package.
         output: File of the profile.
-        threads: Threads of a piece. Default: all processors.
-        repeat: Number of times that each piece is timed.
+        threads: Number of threads that compute a piece. Default: all processors.
+        repeat: Number of measurements of each piece.
         progress: Called with a message before each layer.
 
     Raises:
@@ -166,9 +164,9 @@ def run_package(
 
 
 def check_package_path(output: Path) -> None:
-    """Raise DicompilerError if there is a file or a directory that is not empty."""
+    """Raise DicompilerError unless the path does not exist or is an empty directory."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise DicompilerError(f"{output}: it exists: choose another directory for the package")
+        raise DicompilerError(f"{output}: the path exists: choose another directory for the package")
 
 
 def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
@@ -180,7 +178,7 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 
 
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
-    """Yield the whole layer, an inner tile of each cut, and partial sums with their merger; each size once."""
+    """Yield the whole layer, one tile of each cut, and for each cut one partial sum and the addition of all of them."""
     isolated = _isolate_layer(model, layers, layer)
     yield LayerPiece("whole", 1, LayerShare(), isolated.model.proto)
     seen: set[tuple[Cut, int]] = set()
@@ -189,7 +187,7 @@ def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence
         if (cut, size) not in seen:
             seen.add((cut, size))
             models = _compile_part(isolated, layer, parts, parts[number].device)
-            # A part that takes several calls cannot be timed as one piece.
+            # A part that needs several segments cannot be measured as one model.
             if len(models) == 1:
                 yield LayerPiece(cut, size, share, models[0])
 
@@ -205,7 +203,7 @@ def _cut_size(cut: Cut, share: LayerShare) -> int:
 def _plan_cuts(
     layers: LayerGraph, layer: Layer, tiles: Sequence[int]
 ) -> Iterator[tuple[tuple[Part, ...], int, Cut, LayerShare]]:
-    """Yield the parts of each cut, the index of the part to time, the cut, and the share of the part."""
+    """Yield the parts that each cut makes of a layer, the index of the part to measure, the cut, and its share."""
     axes, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
     for label in CUT_LABELS:
         axis = axes.get(label)
@@ -222,9 +220,10 @@ def _plan_cuts(
     if length is None:
         return
     for tile_count in tiles:
-        ranges = [own for own in split_proportionally(length, [1.0] * tile_count) if own[0] < own[1]]
+        intervals = split_proportionally(length, [1.0] * tile_count)
+        ranges = [(start, stop) for start, stop in intervals if start < stop]
         if len(ranges) > 1:
-            partials = tuple(Part(f"d{i}", None, own) for i, own in enumerate(ranges))
+            partials = tuple(Part(f"d{i}", None, interval) for i, interval in enumerate(ranges))
             parts = (*partials, Part("merger"))
             middle = len(ranges) // 2
             yield parts, middle, "reduce", LayerShare(None, ranges[middle])
@@ -232,7 +231,7 @@ def _plan_cuts(
 
 
 def _isolate_layer(model: Model, layers: LayerGraph, layer: Layer) -> PipelineState:
-    """Return the layer as a network of its own, with the same nodes, tensors and rules."""
+    """Return the layer as a network of its own, with the same nodes, tensors and operator rules."""
     names = {node.name for node in layer.nodes}
     states = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     layer = replace(layer, inputs=(*layer.inputs, *states))
@@ -243,11 +242,11 @@ def _isolate_layer(model: Model, layers: LayerGraph, layer: Layer) -> PipelineSt
     graph = proto.graph
     graph.name = layer.name
     graph.node.extend(nodes)
-    known = {value.name: value for value in (*source.graph.value_info, *source.graph.input, *source.graph.output)}
+    values = {value.name: value for value in (*source.graph.value_info, *source.graph.input, *source.graph.output)}
     graph.input.extend(_value_info(layers, name) for name in layer.inputs)
     graph.output.extend(_value_info(layers, name) for name in layer.outputs)
-    inner = [name for node in nodes for name in node.output if name in known and name not in layer.outputs]
-    graph.value_info.extend(known[name] for name in inner)
+    inner = [name for node in nodes for name in node.output if name in values and name not in layer.outputs]
+    graph.value_info.extend(values[name] for name in inner)
     graph.initializer.extend(tensor for tensor in source.graph.initializer if tensor.name in read)
     graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in read)
     weights = {name: weight for name, weight in model.weights.items() if name in read}
@@ -261,7 +260,10 @@ def _value_info(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _compile_part(isolated: PipelineState, layer: Layer, parts: tuple[Part, ...], device: str) -> list[onnx.ModelProto]:
-    """Return the models of a device's segments. Sources and sinks are other devices, so it holds only its part."""
+    """Return the models of all segments of a device.
+
+    The source and the sink are other devices, so that the models contain only the device's part of the layer.
+    """
     plan = Plan({layer.name: parts}, ("source",), ("sink",))
     state = PipelineState(model=isolated.model, layers=isolated.layers, plan=plan)
     placed = registry().make("passes", "partition").run(state)
@@ -271,7 +273,6 @@ def _compile_part(isolated: PipelineState, layer: Layer, parts: tuple[Part, ...]
 
 
 def _strip_metadata(segment: Segment) -> onnx.ModelProto:
-    """Return the segment's model without the metadata of placement."""
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     for node in model.graph.node:
@@ -314,7 +315,7 @@ def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, A
 
 
 def empty_model() -> onnx.ModelProto:
-    """Return a model that computes almost nothing, to measure a call of onnxruntime."""
+    """Return a model that computes almost nothing, to measure the duration of a call of onnxruntime."""
     dtype = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["x"], ["y"])],

@@ -1,11 +1,11 @@
-"""Times the pieces of a network's layers and runtimes on this device, or the link to another host, for a profile.
+"""Measures the layers of a network, or the link to another host, on this device, and writes a profile.
 
-    python3 profile_run.py -o PROFILE.json                           times what is in pieces/, as tasks.json says
-    python3 profile_run.py --serve 7000                              on one host, then on another:
+    python3 profile_run.py -o PROFILE.json                           measures the models in pieces/ as tasks.json says
+    python3 profile_run.py --serve 7000                              on one host, then on another host:
     python3 profile_run.py -o PROFILE.json --connect HOST:7000       adds the link between both to PROFILE.json
 
-It needs Python, numpy and onnxruntime only (links: Python only). link_benchmark.py measures links, and
-runtime_costs_fit.py measures runtimes. Large weights are seeded random numbers.
+The script needs Python, numpy and onnxruntime; links need Python only. link_benchmark.py measures links, and
+runtime_costs_fit.py measures runtimes of targets. Large weights are seeded random numbers.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ TASKS_FORMAT = "dicompiler.profile-tasks/2"
 OPTIMIZATION, ORT_OPTIMIZATION_LEVEL = "all", "ORT_ENABLE_ALL"
 """Default optimization level of targets, and onnxruntime's name for it."""
 MIN_TIMING_S = 0.002
-"""Minimum duration of one timing: short pieces run several times."""
+"""Minimum seconds of one measurement; a short piece runs several times in it."""
 MAX_MEDIAN_RATIO = 1.1
-"""A piece is timed again if its median exceeds this multiple of its shortest time."""
+"""A piece is measured again if its median exceeds this multiple of its shortest time."""
 MAX_ROUNDS = 6
-"""Maximum number of times that a piece is timed."""
+"""Maximum number of measurements of a piece in one pass."""
 PASS_COUNT = 2
-"""Passes over all pieces and the network; the fastest counts, because a shared or hot host is slow at times."""
+"""Passes over all pieces and the network. The fastest pass counts, because a shared or hot host is slow at times."""
 NETWORK_TIMING_S = 1.0
-"""Duration of timing the whole network, and of timing cold pieces."""
+"""Minimum seconds of measuring the whole network, cold pieces, and warm pieces."""
 RUNS_PER_TURN = 5
-"""Runs in one turn of these timings; many short turns are needed, because a shared host is slow at times."""
+"""Runs in one turn of these measurements. Many short turns are better, because a shared host is slow at times."""
 
 TimeRange = tuple[float, float, float]
 """Median, shortest and longest time in seconds."""
 
 
 class ProfileError(Exception):
-    """There is no profile; the message is one line."""
+    """The profile could not be written; the message is one line."""
 
 
 def main() -> int:
@@ -97,13 +97,13 @@ def load_tasks() -> dict[str, Any]:
     tasks: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if tasks.get("format") != TASKS_FORMAT:
         raise ProfileError(
-            f"{path}: format {tasks.get('format')!r} is not supported (this script reads {TASKS_FORMAT})"
+            f"{path}: unknown format {tasks.get('format')!r}: use the profile_run.py that lies in the same package "
+            f"(this one reads {TASKS_FORMAT})"
         )
     return tasks
 
 
 def empty_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Return a profile without measurements."""
     tasks = load_tasks()
     return {
         "format": PROFILE_FORMAT,
@@ -125,7 +125,7 @@ def empty_profile(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def save_profile(path: Path, profile: dict[str, Any]) -> None:
-    """Write the profile completely, or not at all."""
+    """Write the profile as a whole, or not at all."""
     stage = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         stage.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
@@ -138,7 +138,7 @@ def save_profile(path: Path, profile: dict[str, Any]) -> None:
 
 
 def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the profile of all pieces. Links that are in the output file already are kept."""
+    """Return the profile of all pieces. Links that the output file already contains are kept."""
     import numpy
     import onnxruntime
 
@@ -166,13 +166,9 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
 def _time_pieces(
     tasks: dict[str, Any], options: argparse.Namespace, times: dict[str, list[TimeRange]], prefix: str
 ) -> dict[str, str]:
-    """Time all pieces once. Return the reasons why layers cannot be measured, by their first name.
+    """Measure all pieces once, and return reasons why layers cannot be measured, by the first name of the layer.
 
-    Args:
-        tasks: The content of tasks.json.
-        options: Options of the command line.
-        times: Receives the times of each piece, by its file.
-        prefix: Start of progress messages.
+    The measured times are appended to `times`, by the file of the piece. Progress messages start with `prefix`.
     """
     reasons: dict[str, str] = {}
     for number, layer in enumerate(tasks["layers"], 1):
@@ -185,7 +181,7 @@ def _time_pieces(
         try:
             for task in layer["measurements"]:
                 times.setdefault(task["file"], []).append(time_piece(task, options))
-        except Exception as error:  # onnxruntime's exceptions have no other common base class
+        except Exception as error:  # The exceptions of onnxruntime have no other common base class.
             reasons[name] = f"onnxruntime cannot run it alone: {' '.join(str(error).split())[:300]}"
     if sys.stderr.isatty() and not options.lines:
         print(file=sys.stderr)
@@ -193,13 +189,13 @@ def _time_pieces(
 
 
 def merge_passes(times: list[TimeRange]) -> TimeRange:
-    """Return the least median of all passes, and the extremes of all."""
+    """Return the least median, the shortest and the longest time of several measurements of a piece."""
     return min(times)[0], min(low for _, low, _ in times), max(high for *_, high in times)
 
 
 def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """Return the measurements of the whole network; empty if it is missing or does not run."""
-    # onnxruntime's exceptions have no other common base class. Layers that do not run are reported one by one.
+    """Return the measurements of the whole network; empty if the network is missing or does not run."""
+    # The exceptions of onnxruntime have no other common base class. Layers that do not run are reported one by one.
     with suppress(Exception):
         network = time_network_and_call(tasks["whole"], tasks["call"], options)
         return network | measure_cold_costs(tasks["layers"], tasks["call"], options)
@@ -207,8 +203,8 @@ def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[st
 
 
 def fastest_network_pass(passes: list[dict[str, float]]) -> dict[str, float]:
-    """Return the pass with the fastest network, of those in which it ran."""
-    return min((own for own in passes if own), key=lambda own: own["whole_model_s"], default={})
+    """Return the pass in which the network was fastest; empty if it ran in none."""
+    return min(filter(None, passes), key=lambda times: times["whole_model_s"], default={})
 
 
 def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]:
@@ -217,9 +213,9 @@ def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]
 
 
 def time_piece(task: dict[str, Any], options: argparse.Namespace) -> TimeRange:
-    """Return the times of a piece, after a warm-up run.
+    """Return the times of a piece after a warm-up run.
 
-    If the median is far from the shortest time, the host was busy, and the piece is timed again.
+    If the median is far above the shortest time, the host was busy, and the measurement is repeated.
     """
     piece = open_piece(task, options.threads)
     runs = max(1, min(1000, round(MIN_TIMING_S / max(1e-7, run_piece(piece, 2)))))
@@ -235,9 +231,9 @@ def time_piece(task: dict[str, Any], options: argparse.Namespace) -> TimeRange:
 def time_network_and_call(
     network: dict[str, Any], call: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the seconds of the whole network and of an empty call, timed in quick alternation.
+    """Return the seconds of the whole network and of an empty call, measured in quick alternation.
 
-    Their difference matters, so both must be timed while the host has the same speed.
+    Only their difference is used, so the host must have the same speed during both measurements.
     """
     pieces = [open_piece(task, options.threads) for task in (network, call)]
     times = lower_quartiles(lambda: [_warm_median(piece) for piece in pieces])
@@ -245,12 +241,15 @@ def time_network_and_call(
 
 
 def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
-    """Return the median of one turn, without its first run."""
+    """Return the median seconds of several runs without the first one."""
     return statistics.median([run_piece(piece) for _ in range(RUNS_PER_TURN + 1)][1:])
 
 
 def lower_quartiles(run_turn: Callable[[], list[float]]) -> list[float]:
-    """Return the lower quartile of each value over turns; there are at least three, for NETWORK_TIMING_S seconds."""
+    """Return the lower quartile of each value that `run_turn` returns, over at least three turns.
+
+    Turns are repeated for NETWORK_TIMING_S seconds.
+    """
     turns, end = [run_turn() for _ in range(3)], time.perf_counter() + NETWORK_TIMING_S
     while time.perf_counter() < end:
         turns.append(run_turn())
@@ -260,11 +259,11 @@ def lower_quartiles(run_turn: Callable[[], list[float]]) -> list[float]:
 def measure_cold_costs(
     layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the additional seconds of a piece in a frame, compared with running it again and again.
+    """Return the additional seconds of a piece in a frame, compared with running the piece again and again.
 
-    In a frame the device has run other pieces since, so weights and inputs come from memory. The costs are seconds for
-    each byte of weights, for each byte of other inputs, and for each call. They are measured with one piece of each
-    layer, run one after another: they displace each other from caches as the device's share of the network does.
+    In a frame, other pieces have run since the previous run of a piece, so that weights and inputs come from memory.
+    The costs are seconds for each byte of weights, for each byte of other inputs, and for each call. One piece of each
+    layer is run in turn: together they displace each other from the caches, as a device's share of the network does.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [open_piece(task, options.threads) for task in (*tasks, call)]
@@ -279,24 +278,24 @@ def measure_cold_costs(
     cold, warm = lower_quartiles(run_cold), lower_quartiles(run_warm)
     extra = [max(0.0, cold_s - warm_s) for cold_s, warm_s in zip(cold, warm, strict=True)]
     rows = [(1.0, float(task["weight_bytes"]), float(task["input_bytes"])) for task in tasks]
-    call_s, weight_byte_s, read_byte_s = fit_nonnegative(rows, [own - extra[-1] for own in extra[:-1]])
+    call_s, weight_byte_s, read_byte_s = fit_nonnegative(rows, [extra_s - extra[-1] for extra_s in extra[:-1]])
     return {"weight_byte_s": weight_byte_s, "read_byte_s": read_byte_s, "cold_call_s": call_s}
 
 
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the piece with the median number of moved bytes, of those that read all weights of the layer."""
+    """Return the piece with the median number of moved bytes, of all pieces that read all weights of the layer."""
     complete = [piece for piece in pieces if piece["weight_bytes"] == pieces[0]["weight_bytes"]]
     return sorted(complete, key=lambda piece: piece["moved_bytes"])[len(complete) // 2]
 
 
-def fit_nonnegative(rows: list[tuple[float, float, float]], wanted: list[float]) -> list[float]:
-    """Return the nonnegative coefficients of the rows that fit `wanted` by least squares.
+def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]) -> list[float]:
+    """Return the coefficients of at least 0 for which rows · coefficients is nearest to `targets` (least squares).
 
-    All choices of which coefficients are 0 are tried.
+    Every set of coefficients that may be nonzero is tried.
     """
     import numpy
 
-    matrix, goal = numpy.array(rows), numpy.array(wanted)
+    matrix, goal = numpy.array(rows), numpy.array(targets)
     candidates = []
     for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
         coefficients = numpy.zeros(matrix.shape[1])
@@ -310,7 +309,7 @@ def fit_nonnegative(rows: list[tuple[float, float, float]], wanted: list[float])
 
 
 def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) -> float:
-    """Return the seconds of a run of a piece that `open_piece` made, as the mean of several runs."""
+    """Return the mean seconds of one run of a piece that `open_piece` returned."""
     session, feeds, outputs, _ = piece
     start = time.perf_counter()
     for _ in range(runs):
@@ -321,7 +320,7 @@ def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) 
 def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], list[str], Any]:
     """Return a session with the settings of a device's runtime, its inputs, its output names, and its constants.
 
-    The session refers to the constants, so they must stay alive.
+    The session refers to the constants without keeping them alive, so the caller must keep them.
     """
     import numpy
     import onnxruntime
@@ -341,9 +340,9 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
 
 
 def random_tensor(value: dict[str, Any], random: Any) -> Any:
-    """Return a seeded tensor: floats about 0, as weights are; bytes of all values; zeros for other types.
+    """Return a seeded random tensor: floats near 0, as weights are; bytes of all values; zeros for all other types.
 
-    Zeros keep indices in range, and numpy lacks some of these types.
+    Zeros are valid indices, and numpy cannot represent some of the other types.
     """
     import numpy
     import onnxruntime
@@ -374,21 +373,21 @@ def measure_runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def link_module() -> Any:
-    """Return the module that measures links; only links need it."""
+    """Import the module that measures links on first use, because only links need it."""
     import link_benchmark  # type: ignore[import-not-found]
 
     return link_benchmark
 
 
 def add_link(options: argparse.Namespace) -> None:
-    """Measure a link and add it to the profile, in place of an earlier one between the same hosts."""
+    """Measure a link and add it to the profile, in place of an earlier measurement of the link."""
     address = link_module().parse_address(options.connect)
     link = link_module().measure_link(*address, options.name, options.repeat, options.megabytes << 20)
     profile = empty_profile(options)
     if options.output.exists():
         profile = json.loads(options.output.read_text(encoding="utf-8"))
         if profile.get("format") != PROFILE_FORMAT:
-            raise ProfileError(f"{options.output}: it is not a profile of format {PROFILE_FORMAT}: measure it again")
+            raise ProfileError(f"{options.output}: expected a profile of format {PROFILE_FORMAT}: measure it again")
     others = [other for other in profile["links"] if sorted(other["hosts"]) != sorted(link["hosts"])]
     save_profile(options.output, {**profile, "links": [*others, link]})
     print("[[link]]", f"hosts = {json.dumps(link['hosts'])}", sep="\n")

@@ -1,8 +1,9 @@
-"""Profiles of boards, measured over ssh by a profile package, and measurements of the links between them.
+"""Profiles of boards and measurements of the links between them, over ssh.
 
 package + Hosts ──measure_boards──► BoardMeasurements;   BoardMeasurements + Platform ──apply_measurements──► Platform
 
-One board is measured after another, so that they do not disturb each other. Boards that cannot be measured are omitted.
+Boards are measured one after another, so that they do not disturb each other. Boards that cannot be measured are
+omitted.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ MIN_LINK_DEVIATION_SHARE = 0.1
 MEASURED_NOTE = " Rates and links measured by 'dicompiler profile --hosts'."
 MAX_PROBE_BYTES = 1 << 27
 CPU_PROVIDERS = ("CPUExecutionProvider", "AzureExecutionProvider")
-"""Execution providers of onnxruntime's CPU packages. The second one calls a web service."""
+"""Execution providers of onnxruntime that need no notice: the CPU, and one that only calls a web service."""
 THROTTLE_REASONS = (
     "under-voltage",
     "its frequency is capped",
     "it is throttled",
     "it is at its soft temperature limit",
 )
-"""Meaning of the low four bits of `vcgencmd get_throttled`, from Raspberry Pi's documentation."""
+"""Meanings of bits 0 to 3 of `vcgencmd get_throttled` on a Raspberry Pi, from its documentation."""
 PROBE_SOURCE = """
 import json, os, socket, subprocess, sys, sysconfig
 report = {"python": ".".join(map(str, sys.version_info[:3])), "error": "", "throttled": 0, "providers": []}
@@ -79,17 +80,17 @@ CONNECT_COMMAND = 'cd "$1" && shift; n=0; until "$@"; do n=$((n+1)); [ $n -lt 20
 
 @dataclass(frozen=True)
 class MeasuredBoard:
-    """A host and its measured device.
+    """A host and the measurements of one of its devices.
 
     Attributes:
         host: Name of the host.
         device: Name of the device.
-        location: How to reach it.
-        processors: Number of its processors.
-        memory: Bytes of its memory.
-        document: Its profile as JSON; None if it could not be measured or must not be used.
-        reason: Reason why it could not be measured, or why its profile is doubtful.
-        providers: Execution providers of its onnxruntime that do not use the CPU.
+        location: Address and settings by which ssh reaches the host.
+        processors: Number of processors of the host.
+        memory: Bytes of memory of the host.
+        document: Profile of the device as JSON; None if it could not be measured or must not be used.
+        reason: Reason why the device could not be measured, or why its profile is doubtful.
+        providers: Execution providers of the host's onnxruntime that do not use the CPU.
     """
 
     host: str
@@ -103,7 +104,7 @@ class MeasuredBoard:
 
     @property
     def unmeasured_note(self) -> str:
-        """A note about the providers that are not measured; empty if there are none."""
+        """A note about execution providers that are not measured; empty if there are none."""
         if not self.providers:
             return ""
         return (
@@ -113,7 +114,7 @@ class MeasuredBoard:
 
     @property
     def profile(self) -> Profile | None:
-        """Its profile, checked."""
+        """The checked profile; None if there is none."""
         return None if self.document is None else parse_profile(self.document, f"profile of {self.host}")
 
 
@@ -133,7 +134,7 @@ class BoardMeasurements:
 
     @property
     def profiled_boards(self) -> tuple[MeasuredBoard, ...]:
-        """The boards with a profile."""
+        """The boards that have a profile."""
         return tuple(board for board in self.boards if board.document is not None)
 
 
@@ -146,15 +147,15 @@ def measure_boards(
     force: bool,
     progress: Callable[[str], object],
 ) -> BoardMeasurements:
-    """Run a profile package on each host, then measure the links.
+    """Run a profile package on each host, then measure the links between the hosts.
 
     Args:
         package: Directory of the package.
-        hosts: How to reach the hosts.
-        platform: Its hosts are measured. None: all hosts of the hosts file.
+        hosts: The hosts file, which says how to reach each host.
+        platform: The platform of which the hosts are measured; None: all hosts of the hosts file.
         arguments: Arguments of the package's script.
         timeout: Seconds for each board.
-        force: Use boards that are busy or throttled too.
+        force: Whether busy or throttled boards are accepted.
         progress: Called with a message before each step.
 
     Raises:
@@ -179,7 +180,7 @@ def measure_boards(
 
 
 def _hosts_to_measure(hosts: Hosts, platform: Platform | None) -> Iterator[tuple[str, str]]:
-    """Yield each host with the device to measure: its first one that is a group of CPU cores."""
+    """Yield each host with the device to measure: the first device that is a group of CPU cores."""
     if platform is None:
         yield from ((name, name) for name in hosts.entries)
         return
@@ -205,7 +206,7 @@ def _last_line(result: ssh.CommandResult) -> str:
 
 
 def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: bool = False) -> Mapping[str, Any]:
-    """Return the report of PROBE_SOURCE about a host, with its profile.
+    """Return the report of PROBE_SOURCE about a host, with the profile that lies there.
 
     With `check`, raise RunError if the host lacks a package that the measurement needs.
     """
@@ -221,8 +222,8 @@ def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: b
     result = commands.run(location, PROBE_COMMAND, words, lambda stream: stream.write(code), MAX_PROBE_BYTES)
     if not result.prefixed_lines:
         raise RunError(
-            f"{location.title}: there is no Python {location.python!r} ({_last_line(result)}): install it, or give "
-            "its name in the hosts file"
+            f"{location.title}: there is no Python {location.python!r} ({_last_line(result)}): install it, or set "
+            "'python' in the hosts file"
         )
     report: Mapping[str, Any] = json.loads(result.prefixed_lines[-1])
     if report["error"]:
@@ -275,12 +276,12 @@ def _measure_board(
     reason = profile.busy_message
     if throttled:
         causes = ", ".join(cause for bit, cause in enumerate(THROTTLE_REASONS) if throttled >> bit & 1)
-        reason = f"{location.title}: it throttles ({causes}): cool it, and use a sufficient power supply"
+        reason = f"{location.title}: the board throttles ({causes}): cool it, and use a sufficient power supply"
     return replace(board, reason=reason, document=None if reason and not force else board.document)
 
 
 def _run_script(commands: ssh.RemoteCommands, location: DeviceLocation, script: str, words: Sequence[str]) -> None:
-    """Run the package's script on a host. RunError has the last line of its errors."""
+    """Run the package's script on a host; raise RunError with its last line of output if it fails."""
     result = commands.run(location, script, [ssh.quote_path(location.directory), *words])
     if result.exit_code:
         raise RunError(f"{location.title}: the measurement failed: {_last_line(result)}")
@@ -293,7 +294,7 @@ def _script_command(location: DeviceLocation) -> list[str]:
 
 
 def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, timeout: float) -> Link:
-    """Return the link between two hosts. RunError if the client cannot reach the server."""
+    """Return the link between two hosts; raise RunError if the client cannot reach the server."""
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)
     port = _probe_host(commands, server.location)["port"]
     listen_address = server.location.listen_address
@@ -317,11 +318,10 @@ def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, ti
 
 
 def apply_measurements(measurements: BoardMeasurements, platform: Platform | None) -> Platform:
-    """Return the platform with measured rates and links; figures that were not measured stay.
+    """Return the platform with measured rates and links; everything that was not measured stays.
 
-    Args:
-        measurements: The measurements.
-        platform: None: make a platform of the measured boards, with one device of all processors on each, on a switch.
+    Without a platform, a new one is made of the measured boards: a switch, with one device of all processors on each
+    board.
     """
     boards = measurements.profiled_boards
     rates = {board.device: _compute_rate(board) for board in boards}
@@ -340,20 +340,15 @@ def _compute_rate(board: MeasuredBoard) -> float:
     """Return the FLOP/s at which a board computes the whole network."""
     profile = board.profile
     assert profile is not None
-    flops = sum(
-        measurement.flops * len(layer.names)
-        for layer in profile.layers.values()
-        for measurement in layer.measurements
-        if measurement.cut == "whole"
-    )
+    flops = sum(layer.whole.flops * len(layer.names) for layer in profile.layers.values())
     seconds = profile.isolated_s if profile.whole_model_s is None else profile.whole_model_s - profile.call_s
     if seconds <= 0 or not flops:
-        raise DicompilerError(f"profile: {board.host}: its layers take no measurable time: measure a larger network")
+        raise DicompilerError(f"profile: {board.host}: the layers take no measurable time: measure a larger network")
     return round_figure(flops / seconds)
 
 
 def _merge_links(network: Network, links: Sequence[Link]) -> Network:
-    """Return the network with the median bandwidth and latency of links, and with entries for deviating links."""
+    """Return the network with the median bandwidth and latency of the links, and with entries for deviating links."""
     if not links:
         return network
     bandwidth = round_figure(statistics.median(link.bandwidth for link in links))

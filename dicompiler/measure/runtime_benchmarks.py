@@ -1,6 +1,6 @@
-"""Benchmark programs for a target's runtime: programs that do little but call, exchange and copy.
+"""Benchmark programs for a target's runtime: programs that do little but call segments, send messages and copy.
 
-Target ──write_benchmarks──► artifacts, a player, and the entry of tasks.json that `runtime_costs_fit` needs
+The module `runtime_costs_fit` derives the runtime's costs from the frame times of these programs.
 """
 
 from __future__ import annotations
@@ -50,36 +50,28 @@ BENCHMARKS: Mapping[str, tuple[str, Shape, int, int]] = {
     "one-huge": ("nothing", HUGE_SHAPE, 1, 4),
     "copies-huge": ("copies", HUGE_SHAPE, 1, 4),
 }
-"""Name ⇒ (kind, shape of tensors, layers in a step, number of steps). A program runs its steps one after another.
+"""(kind, shape of tensors, number of layers in a step, number of steps) of each program, by its name.
 
-The kind is the quantity between steps:
-- nothing: all steps are one call.
-- calls: each step is a call.
-- messages: each step is a call on the other one of two devices, with a message between them.
-- copies: every other step is computed in two halves.
+A program runs its steps one after another. The kind states how the steps are separated:
+- nothing: all steps are one call of a segment.
+- calls: each step is a call of its own.
+- messages: the steps are calls on two devices in turn, with a message between them.
+- copies: every other step is computed in two halves, which are cut and joined by copies.
 
-Steps with calls or messages compute for about as long as a small layer, so that a waiting device sleeps and caches
-get cold. Copies are larger than the caches, as in frames of a network; or they are small, between matrix products that
-fill the caches with other data.
+Steps with calls or messages compute for about as long as a small layer, so that a waiting device sleeps and its caches
+get cold. Large copies exceed the caches, as in frames of a network. Small copies lie between matrix products that fill
+the caches with other data.
 """
 
 
 def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
-    """Write the benchmark programs of a target and their player, always with the same bytes.
+    """Write the benchmark programs of a target, and the player that runs them, always with the same bytes.
 
-    Args:
-        target: The target.
-        directory: An empty directory.
-
-    Returns:
-        The target's entry of tasks.json.
-
-    Raises:
-        UsageError: The target has no player.
+    Returns the target's entry of tasks.json. Raises UsageError if the target has no player.
     """
     files = target.benchmark_player
     if PLAYER_FILE not in files:
-        raise UsageError(f"profile: the runtime costs of target {target.name!r} cannot be measured")
+        raise UsageError(f"profile: target {target.name!r} has no benchmark programs: omit it from --target")
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
@@ -87,7 +79,7 @@ def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> dict[str, Any]:
-    """Return the data of the programs that `runtime_costs_fit.fit_costs` needs."""
+    """Return the data about the programs that `runtime_costs_fit.fit_costs` needs."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _frame_counts(state) for name, state in programs.items()}
@@ -95,7 +87,7 @@ def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> d
 
 
 def emit_benchmark(target: Target, name: str, directory: Path) -> PipelineState:
-    """Write the artifact of one of BENCHMARKS into a new directory."""
+    """Write the artifact of one of BENCHMARKS to a new directory."""
     state = _compile_benchmark(*BENCHMARKS[name])
     directory.mkdir()
     target.emit(state, directory)
@@ -115,10 +107,10 @@ def _compile_benchmark(kind: str, shape: Shape, layers_per_step: int, steps: int
 
 
 def _chain_model(shape: Shape, length: int) -> onnx.ModelProto:
-    """Return a chain of layers with small inputs and outputs.
+    """Return a chain of `length` layers with small inputs and outputs.
 
-    The layers are matrix products for WORK_SHAPE, products and pools in turn for SMALL_SHAPE, and else pools of one
-    element.
+    The layers are matrix products for WORK_SHAPE, matrix products and pools in turn for SMALL_SHAPE, and pools of one
+    element for all other shapes.
     """
     weights = [numpy_helper.from_array(np.ones(shape, np.float32), "w")]
     if shape in (WORK_SHAPE, SMALL_SHAPE):

@@ -1,6 +1,6 @@
 """Costs of a target's runtime for messages, calls and copies, from the frame times of its benchmark programs.
 
-A profile package ships this module. It needs Python, and what the programs' players need.
+A profile package contains a copy of this module. It needs Python, and the packages that the target's player needs.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import Any
 
 PLAY_COUNTS = (2, 3)
-"""Minimum and maximum number of times that each program is played."""
+"""Minimum and maximum number of times that each program is run."""
 PLAY_S = 0.25
-"""Duration of one play of a program."""
+"""Seconds for which a program is run each time."""
 MAX_PLAY_RATIO = 1.05
-"""No further plays are needed if the two best ones of each program differ by at most this factor."""
+"""Programs are not run again if the two shortest times of each program differ by at most this factor."""
 
 
 class PlayError(OSError):
-    """A program did not run; the message is one line."""
+    """A benchmark program did not run; the message is one line."""
 
 
 def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the runtime costs by target. Targets that cannot be measured are reported and omitted.
+    """Return the runtime costs by target. Targets that cannot be measured are reported on stderr and omitted.
 
-    Args:
-        directory: Has a directory with the programs of each target.
-        entries: The key `runtimes` of tasks.json.
+    `directory` has a subdirectory with the programs of each target. `entries` is the key `runtimes` of tasks.json.
     """
     costs = {}
     for entry in entries:
@@ -42,11 +40,16 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> dict[str
 
 
 def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """Return the shortest frame of each program in seconds, and of handing a message over, if the player reports it."""
+    """Return the seconds of the shortest frame of each program, and the seconds of handing a message over.
+
+    The latter is None if the player does not report it.
+    """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
     for count in range(PLAY_COUNTS[1]):
-        is_stable = count > 1 and all(sorted(own)[1] <= MAX_PLAY_RATIO * min(own) for own in times.values())
+        is_stable = count > 1 and all(
+            sorted(frames_s)[1] <= MAX_PLAY_RATIO * min(frames_s) for frames_s in times.values()
+        )
         if count >= PLAY_COUNTS[0] and is_stable:
             break
         command = [sys.executable, "-B", str(directory / "play.py"), str(PLAY_S), *names]
@@ -58,19 +61,19 @@ def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], 
             times[name].append(min(report["frames"]))
             if name == "messages" and report["send"] is not None:
                 sends.append(report["send"])
-    return {name: min(own) for name, own in times.items()}, min(sends, default=None)
+    return {name: min(frames_s) for name, frames_s in times.items()}, min(sends, default=None)
 
 
 def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
-    """Return the runtime costs, from differences between programs that differ in one quantity only.
+    """Return the runtime costs, from the differences between programs that differ in one quantity only.
 
-    Costs per byte, and of copies, are included only if programs with large messages or copies were played.
+    Costs per byte and of copies are included only if programs with large messages and with copies were played.
 
     Args:
-        entry: An entry of the key `runtimes` of tasks.json. The time after sending is divided into waking and
-            receiving as in the target's stated costs.
+        entry: The target's entry in the key `runtimes` of tasks.json. Its key `waking` is the share of waking up in the
+            time after sending; the other share is receiving.
         times: Seconds of a frame of each program.
-        send_s: Seconds of handing a message over; None: a third of a message's time.
+        send_s: Seconds of handing a message over; None: a third of the message's time is assumed.
     """
     programs: dict[str, dict[str, int]] = entry["programs"]
 

@@ -31,8 +31,8 @@ class TestPlans:
         proto.graph.node[1].op_type = "Sigmoid"
         onnx.save(proto, model)
         line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
-        remedy = "create it again with 'dicompiler plan'"
-        assert line == f"plan: it was made for another network (its structure differs): {remedy}"
+        remedy = "create a plan with 'dicompiler plan'"
+        assert line == f"plan: the plan was made for a network with another structure: {remedy}"
 
     def test_a_retrained_network_keeps_its_plan(self, model: Path, tmp_path: Path) -> None:
         plan = self.plan(model, tmp_path)
@@ -145,7 +145,7 @@ class TestMorePlans:
             ({"sink": ["pi01", "pi01"]}, "holds an entry twice (allowed: each once)"),
             ({"sink": "pi01"}, 'sink: expected a list, got "pi01"'),
             ({"sinks": []}, "unknown key 'sinks' (did you mean 'sink'?)"),
-            ({"model_digest": "abc"}, "plan: it was made for another network"),
+            ({"model_digest": "abc"}, "plan: the plan was made for a network with another structure"),
             ({"layers": []}, "layers: expected an object, got the list []"),
         ],
     )

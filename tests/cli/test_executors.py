@@ -140,7 +140,7 @@ def test_dask_finds_the_same_front_after_a_worker_fails_and_reports_a_failed_sch
             dask_executor.DaskExecutor(farming.ADDRESS)
         monkeypatch.undo()
         scheduler = running["scheduler"].pid
-        with pytest.raises(DicompilerError, match=rf"^executor {address}: the scheduler is gone: start it and its"):
+        with pytest.raises(DicompilerError, match=rf"^executor {address}: the scheduler has ended: start it and its"):
             pool.map(farming.killer, [scheduler] * 3)
 
 
@@ -159,4 +159,4 @@ def test_reports_an_unusable_cluster_in_one_line(
                 dask_executor.DaskExecutor(farming.ADDRESS)
             monkeypatch.setattr(versions, "_version_cached", lambda _name: "2024.1.0")
             monkeypatch.setattr(dask_executor, "CONNECT_TIMEOUT_S", 1.0)
-            assert refused(1, *line) == f"{said}the scheduler has no worker: start some with 'dask worker'"
+            assert refused(1, *line) == f"{said}the scheduler has no worker: start workers with 'dask worker'"

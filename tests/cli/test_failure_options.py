@@ -120,4 +120,4 @@ def test_rejects_failures_for_a_plan_with_failure_plans(
     said(capsys, "plan", tiny, "--platform", "rpi4x2", "--strategy", "modnn", "--tolerate-failures", 1, "-o", made)
     words = [tiny, "--platform", "rpi4x2", "--plan", made, "--tolerate-failures", 1, "-o", tmp_path / "out"]
     assert main(["compile", *map(str, words)]) == 2
-    assert "the plan has failure plans already: omit tolerate_failures" in capsys.readouterr().err
+    assert "the plan already contains failure plans: omit tolerate_failures" in capsys.readouterr().err

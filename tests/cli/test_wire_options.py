@@ -86,8 +86,8 @@ def test_compare_and_explore_count_narrowed_bytes(lenet: Path, tmp_path: Path, c
             ("--wire-dtype", "float16,conv9=float32"),
             "the network has no layer and no input 'conv9' (did you mean 'conv",
         ),
-        (("--wire-dtype", "int8"), "wire: int8 needs samples of the inputs"),
-        (("--wire-samples", "s.npz"), "wire: samples are for int8 only"),
+        (("--wire-dtype", "int8"), "wire: int8 needs the value range of each tensor"),
+        (("--wire-samples", "s.npz"), "wire: samples are used for int8 only"),
     ],
 )
 def test_invalid_options_are_one_line_and_write_nothing(

@@ -81,6 +81,6 @@ def test_accepts_shapes_as_dict_and_progress_may_end_the_compilation(tmp_path: P
 )
 def test_rejects_invalid_instruments_before_the_work(given: list[Any]) -> None:
     with pytest.raises(
-        UsageError, match=r"^compile: instruments: .* give objects with the methods before, after, failed"
+        UsageError, match=r"^compile: instruments: .* pass objects with the methods before, after, failed"
     ):
         dicompiler.compile("there is no such model", "rpi4x2", instruments=given)

@@ -73,7 +73,7 @@ class TestNames:
     )  # fmt: skip
     def test_rejects_names_that_make_or_ninja_cannot_read(self, name: str) -> None:
         for target, prerequisite in ((name, "x"), ("x", name)):
-            with pytest.raises(DicompilerError, match=r"depfile: .*: Make or Ninja cannot read .* in it: rename"):
+            with pytest.raises(DicompilerError, match=r"depfile: .*: Make or Ninja cannot read .* in a name: rename"):
                 depfile.format_rule(target, [prerequisite])
 
     def test_rejects_target_with_percent_sign(self) -> None:
@@ -139,7 +139,7 @@ class TestPrerequisites:
         said = dicompiler(place, *line, "no/net.d", code=1)
         assert said == "dicompiler: error: no/net.d: there is no directory 'no'\n"
         assert ".: it is a directory: give the name of a file" in dicompiler(place, *line, ".", code=1)
-        assert "Make or Ninja cannot read ';' in it" in dicompiler(
+        assert "Make or Ninja cannot read ';' in a name" in dicompiler(
             place, *line, "n.d", "--depfile-target", "a;b", code=1
         )
         (place / "net;.onnx").write_bytes((place / "net.onnx").read_bytes())

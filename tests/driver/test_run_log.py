@@ -55,7 +55,7 @@ def test_log_has_artifact_digest_and_measurements_of_each_device(artifact: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"artifact_digest": "0" * 64}, r"it belongs to another artifact than .*: run this one again with --log"),
+        ({"artifact_digest": "0" * 64}, r"the log is of another artifact than .*: run this artifact with --log"),
         ({"devices": []}, "devices"),
         ({"format": "dicompiler.run/9"}, "is not supported"),
         ({"total_s": "long"}, "total_s: expected a number"),
@@ -75,5 +75,7 @@ def test_rejects_log_that_does_not_belong_to_the_artifact(
 def test_rejects_log_of_other_devices(artifact: Path) -> None:
     given = json.loads(json.dumps(run_document(artifact, RESULT)))
     given["devices"].reverse()
-    with pytest.raises(DicompilerError, match=r"devices: they are not the devices of .*: run it again with --log"):
+    with pytest.raises(
+        DicompilerError, match=r"devices: the log has other devices than .*: run the artifact with --log"
+    ):
         load_log(written(artifact, devices=given["devices"]), artifact, load_artifact(artifact))

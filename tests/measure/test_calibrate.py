@@ -136,22 +136,22 @@ def test_keeps_links_without_a_timeline(changed: Callable[[Changes], Path]) -> N
     [
         (
             lambda log: log.update(artifact_digest="0" * 64),
-            r"it belongs to another artifact than .*net: run this one again",
+            r"the log is of another artifact than .*net: run this artifact",
         ),
         (
             lambda log: log.update(platform_digest="0" * 64),
-            r"the emulated boards are not those that .*net was compiled for: em",
+            r"the run emulated another platform than .*net was compiled for: em",
         ),
         (
             lambda log: log.update(location="local"),
-            r"all devices ran on one host, but the platform has 3: deploy it, or",
+            r"all devices ran on one host, but the platform has 3 hosts: run the",
         ),
         (lambda log: log.pop("artifact_directory"), "artifact_directory is missing: run the artifact again with --log"),
         (
             lambda log: log.update(events=[FAILURE]),
             "a device failed or returned in this run: run it again without failures",
         ),
-        (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3"),
+        (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3 frames"),
         (lambda log: log["devices"][0]["sent_bytes"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
         (
             lambda log: log["frames_s"].__setitem__(slice(1, None), [9, 25, 33, 41, 49, 9, 25]),

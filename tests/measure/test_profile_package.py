@@ -313,7 +313,7 @@ class TestLinks:
         done = script(package, "--connect", f"127.0.0.1:{port}")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert not (package / "PROFILE.json").exists()
-        assert "is not HOST:PORT" in script(package, "--connect", "nowhere").stderr
+        assert "invalid address 'nowhere'" in script(package, "--connect", "nowhere").stderr
 
 
 class TestCommand:
@@ -352,8 +352,8 @@ class TestCommand:
             (["-o", "x.json", "--repeat", "0"], 2, "'--repeat'"),
             (["-o", "nowhere/x.json"], 1, "there is no directory 'nowhere'"),
             (["-o", "x.json", "--target", "socket"], 2, "unknown target 'socket'"),
-            (["-o", "x.json", "--target", "tflm"], 2, "the runtime costs of target 'tflm' cannot be measured"),
-            (["--package", "."], 1, "it exists: choose another directory"),
+            (["-o", "x.json", "--target", "tflm"], 2, "target 'tflm' has no benchmark programs"),
+            (["--package", "."], 1, "the path exists: choose another directory"),
         ],
     )
     def test_reports_usage_errors_in_one_line(

@@ -87,7 +87,7 @@ def test_omits_throttled_board_unless_forced(
     words = ["profile", str(net), "--hosts", str(tmp_path / "hosts.toml"), "-o", str(output), *OPTIONS]
     assert main(words) == 1
     error = capsys.readouterr().err
-    assert "it throttles (under-voltage, it is throttled): cool it" in error and error.count("\n") == 1
+    assert "the board throttles (under-voltage, it is throttled): cool it" in error and error.count("\n") == 1
     assert not output.exists() and not (tmp_path / "m.profiles").exists()
     assert main([*words, "--force"]) == 0
     assert "its onnxruntime offers CUDAExecutionProvider, which is not measured" in capsys.readouterr().err

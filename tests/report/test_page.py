@@ -224,7 +224,7 @@ class TestBadInput:
     def test_a_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
         other = made(tmp_path, "lenet", strategy="single")
         line = refused(1, "report", other, "--log", log, "-o", tmp_path / "r.html")
-        assert "it belongs to another artifact" in line and "--log" in line
+        assert "the log is of another artifact" in line and "--log" in line
 
     def test_a_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
         document = json.loads(log.read_text())

@@ -131,8 +131,8 @@ def test_ranges_of_nan_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wire", "given", "expected"),
     [
-        ("int8", None, "wire: int8 needs samples of the inputs"),
-        ("float16", {"input": np.zeros((1, 1, 1, 32, 32), np.float32)}, "wire: samples are for int8 only"),
+        ("int8", None, "wire: int8 needs the value range of each tensor"),
+        ("float16", {"input": np.zeros((1, 1, 1, 32, 32), np.float32)}, "wire: samples are used for int8 only"),
         ("int8", {"inpt": np.zeros((1, 1, 1, 32, 32), np.float32)}, "the network has no input 'inpt' (did you mean"),
         ("int8", {}, "no samples of input 'input': give samples of every input"),
         ("int8", {"input": np.zeros((1, 1, 32, 32), np.float32)}, "samples of input 'input' have the shape"),
@@ -160,8 +160,8 @@ def test_what_is_narrow_already_travels_as_it_is_which_is_said_once(
         assert not [record for record in caplog.records if "wire" in record.getMessage()]
         result = compile(lenet, "rpi4x3", "modnn", quantize_samples=given, wire_dtype="float16")
     assert [record.getMessage() for record in caplog.records if "wire" in record.getMessage()] == [
-        "wire: the types of 6 of 7 sent tensors cannot be narrowed (such as 'flatten.out_QuantizeLinear_Output'): "
-        "they are sent unchanged"
+        "wire: 6 of 7 sent tensors (such as 'flatten.out_QuantizeLinear_Output') "
+        "cannot be converted to the requested type: they are sent unchanged"
     ]
     assert result.program is not None and wide.program is not None
     kinds = [{t.value.dtype for t in one.program.transfers} for one in (wide, result)]
