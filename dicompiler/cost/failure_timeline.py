@@ -85,7 +85,6 @@ class StreamInterval:
 
     @property
     def period_s(self) -> float | None:
-        """Mean seconds between the ends of consecutive frames; None for fewer than two frames."""
         ends = sorted(end for _, _, end in self.frames)
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
@@ -200,12 +199,6 @@ def _simulate_interval(
         for span in result.spans
         if begin + span.start < until
     ]
-    return StreamInterval(
-        case.failed,
-        (),
-        0.0,
-        begin,
-        tuple(frame for frame in times if frame[2] <= until),
-        tuple(number for number, start, end in times if start <= until < end),
-        tuple(shifted_spans),
-    )
+    finished = tuple(frame for frame in times if frame[2] <= until)
+    replayed = tuple(number for number, start, end in times if start <= until < end)
+    return StreamInterval(case.failed, (), 0.0, begin, finished, replayed, tuple(shifted_spans))

@@ -72,7 +72,6 @@ class LinearModel(ProfileBasedModel):
 
     @property
     def is_measured(self) -> bool:  # type: ignore[override]
-        """Whether the coefficients are fitted to profiles."""
         return bool(self.file)
 
     @cached_property
@@ -101,11 +100,9 @@ class LinearModel(ProfileBasedModel):
 
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         kind = layer_kind(layer)
-        coefficients = (
-            self._fitted_coefficients[self._profiles.for_device(layers, device).place]
-            if self.file
-            else self._stated_coefficients
-        )
+        coefficients = self._stated_coefficients
+        if self.file:
+            coefficients = self._fitted_coefficients[self._profiles.for_device(layers, device).place]
         fit = coefficients.get(kind) or coefficients.get("*")
         if fit is None:
             raise DicompilerError(

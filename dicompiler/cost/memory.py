@@ -64,7 +64,6 @@ class MemoryTimeline:
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """Bytes of buffers and activations together at each step."""
         return tuple(map(sum, zip(self.buffers, self.activations, strict=True)))
 
     @property
@@ -96,14 +95,15 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     cases: dict[tuple[str, ...], list[dict[str, MemoryTimeline]]] = {}
     for role in program.roles:
         cases.setdefault(role.failed, []).append(memory_timeline(role))
-    return {
-        device.device: _largest_use(
-            [_concurrent_bytes([role[device.device] for role in roles], frames) for roles in cases.values()],
-            [role[device.device].constants for roles in cases.values() for role in roles],
-            0 if added is None else added[device.device],
-        )
-        for device in program.devices
-    }
+    memory = {}
+    for name in (device.device for device in program.devices):
+        uses = [_concurrent_bytes([role[name] for role in roles], frames) for roles in cases.values()]
+        buffers, activations = max(uses, key=sum)
+        constants = {
+            key: size for roles in cases.values() for role in roles for key, size in role[name].constants.items()
+        }
+        memory[name] = MemoryUse(sum(constants.values()), activations, buffers, 0 if added is None else added[name])
+    return memory
 
 
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
@@ -168,7 +168,6 @@ def peak_nbytes(spans: Iterable[LiveRange]) -> int:
 
 
 def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
-    """Return by how many bytes the live tensors grow at each step; the number is negative if they shrink."""
     changes = Counter[int]()
     for first, last, size in spans:
         changes[first] += size
@@ -185,19 +184,8 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}
     last |= dict.fromkeys(segment.outputs, len(nodes))
-    return peak_nbytes(
-        (i, max(i, last.get(name, i)), sizes.get(name, 0)) for i, node in enumerate(nodes) for name in node.output
-    )
-
-
-def _largest_use(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
-    """Return the memory for the case with the most bytes, and for the constants of all roles together.
-
-    A case is (bytes of buffers, bytes of activations) for the normal plan or for one failure.
-    """
-    buffers, activations = max(cases, key=sum)
-    all_constants = {name: size for role_constants in constants for name, size in role_constants.items()}
-    return MemoryUse(sum(all_constants.values()), activations, buffers, added)
+    tensors = [(i, name) for i, node in enumerate(nodes) for name in node.output]
+    return peak_nbytes((i, max(i, last.get(name, i)), sizes.get(name, 0)) for i, name in tensors)
 
 
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
@@ -233,12 +221,10 @@ def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapp
         kept = [name for name in segment.outputs if last.get(name, -1) >= 2 * k + 2]
         live += ((2 * k + 2, last[name], sizes.get(name, 0)) for name in kept)
     initial = [(0, last.get(name, 0), sizes[name]) for name in _initial_tensors(program, device)]
+    buffer_changes, changes = _nbytes_deltas(initial), _nbytes_deltas(live)
     steps = range(2 * len(device.segments) + 1)
-    buffers, activations = (
-        tuple(accumulate(changes[step] for step in steps))
-        for changes in (_nbytes_deltas(initial), _nbytes_deltas(live))
-    )
-    return MemoryTimeline(constants, buffers, activations)
+    buffers = tuple(accumulate(buffer_changes[step] for step in steps))
+    return MemoryTimeline(constants, buffers, tuple(accumulate(changes[step] for step in steps)))
 
 
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
@@ -265,6 +251,5 @@ def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
         elif step.kind == "send":
             name = program.transfers[step.index].value.name
             last[name] = max(last.get(name, 0), latest)
-    return last | dict.fromkeys(
-        (*device.sinks, *(state.written_name for state in device.states)), 2 * len(device.segments)
-    )
+    kept = (*device.sinks, *(state.written_name for state in device.states))
+    return last | dict.fromkeys(kept, 2 * len(device.segments))

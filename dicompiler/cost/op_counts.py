@@ -54,9 +54,6 @@ def count_flops(
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
 
-NO_COST = OpCost()
-
-
 @dataclass(frozen=True)
 class OpCounts:
     """Operations and bytes of a share of a layer.
@@ -126,24 +123,21 @@ def count_operations(
     size = 0 if output_region is None else volume(output_region)
     weight_bytes = _weight_bytes_read(layers, task.nodes, costs)
     partial_bytes = merge * _region_nbytes(layers, key.tensor, output_region)
-    input_bytes = partial_bytes + sum(
-        _region_nbytes(layers, need.tensor, region) for need, region in task.needs.items()
-    )
+    input_bytes = partial_bytes + sum(_region_nbytes(layers, key.tensor, need) for key, need in task.needs.items())
     moved_bytes = weight_bytes + activation_nbytes(layers, task) + partial_bytes
-    return OpCounts(
-        2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved_bytes, weight_bytes, input_bytes
-    )
+    merge_flops = (merge - 1) * size if merge else 0
+    return OpCounts(2 * multiply, pool, other, merge_flops, moved_bytes, weight_bytes, input_bytes)
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
     """Return the bytes of weights that are read (`OpCounts.weight_bytes`); `costs` has one entry for each node."""
     regions = _weight_regions(layers, nodes)
-    if not regions or NO_COST not in costs:
+    if not regions or OpCost() not in costs:
         return sum(regions.values())
     read: dict[tuple[str, Region], int] = {}
     for node, cost in zip(nodes, costs, strict=True):
         output_region, _ = _output_and_input_regions(layers, node)
-        is_lookup = output_region is not None and cost == NO_COST
+        is_lookup = output_region is not None and cost == OpCost()
         max_nbytes = _region_nbytes(layers, layers.cut_output(node.node), output_region) if is_lookup else math.inf
         for piece, nbytes in _iterate_weight_regions(layers, node):
             read[piece] = max(read.get(piece, 0), int(min(nbytes, max_nbytes)))

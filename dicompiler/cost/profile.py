@@ -98,7 +98,6 @@ class LayerProfile:
 
     @property
     def whole(self) -> PieceMeasurement:
-        """The measurement of the whole layer."""
         return next(piece for piece in self.measurements if piece.cut == "whole")
 
 
@@ -160,7 +159,6 @@ class Profile(Memoizing):
 
     @memoized
     def unmeasured_layers(self, layers: LayerGraph) -> Mapping[str, Layer]:
-        """Return the layers that were not measured, by name."""
         return {layer.name: layer for layer in layers.layers if layer_signature(layers, layer) not in self.layers}
 
     def seconds_in_frame(
@@ -341,7 +339,6 @@ class ProfileSet:
         return replace(costs, cold_call=profile.cold_call_s)
 
     def _find(self, device: Device) -> Profile | None:
-        """Return the first profile that is valid for a device; None if there is none."""
         named = (p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device))
         return next(named, self.profiles[0] if self.others else None)
 

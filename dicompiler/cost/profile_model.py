@@ -41,7 +41,6 @@ class ProfileBasedModel(CostModel):
         return ProfileSet.load(self.file, self.others, self.force)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
-        """Return the measured costs of the target's runtime, unless the option `runtime` replaces them."""
         uses_profile = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)
         return self._profiles.runtime_costs(device, scaled, target) if uses_profile else scaled

@@ -52,7 +52,6 @@ class RooflineModel(CostModel):
         return np.maximum(seconds_at_rate(operations, devices), memory_s)
 
     def _memory_bandwidth(self, device: Device) -> float:
-        """Return the memory bandwidth of a device in bytes/s."""
         if device.memory_bandwidth or not device.can_compute:
             return device.memory_bandwidth or math.inf
         if not self.bandwidth:

@@ -378,7 +378,6 @@ class _EventSimulator:
             path.receiver.inbox.append((frame, path))
 
     def _receive(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
-        """Let an idle device receive a message."""
         device, done = path.receiver, now + path.receive_s
         if now > device.idle_since:
             self._record_wait(now, device, frame, path)
@@ -404,7 +403,6 @@ class _EventSimulator:
             self.spans.append(Span("handle", device.name, path.name, frame.number, now, done, peer.name))
 
     def _deliver(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
-        """Release the jobs that wait for a message."""
         device, missing_messages = path.receiver, frame.missing_messages
         for number in path.readers:
             missing_messages[number] -= 1

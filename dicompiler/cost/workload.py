@@ -264,13 +264,12 @@ def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
     """
     copies = nbytes = 0
     for task_node in task.nodes:
-        if task_node.piece is not None and task_node.piece.table_rows is not None:
-            indices, result = task_node.piece.needs[1], layers.cut_output(task_node.node)
-            index_bytes = raw_nbytes(layers.tensors[task_node.node.inputs[1]].dtype, region_shape(indices or ()))
+        node, piece = task_node.node, task_node.piece
+        if piece is not None and piece.table_rows is not None:
+            index_bytes = raw_nbytes(layers.tensors[node.inputs[1]].dtype, region_shape(piece.needs[1] or ()))
+            result_bytes = raw_nbytes(layers.tensors[layers.cut_output(node)].dtype, region_shape(piece.out))
             copies += TABLE_LOOKUP_NODE_COUNT
-            nbytes += (TABLE_LOOKUP_NODE_COUNT - 1) * index_bytes + raw_nbytes(
-                layers.tensors[result].dtype, region_shape(task_node.piece.out)
-            )
+            nbytes += (TABLE_LOOKUP_NODE_COUNT - 1) * index_bytes + result_bytes
     return CopyCounts(copies, nbytes)
 
 
@@ -302,7 +301,6 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
-    """Return the seconds that a task computes on its device."""
     arguments = (routing.layers, *_task_share(routing, task), platform.device(task.device))
     return cost.seconds_in_frame(*arguments, _local_input_nbytes(routing, task))
 

@@ -371,9 +371,8 @@ def _compare_outputs(
         title += f", without {', '.join(failed)}" if failed else ""
         if name in random:
             return comparison.compare_type_only(title, expected[i][name], actual, random[name])
-        tolerance = tolerances.get(name)
         return comparison.compare_value(
-            title, expected[i][name], actual, tolerance=tolerance, extra_tolerance=extra_tolerance
+            title, expected[i][name], actual, tolerance=tolerances.get(name), extra_tolerance=extra_tolerance
         )
 
     return [

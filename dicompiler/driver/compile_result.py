@@ -114,18 +114,10 @@ class CompileResult(PipelineState):
 
     def _repr_html_(self) -> str:
         devices = self.metrics.devices
-        rows = [
-            (
-                metrics.device,
-                format_milliseconds(metrics.compute_s),
-                format_milliseconds(metrics.wait_s),
-                f"{metrics.memory / 2**20:.1f} MiB",
-                metrics.sent,
-            )
-            for metrics in devices[:MAX_TABLE_DEVICES]
-        ]
-        headers = ("device", "computing", "waiting", "memory", "bytes sent")
-        table = _table_row("th", headers) + "".join(_table_row("td", row) for row in rows)
+        table = _table_row("th", ("device", "computing", "waiting", "memory", "bytes sent"))
+        for metrics in devices[:MAX_TABLE_DEVICES]:
+            times = (format_milliseconds(metrics.compute_s), format_milliseconds(metrics.wait_s))
+            table += _table_row("td", (metrics.device, *times, f"{metrics.memory / 2**20:.1f} MiB", metrics.sent))
         lines = list(self.summary.lines)
         if self.artifact_directory is not None:
             lines.append(f"written: {self.artifact_directory}")

@@ -56,7 +56,6 @@ class VerifyEach(NoOpInstrument):
             self._reference_outputs = outputs
 
     def _run_model(self, model: Model) -> dict[str, Any]:
-        """Return the outputs of a model by name; empty if an input has no static shape yet."""
         from dicompiler.verify.comparison import graph_inputs
         from dicompiler.verify.executor import run_model
         from dicompiler.verify.run_inputs import hint_on_input_error, prepare_inputs
@@ -120,16 +119,9 @@ class PartitionStatistics(NoOpInstrument):
                 if leaf.box.origin is not None
             }
             macs = sum(count_task_macs(layers, task) for task in tasks)
-            self.rows.append(
-                LayerStatistics(
-                    layer.name,
-                    parts=len(tasks),
-                    devices=len({task.device for task in tasks}),
-                    halo=sum(received.values()),
-                    macs=macs,
-                    redundant_macs=macs - count_macs(layers, layer),
-                )
-            )
+            devices, redundant_macs = len({task.device for task in tasks}), macs - count_macs(layers, layer)
+            halo = sum(received.values())
+            self.rows.append(LayerStatistics(layer.name, len(tasks), devices, halo, macs, redundant_macs))
 
 
 @dataclass

@@ -122,7 +122,6 @@ class LoggedRun:
 
     @property
     def last_role(self) -> int:
-        """Index of the replica that computed the last frame."""
         return (self.frame_count - 1) % len(self.program.replica_roles)
 
     @cached_property
@@ -297,7 +296,6 @@ def _find_disturbances(run: LoggedRun) -> Iterator[str]:
 
 
 def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workload: Workload, device: int) -> float:
-    """Return the predicted seconds of all segments of a device in all runs."""
     seconds = segment_seconds(workload)[workload.devices[device].device]
     total = 0.0
     for run in runs:
@@ -348,7 +346,8 @@ def _correct_links(
     case: CalibrationCase, runs: Sequence[LoggedRun], platform: Platform
 ) -> tuple[Platform, list[Figure], list[str]]:
     """Return the platform with fitted links, the figures of these links, and warnings about unexplained waits."""
-    usable = [run for run in runs if run.last_frame_spans is not None and not run.is_streamed]
+    spans_of_runs = [(run, run.last_frame_spans) for run in runs if not run.is_streamed]
+    usable = [(run, spans) for run, spans in spans_of_runs if spans is not None]
     figures = NetworkFigure.of_platform(platform)
     if not usable or not case.program.all_transfers:
         reason = "no run shows a frame alone, segment by segment"
@@ -357,18 +356,19 @@ def _correct_links(
         unchanged = [Figure(figure.name, figure.unit, figure.value(platform), None, reason) for figure in figures]
         return platform, unchanged, []
     workload = case.make_workload(case.with_platform(platform))
-    observed = [find_pauses(_require_last_spans(run), run.input_arrival_s) for run in usable]
-    measured = [_with_measured_seconds(workload.roles[run.last_role], _require_last_spans(run)) for run in usable]
+    observed = [find_pauses(spans, run.input_arrival_s) for run, spans in usable]
+    measured = [_with_measured_seconds(workload.roles[run.last_role], spans) for run, spans in usable]
     typical = []
     if len(workload.roles) == 1:
-        typical = [(workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s) for run in usable]
+        for run, _ in usable:
+            typical.append((workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s))
     fitted, reasons, unexplained = fit_links(platform, figures, measured, observed, typical)
     corrected = []
     for figure in figures:
         before, reason = figure.value(platform), reasons.get(figure.name, "")
         corrected.append(Figure(figure.name, figure.unit, before, None if reason else figure.value(fitted), reason))
     warnings = []
-    for run, waits_s in zip(usable, unexplained, strict=True):
+    for (run, _), waits_s in zip(usable, unexplained, strict=True):
         frame_s = measured_timing(run.log, case.program).frame_s
         worst = max(waits_s, key=lambda name: waits_s[name])
         if waits_s[worst] > MAX_UNEXPLAINED_SHARE * frame_s:
@@ -377,13 +377,7 @@ def _correct_links(
     return fitted, corrected, warnings
 
 
-def _require_last_spans(run: LoggedRun) -> Mapping[str, Sequence[tuple[float, float]]]:
-    assert run.last_frame_spans is not None
-    return run.last_frame_spans
-
-
 def _with_measured_seconds(workload: Workload, spans: Mapping[str, Sequence[tuple[float, float]]]) -> Workload:
-    """Return the workload of a replica with the measured seconds of its segments."""
     seconds = {device: [end - start for start, end in segments] for device, segments in spans.items()}
     return with_segment_seconds(workload, seconds)
 

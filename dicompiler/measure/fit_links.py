@@ -172,7 +172,6 @@ class _LinkFit:
     observed: NDArray[np.float64]
 
     def platform_at(self, coordinates: NDArray[np.float64]) -> Platform:
-        """Return the platform with the figures at these coordinates."""
         platform = self.platform
         for figure, coordinate in zip(self.figures, coordinates, strict=True):
             platform = figure.moved_to(platform, figure.value(self.platform), float(coordinate))

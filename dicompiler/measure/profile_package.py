@@ -107,10 +107,9 @@ def write_package(
         else:
             entry: dict[str, Any] = {"signature": signature, "kind": layer_kind(layer), "names": [layer.name]}
             entries[signature] = entry
+            prefix = f"{PIECES_DIRECTORY}/{len(entries):04d}"
             entry["measurements"] = [
-                _write_piece(
-                    piece, layers, layer, directory, f"{PIECES_DIRECTORY}/{len(entries):04d}-{number:02d}.onnx"
-                )
+                _write_piece(piece, layers, layer, directory, f"{prefix}-{number:02d}.onnx")
                 for number, piece in enumerate(layer_pieces(model, layers, layer, tiles))
             ]
     runtimes = []
@@ -170,7 +169,6 @@ def check_package_path(output: Path) -> None:
 
 
 def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
-    """Return the reason why a layer cannot be measured; empty if it can."""
     for name in (*layer.inputs, *layer.outputs):
         if layers.tensors[name].shape is None:
             return f"{name!r} has no static shape"
@@ -317,10 +315,7 @@ def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, A
 def empty_model() -> onnx.ModelProto:
     """Return a model that computes almost nothing, to measure the duration of a call of onnxruntime."""
     dtype = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "call",
-        [onnx.helper.make_tensor_value_info("x", dtype, [1])],
-        [onnx.helper.make_tensor_value_info("y", dtype, [1])],
-    )
+    graph_input, graph_output = (onnx.helper.make_tensor_value_info(name, dtype, [1]) for name in ("x", "y"))
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "call", [graph_input], [graph_output])
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)

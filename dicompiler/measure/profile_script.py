@@ -241,7 +241,6 @@ def time_network_and_call(
 
 
 def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
-    """Return the median seconds of several runs without the first one."""
     return statistics.median([run_piece(piece) for _ in range(RUNS_PER_TURN + 1)][1:])
 
 
@@ -365,7 +364,6 @@ def random_tensor(value: dict[str, Any], random: Any) -> Any:
 
 
 def measure_runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the costs of each target's runtime on this device."""
     import runtime_costs_fit  # type: ignore[import-not-found]
 
     costs: dict[str, Any] = runtime_costs_fit.measure_runtimes(SCRIPT_DIRECTORY / "runtime", entries)

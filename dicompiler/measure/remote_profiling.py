@@ -114,7 +114,6 @@ class MeasuredBoard:
 
     @property
     def profile(self) -> Profile | None:
-        """The checked profile; None if there is none."""
         return None if self.document is None else parse_profile(self.document, f"profile of {self.host}")
 
 
@@ -134,7 +133,6 @@ class BoardMeasurements:
 
     @property
     def profiled_boards(self) -> tuple[MeasuredBoard, ...]:
-        """The boards that have a profile."""
         return tuple(board for board in self.boards if board.document is not None)
 
 
@@ -210,14 +208,11 @@ def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: b
 
     With `check`, raise RunError if the host lacks a package that the measurement needs.
     """
-    names = {
-        "LINE_PREFIX": ssh.LINE_PREFIX,
-        "PROFILE_FILE": PROFILE_FILE,
-        "CHECK": check,
-        "CPU_PROVIDERS": CPU_PROVIDERS,
-    }
-    header = "\n".join(f"{name} = {value!r}" for name, value in names.items())
-    code = f"{header}\n{PROBE_SOURCE}".encode()
+    header = (
+        f"LINE_PREFIX = {ssh.LINE_PREFIX!r}\nPROFILE_FILE = {PROFILE_FILE!r}\nCHECK = {check!r}\n"
+        f"CPU_PROVIDERS = {CPU_PROVIDERS!r}\n"
+    )
+    code = f"{header}{PROBE_SOURCE}".encode()
     words = [_python_word(location), ssh.quote_path(location.directory)]
     result = commands.run(location, PROBE_COMMAND, words, lambda stream: stream.write(code), MAX_PROBE_BYTES)
     if not result.prefixed_lines:
@@ -252,12 +247,8 @@ def _measure_board(
     board = MeasuredBoard(host, device, location)
     try:
         before = _probe_host(commands, location, check=True)
-        board = replace(
-            board,
-            processors=before["processors"],
-            memory=before["memory"],
-            providers=tuple(before["providers"]),
-        )
+        figures = {key: before[key] for key in ("processors", "memory")}
+        board = replace(board, **figures, providers=tuple(before["providers"]))
         stamp = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()
         commands.copy_files(location, location.directory, files, stamp)
         options = ["-o", PROFILE_FILE, "--device", shlex.quote(device)]
@@ -288,7 +279,6 @@ def _run_script(commands: ssh.RemoteCommands, location: DeviceLocation, script: 
 
 
 def _script_command(location: DeviceLocation) -> list[str]:
-    """Return the command that starts the package's script on the device's cores."""
     cores = ["taskset", "-c", ",".join(map(str, location.cores))] if location.cores else []
     return [*cores, _python_word(location), "-B", SCRIPT_FILE]
 
@@ -337,7 +327,6 @@ def apply_measurements(measurements: BoardMeasurements, platform: Platform | Non
 
 
 def _compute_rate(board: MeasuredBoard) -> float:
-    """Return the FLOP/s at which a board computes the whole network."""
     profile = board.profile
     assert profile is not None
     flops = sum(layer.whole.flops * len(layer.names) for layer in profile.layers.values())
