@@ -13,23 +13,20 @@ import numpy as np
 import onnx
 
 from dicompiler.plugin_api import DeviceProgram, Program, Segment, TensorSpec
-from dicompiler.plugin_api.artifacts import (
-    Json,
-    make_file_record,
-)
+from dicompiler.plugin_api.artifacts import Json, make_file_record
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 
 WEIGHT_ALIGNMENT_BYTES = 64
-"""Each weight starts at a multiple of this, so that onnxruntime can use it in the mapped file."""
+"""Each weight starts at a multiple of this offset, so that onnxruntime can use the weight in the mapped file."""
 
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
     """Return the inputs of the network that a device reads, sends or delivers, by index among all inputs."""
     used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     used |= {transfer.value.name for transfer in program.transfers if transfer.sender == device.device}
-    inputs = enumerate(program.inputs)
-    return {index: value for index, value in inputs if value.name in device.sources and value.name in used}
+    used &= set(device.sources)
+    return {index: value for index, value in enumerate(program.inputs) if value.name in used}
 
 
 class DeviceContents:

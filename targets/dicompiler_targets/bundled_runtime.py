@@ -45,15 +45,11 @@ def check_bundled_sources(
     `found` and `expected` have the digest of each file in the artifact and in the installed package. `directory` and
     `document`, the content of artifact.json, are for the message.
     """
-    names = sorted({*found, *expected})
-    wrong = next((name for name in names if found.get(name) != expected.get(name)), None)
-    if wrong is not None:
+    wrong = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+    if wrong:
         installed, compiled = package_version(), document["version"]
-        alternative = f" or install version {compiled}" if compiled != installed else ""
-        raise DicompilerError(
-            f"{directory}: its {wrong} differs from that of the installed dicompiler {installed}: "
-            f"compile the model again{alternative}"
-        )
+        remedy = f"compile the model again{'' if compiled == installed else f' or install version {compiled}'}"
+        raise DicompilerError(f"{directory}: {wrong[0]} differs from that of dicompiler {installed}: {remedy}")
 
 
 def hash_sources(sources: Mapping[str, bytes]) -> dict[str, str]:

@@ -319,6 +319,7 @@ def test_unused_frame_numbers_do_not_count_as_in_flight(double_failures: Survivo
         RunOptions(),
         4,
         cast(Any, None),
+        cast(Any, None),
         0,
         lambda *_: None,
         event_log.set_reason,

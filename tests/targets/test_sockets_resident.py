@@ -163,7 +163,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
         printed = capfd.readouterr().out
         assert column(printed, "client")["b"] == "-"
         assert column(printed, "error")["b"].startswith("Connection refused: start")
-    with pytest.raises(UsageError, match="it has no resident devices"):
+    with pytest.raises(UsageError, match="no resident devices"):
         open_service(directory, RunOptions()).status()
 
 

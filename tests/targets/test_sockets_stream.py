@@ -287,7 +287,10 @@ def test_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (RunOptions(heartbeat_s=0), r"the heartbeat must be between 0\.05 and 3600 s, not 0"),
         (RunOptions(listen="nowhere"), "'nowhere' is not an address: expected HOST:PORT"),
         (RunOptions(listen="0.0.0.0:0"), r"0\.0\.0\.0 is not a loopback address and there are no keys: .*--insecure"),
-        (RunOptions(listen="0.0.0.0:0", insecure=True), r"0\.0\.0\.0: devices need an address of this host"),
+        (
+            RunOptions(listen="0.0.0.0:0", insecure=True),
+            r"0\.0\.0\.0: devices cannot connect to it: pass an address of this host",
+        ),
     ],
 )
 def test_rejects_invalid_options(options: RunOptions, words: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class BenchmarkRun:
     """
 
     def __init__(self, artifact: Path) -> None:
-        self.manifests = sorted((read_manifest(path) for path in artifact.glob("*/manifest.json")), key=_device_index)
+        manifests = map(read_manifest, artifact.glob("*/manifest.json"))
+        self.manifests = sorted(manifests, key=itemgetter("index"))
         self.artifact, self.deadline = artifact, time.monotonic() + TIMEOUT_S
         self.credentials = RunCredentials(secrets.token_hex(8), secrets.token_hex(16))
         self.loop, self.channels = EventLoop(HEARTBEAT_S), dict[str, MessageChannel]()
@@ -71,9 +73,8 @@ class BenchmarkRun:
                 process.kill()
                 process.communicate()
             self.log.close()
-        sends = [
-            end - start for report in self.reports for kind, *_, start, end in report["timeline"] if kind == "send"
-        ]
+        timelines = [entry for report in self.reports for entry in report["timeline"]]
+        sends = [end - start for kind, *_, start, end in timelines if kind == "send"]
         return {"frames": frames, "send": statistics.median(sends) if sends else None}
 
     def _join(self) -> None:
@@ -127,7 +128,9 @@ class BenchmarkRun:
     def _await(self, message_type: MessageType, count: int) -> None:
         self.loop.run_until(lambda: self.received[message_type] >= count or self.error, self.deadline)
         if self.received[message_type] < count:
-            raise SystemExit(f"{self.artifact.name}: {self._first_error_line() or self.error or 'it takes too long'}")
+            raise SystemExit(
+                f"{self.artifact.name}: {self._first_error_line() or self.error or 'the run takes too long'}"
+            )
 
     def _first_error_line(self) -> str:
         """Return the output of the device that failed first.
@@ -152,10 +155,6 @@ class BenchmarkRun:
     def _handle_end(self, error: Exception) -> None:
         if len(self.reports) < len(self.manifests):
             self.error = self.error or f"a device has ended: {error}"
-
-
-def _device_index(manifest: dict[str, Any]) -> int:
-    return int(manifest["index"])
 
 
 if __name__ == "__main__":

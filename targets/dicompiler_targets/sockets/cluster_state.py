@@ -47,24 +47,18 @@ Acceptor = RunAcceptor | DaemonConnector
 """Accepts the connections of started devices, or makes connections to resident devices."""
 
 
-def half_time(deadline: float) -> float:
-    """Return the moment (time.monotonic) when half of the time from now to `deadline` has passed."""
-    return (time.monotonic() + deadline) / 2
-
-
 class ReconnectQueue:
     """The failed devices of a run. They are restarted after a delay, and connect to their peers one after another.
 
-    `start_device` starts a device by name. The devices in `manually_started` are not restarted: somebody else starts
-    them, and they connect by themselves.
+    The devices in `started_by_others` are not restarted, because somebody else starts them.
 
     Attributes:
         connecting: The device that connects to its peers now; '' if there is none. Only one device connects at a time,
             so that it connects to all devices that have returned before.
     """
 
-    def __init__(self, start_device: Callable[[str], DeviceProcess], manually_started: set[str]) -> None:
-        self.start_device, self._manually_started = start_device, manually_started
+    def __init__(self, started_by_others: set[str]) -> None:
+        self._started_by_others = started_by_others
         self.connecting = ""
         self._greeted: deque[str] = deque()
         self._delays_s: dict[str, float] = {}
@@ -113,7 +107,7 @@ class ReconnectQueue:
 
     def _schedule_restart(self, name: str) -> None:
         self.remove(name)
-        if name not in self._manually_started:
+        if name not in self._started_by_others:
             self._restart_at[name] = time.monotonic() + self._delays_s[name]
 
 
@@ -142,23 +136,20 @@ class ClusterState:
         options: RunOptions,
         in_flight: int,
         start: StartDevice,
+        acceptor: Acceptor,
         local_processes: int,
         on_change: Callable[[Any, str, str], None],
         on_reason: Callable[[str, str], None],
     ) -> None:
         """Create the state before any device has joined.
 
-        Args:
-            artifact: The artifact.
-            options: Options of the run.
-            in_flight: Maximum number of frames in flight.
-            start: Function that starts a device.
-            local_processes: Number of device processes on this host.
-            on_change: Function that is called after each failure and return: (kind of event, device, reason).
-            on_reason: Function that is called when the reason of a failure is final: (device, reason).
+        `in_flight` is the maximum number of frames in flight. `start` starts a device, and `acceptor` accepts or makes
+        the connection to it. `local_processes` is the number of device processes on this host. After each failure and
+        return, `on_change` is called with the kind of event, the device and the reason. `on_reason` is called with the
+        device and the reason of a failure when that reason is final.
         """
         self._artifact, self._options, self._on_change = artifact, options, on_change
-        self._in_flight, self._start_device = in_flight, start
+        self._in_flight, self._start_device, self._acceptor = in_flight, start, acceptor
         self._roles = artifact.roles
         self.processes: dict[str, DeviceProcess] = {}
         self.window, self.schedule = FrameWindow(None), artifact.make_schedule()
@@ -173,8 +164,8 @@ class ClusterState:
         self._last_change, self._polled_at = 0, 0.0
         self._failed_processes = FailedProcesses(on_reason)
         self._messages = DeviceMessages(self._roles, self.window, self.schedule, self._expects_ready)
-        self._reconnects: ReconnectQueue | None = None
-        self._acceptor: Acceptor | None = None
+        self._started_by_others = {*options.start_manually, *options.start_without}
+        self._reconnects = ReconnectQueue(self._started_by_others)
 
     @property
     def up(self) -> list[str]:
@@ -183,29 +174,20 @@ class ClusterState:
 
     # -- start and end
 
-    def join(self, acceptor: Acceptor, deadline: float, check_time: Callable[..., None]) -> None:
+    def join(self, deadline: float, check_time: Callable[..., None]) -> None:
         """Start the devices, and wait until all of them are connected to their peers and ready for frames.
 
-        Args:
-            acceptor: The object that accepts or makes connections to devices.
-            deadline: When the run must have started (time.monotonic).
-            check_time: Function that raises RunError after a deadline: (deadline, awaited devices, end of the message).
+        The run must have started by `deadline` (time.monotonic). After a deadline, `check_time` raises RunError: its
+        arguments are the deadline, the awaited devices, and the end of the message.
         """
-        self._acceptor = acceptor
-        acceptor.start_accepting(self.processes, self._artifact.digest)
-        arguments = self._runtime_arguments()
-        if self.schedule.tolerates_failures:
-            self._reconnects = ReconnectQueue(
-                lambda name: self._start_process(name, arguments),
-                set(filter(self._starts_by_itself, self._artifact.devices)),
-            )
+        self._acceptor.start_accepting(self.processes, self._artifact.digest)
         for manifest in self._artifact.manifests:
             name = manifest["device"]
             if name in self._options.start_manually and name not in self.down:
-                self._print_start_command(name, arguments)
-            starts_by_itself = self._starts_by_itself(name)
-            self.processes[name] = DeviceProcess(manifest) if starts_by_itself else self._start_process(name, arguments)
-        self._await_connections(acceptor, deadline, check_time)
+                self._print_start_command(name)
+            is_started = name not in self._started_by_others
+            self.processes[name] = self._start_process(name) if is_started else DeviceProcess(manifest)
+        self._await_connections(deadline, check_time)
         failed = self.schedule.find_failed_set(self.down) or frozenset()
         self.schedule.change(failed, 0, 0)
         for name in self.up:
@@ -216,35 +198,35 @@ class ClusterState:
 
     def _runtime_arguments(self) -> list[str]:
         """Return the command-line arguments of the runtime that are equal for all devices."""
-        options, acceptor = self._options, self._get_acceptor()
+        options, acceptor = self._options, self._acceptor
         arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run]
         arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
         return arguments + ["--insecure"] * options.insecure
 
-    def _print_start_command(self, name: str, arguments: list[str]) -> None:
-        has_keys = bool(self._options.keys)
-        token = "" if has_keys else f"{TOKEN_VARIABLE}={self._get_acceptor().credentials.token} "
-        command = f"{token}python3 -m runtime {' '.join(arguments)}{' --keys KEYS' if has_keys else ''}"
+    def _print_start_command(self, name: str) -> None:
+        has_keys, arguments = bool(self._options.keys), " ".join(self._runtime_arguments())
+        token = "" if has_keys else f"{TOKEN_VARIABLE}={self._acceptor.credentials.token} "
+        command = f"{token}python3 -m runtime {arguments}{' --keys KEYS' if has_keys else ''}"
         log.warning("start %s in its directory on its host: %s", name, command)
 
-    def _await_connections(self, acceptor: Acceptor, deadline: float, check_time: Callable[..., None]) -> None:
+    def _await_connections(self, deadline: float, check_time: Callable[..., None]) -> None:
         """Wait until all devices that are up have connected."""
-        late_at = half_time(deadline)
+        late_at = (time.monotonic() + deadline) / 2
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
-            process = acceptor.next_process(POLL_INTERVAL_S)
+            process = self._acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
                 end_process(process)  # A device that is down may join only after all other devices have joined.
                 self.processes[process.device] = DeviceProcess(process.manifest)
-                acceptor.allow_again(process.device)
+                self._acceptor.allow_again(process.device)
             elif process is not None:
                 self._messages.listen(process, self.loop)
             self._handle_joining(lambda: True)
             self._fail_missing([name for name in waiting if self.processes[name].channel is None], late_at)
-            check_time(deadline, waiting, acceptor.refusal_text)
+            check_time(deadline, waiting, self._acceptor.refusal_text)
 
     def _await_ready(self, deadline: float, check_time: Callable[..., None]) -> None:
         """Wait until all devices that are up are ready, and the causes of all failures so far are known."""
-        late_at = half_time(deadline)
+        late_at = (time.monotonic() + deadline) / 2
         ready = self._messages.ready_devices
         while (
             (waiting := [name for name in self.up if name not in ready]) or self._suspicions or self._failed_processes
@@ -272,29 +254,18 @@ class ClusterState:
             for name in waiting:
                 self._handle_failure(DeviceFailure(name, "it did not join in time", name, RANK_CAUSE, is_gone=True))
 
-    def _starts_by_itself(self, name: str) -> bool:
-        return name in self._options.start_manually or name in self._options.start_without
-
-    def _start_process(self, name: str, arguments: list[str]) -> DeviceProcess:
+    def _start_process(self, name: str) -> DeviceProcess:
         manifest = next(manifest for manifest in self._artifact.manifests if manifest["device"] == name)
-        process = self._start_device(manifest, arguments)
-        process.send_token(self._get_acceptor().credentials.token)
+        process = self._start_device(manifest, self._runtime_arguments())
+        process.send_token(self._acceptor.credentials.token)
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
         """Send a device the message PEERS: the addresses of its peers, and the keys in `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
-        proof = self._get_acceptor().credentials.make_proof(COORDINATOR_NAME, name)
+        proof = self._acceptor.credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
         self.processes[name].get_channel().send_json(MessageType.PEERS, content)
-
-    def _get_acceptor(self) -> Acceptor:
-        assert self._acceptor is not None
-        return self._acceptor
-
-    def _get_reconnects(self) -> ReconnectQueue:
-        assert self._reconnects is not None
-        return self._reconnects
 
     def finish(self) -> None:
         """Tell the devices that no further frames follow."""
@@ -304,8 +275,7 @@ class ClusterState:
 
     def close(self) -> None:
         self.loop.close()
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._acceptor.close()
         self._failed_processes.end_all(list(self.processes.values()))
 
     # -- events
@@ -348,7 +318,7 @@ class ClusterState:
         return False
 
     def _expects_ready(self, name: str) -> bool:
-        return name not in self.down or (self._reconnects is not None and self._reconnects.connecting == name)
+        return name not in self.down or self._reconnects.connecting == name
 
     # -- failures
 
@@ -368,8 +338,8 @@ class ClusterState:
             self._handle_failure(failure)
         if any(now > until for _, until in self._suspicions):
             self._resolve_suspicions()
-        if self._reconnects is not None and self._has_joined and not self._is_finishing:
-            self._poll_reconnects(self._reconnects)
+        if self.schedule.tolerates_failures and self._has_joined and not self._is_finishing:
+            self._poll_reconnects()
 
     def pop_interruption(self) -> tuple[str, float] | None:
         """End the interruption by failures.
@@ -391,7 +361,7 @@ class ClusterState:
             self._raise_root_cause([failure])
         for name in (failure.reporter, failure.device):
             if name in self.down:  # Either the failure is known, or the device has failed again while it returned.
-                if self._reconnects is not None and self._reconnects.is_returning(name):
+                if self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
                 return
         if not failure.is_gone:
@@ -424,14 +394,13 @@ class ClusterState:
         self._last_failed = name = failure.device
         self._failed_at = self._failed_at or time.perf_counter()
         self._polled_at = time.monotonic()  # This delays the next poll, because the frames are more urgent now.
-        reconnects = self._get_reconnects()
-        if reconnects.connecting:  # A returning device may be connecting to the failed device.
-            self._give_up_reconnect(reconnects.connecting, f"device {name!r} failed in the meantime")
+        if self._reconnects.connecting:  # A returning device may be connecting to the failed device.
+            self._give_up_reconnect(self._reconnects.connecting, f"device {name!r} failed in the meantime")
         self.down.add(name)
         self._suspicions = [(s, at) for s, at in self._suspicions if name not in (s.device, s.reporter)]
         process = self._disconnect(name)
         self._change_roles(drop=self._is_needed_in_flight(name))
-        reconnects.add_failed(name)
+        self._reconnects.add_failed(name)
         self._failed_processes.add(process, failure)
         self._on_change("failure", name, failure.message)
 
@@ -447,7 +416,7 @@ class ClusterState:
             self._messages.forget(name)
         self.awaiting_ack.discard(name)
         self.processes[name] = DeviceProcess(process.manifest)
-        self._get_acceptor().allow_again(name)
+        self._acceptor.allow_again(name)
         return process
 
     def _is_needed_in_flight(self, name: str) -> bool:
@@ -496,29 +465,29 @@ class ClusterState:
 
     # -- returning devices
 
-    def _poll_reconnects(self, reconnects: ReconnectQueue) -> None:
+    def _poll_reconnects(self) -> None:
         """Restart failed devices, accept those that connect, and let them connect to their peers one after another."""
-        for name in reconnects.pop_due():
+        for name in self._reconnects.pop_due():
             try:
-                self.processes[name] = reconnects.start_device(name)
+                self.processes[name] = self._start_process(name)
             except RunError as error:
                 self._give_up_reconnect(name, str(error))
         try:
-            process = self._get_acceptor().next_process(0)
+            process = self._acceptor.next_process(0)
         except RunError as error:  # A device with another artifact has connected, and was refused.
             self._warn_once(str(error))
             process = None
         if process is not None:
             self._messages.listen(process, self.loop)
-            reconnects.add_greeted(process.device)
-        if not self.awaiting_ack and not self.needs_replay and (name := reconnects.pop_next()):
+            self._reconnects.add_greeted(process.device)
+        if not self.awaiting_ack and not self.needs_replay and (name := self._reconnects.pop_next()):
             self._send_peers(name, {"down": sorted(self.down - {name}), "rejoins": True})
 
     def _give_up_reconnect(self, name: str, reason: str) -> None:
         """End the process of a device that could not return, and schedule another restart."""
         self._warn_once(f"device {name!r} does not return yet: {reason}")
         end_process(self._disconnect(name))
-        self._get_reconnects().retry_later(name)
+        self._reconnects.retry_later(name)
 
     def _warn_once(self, message: str) -> None:
         """Log a warning only once, because repeated attempts to return fail for the same reason."""
@@ -527,7 +496,7 @@ class ClusterState:
 
     def _mark_returned(self, name: str) -> None:
         """Let a device that has returned take part again from the next frame on."""
-        self._get_reconnects().remove(name)
+        self._reconnects.remove(name)
         self._warned.clear()
         self.down.discard(name)
         self._change_roles(drop=False, returned=name)

@@ -85,16 +85,15 @@ class ResidentCluster:
         try:
             document = json.loads(path.read_bytes())
             if (found := document.pop("format")) != RESIDENT_FORMAT:
-                raise DicompilerError(
-                    f"{path}: format {found} is not supported (this version reads {RESIDENT_FORMAT}): stop the devices "
-                    "with the version that started them, and remove the file"
-                )
+                cause = f"format {found} is not supported (this version reads {RESIDENT_FORMAT})"
+                remedy = "stop the devices with the version that started them, and remove the file"
+                raise DicompilerError(f"{path}: {cause}: {remedy}")
             addresses = {str(name): (str(host), int(port)) for name, (host, port) in document.pop("addresses").items()}
             return cls(directory, addresses=addresses, **document)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DicompilerError(f"{path}: invalid list of resident devices ({error!r}): remove it") from None
+            raise DicompilerError(f"{path}: invalid list of resident devices ({error!r}): remove the file") from None
 
     @classmethod
     def load_for(cls, artifact: SocketsArtifact) -> ResidentCluster | None:
@@ -239,6 +238,7 @@ class DaemonConnector:
     `restart` starts a device that does not answer, and returns its address.
 
     Attributes:
+        cluster: The resident devices.
         options: The options of the run.
         credentials: Credentials of the run.
     """
@@ -251,18 +251,12 @@ class DaemonConnector:
         options: RunOptions,
         restart: Callable[[str], tuple[str, int]] | None = None,
     ) -> None:
-        self._cluster, self.options, self._restart = cluster, options, restart
-        self._keys = cluster.load_keys(options)
-        run = secrets.token_hex(8)
+        self.cluster, self.options, self._restart = cluster, options, restart
+        self._keys, run = cluster.load_keys(options), secrets.token_hex(8)
         self.credentials = RunCredentials(run, "" if options.keys else derive_token(cluster.token, run))
         self._connections, self._closed, self._lock = ConnectionQueue(), False, threading.Lock()
         self._previous_call = threading.Event()
         self._previous_call.set()
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether a device runs on another host."""
-        return self._cluster.is_remote
 
     @property
     def refusal_text(self) -> str:
@@ -283,7 +277,7 @@ class DaemonConnector:
 
         The threads connect one after another, so that of two clients, the first one gets all devices.
         """
-        address = self._cluster.addresses.get(manifest["device"])
+        address = self.cluster.addresses.get(manifest["device"])
         location = "" if address is None else f" at {join_address(*address)}"
         process, previous, done = DaemonProcess(manifest, location=location), self._previous_call, threading.Event()
         self._previous_call = done
@@ -295,14 +289,12 @@ class DaemonConnector:
 
         Raise RunError if a device refused the run.
         """
-        while (answered := self._connections.take(seconds)) is not None:
-            process: DaemonProcess = answered[0]
-            channel: MessageChannel = answered[1]
-            address: tuple[str, int] = answered[2]
+        while (answer := self._connections.take(seconds)) is not None:
+            process: DaemonProcess = answer[0]
             if self._processes.get(process.device) is process:
-                process.channel, process.address = channel, address
+                process.channel, process.address = answer[1:]
                 return process
-            channel.close()  # The device was given up in the meantime.
+            answer[1].close()  # The device failed while its connection waited in the queue.
         return None
 
     def _connect(self, process: DaemonProcess, previous: threading.Event, done: threading.Event) -> None:
@@ -318,7 +310,7 @@ class DaemonConnector:
                 channel = self._request_run(name)
             if self._closed:
                 channel.close()
-            self._connections.put((process, channel, self._cluster.addresses[name]))
+            self._connections.put((process, channel, self.cluster.addresses[name]))
         except PeerRefused as error:
             self._connections.put(RunError(f"{process.title}: {error}"))
         except Exception as error:
@@ -329,24 +321,19 @@ class DaemonConnector:
     def _update_address(self, name: str, address: tuple[str, int]) -> None:
         """Record the new address of a restarted device, also in the file that other clients read."""
         with self._lock:
-            self._cluster = replace(self._cluster, addresses={**self._cluster.addresses, name: address})
+            self.cluster = replace(self.cluster, addresses={**self.cluster.addresses, name: address})
             try:
-                self._cluster.save()
+                self.cluster.save()
             except DicompilerError as error:
-                log.warning("%s: other clients cannot find device %r, which was restarted", error, name)
+                log.warning("%s: other clients cannot find the restarted device %r", error, name)
 
     def _request_run(self, name: str) -> MessageChannel:
-        if name not in self._cluster.addresses:
+        if name not in self.cluster.addresses:
             raise ConnectionError("it was not started")
-        request = {
-            "request": "run",
-            "run": self.credentials.run,
-            "digest": self._digest,
-            "timeout": self.options.timeout_s,
-            "heartbeat": self.options.heartbeat_s,
-        }
-        address = self._cluster.addresses[name]
-        # If the device does not answer, time must be left to continue without it.
-        deadline = time.monotonic() + min(2 * GREETING_TIMEOUT_S, self.options.timeout_s / 2)
-        is_insecure, token = self.options.insecure, self._cluster.token
-        return call_daemon(name, address, self._keys, is_insecure, token, request, deadline)[0]
+        options, cluster = self.options, self.cluster
+        request: dict[str, Any] = {"request": "run", "run": self.credentials.run, "digest": self._digest}
+        request |= {"timeout": options.timeout_s, "heartbeat": options.heartbeat_s}
+        # Half of the time is left for a run without this device, in case it does not answer.
+        deadline = time.monotonic() + min(2 * GREETING_TIMEOUT_S, options.timeout_s / 2)
+        address, token = cluster.addresses[name], cluster.token
+        return call_daemon(name, address, self._keys, options.insecure, token, request, deadline)[0]

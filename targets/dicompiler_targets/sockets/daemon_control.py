@@ -30,7 +30,7 @@ from dicompiler_targets.sockets.deploy import (
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
 START_SCRIPT = 'cd "$1" && shift && exec "$@"'
-# Run by the Python of the host. The daemon locks its state file as long as it runs.
+# The Python of the host runs this script. A daemon locks its state file as long as it runs.
 STOP_SCRIPT = """
 import fcntl, json, os, signal, sys, time
 def is_locked():
@@ -123,9 +123,7 @@ class ResidentDevices:
         """Return the status of each device. Raise UsageError if the artifact has no resident devices."""
         cluster = ResidentCluster.load(self.directory)
         if cluster is None:
-            raise UsageError(
-                f"{self.directory}: it has no resident devices: start them with 'dicompiler deploy --resident'"
-            )
+            raise UsageError(f"{self.directory}: no resident devices: start them with 'dicompiler deploy --resident'")
         return cluster.status(self.options)
 
 

@@ -117,9 +117,6 @@ class DeployedState:
     versions: Mapping[str, str]
     copies: Sequence[tuple[str, frozenset[str]]]
 
-    def needs_copy(self, index: int, copy: DirectoryCopy) -> bool:
-        return bool(copy.files) and self.copies[index] != (copy.stamp, frozenset(copy.files))
-
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
     """Copy the files and keys that the hosts lack: the implementation of `Target.install`."""
@@ -150,12 +147,10 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
 
     def copy(name: str) -> InstalledDevice:
         location, copied_bytes, state = locations[name], 0, states[name]
-        for index, directory_copy in enumerate(copies[name]):
-            if state.needs_copy(index, directory_copy):
-                stamp, intact = state.copies[index]
-                target, files = directory_copy.target, directory_copy.files
+        for wanted, (stamp, intact) in zip(copies[name], state.copies, strict=True):
+            if wanted.files and (stamp, intact) != (wanted.stamp, frozenset(wanted.files)):
                 kept = intact if stamp else ()
-                copied_bytes += commands.copy_files(location, target, files, directory_copy.stamp, kept)
+                copied_bytes += commands.copy_files(location, wanted.target, wanted.files, wanted.stamp, kept)
         if copied_bytes:
             _check_copied(location, copies[name], _probe_host(commands, location, copies[name]).copies)
         return InstalledDevice(name, location.ssh_destination, location.directory, copied_bytes, state.versions)
@@ -181,9 +176,10 @@ def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path
     key_files = _key_files(keys, location.device, artifact.directory)
     key_digests = _file_digests(key_files)
     key_stamp = hashlib.sha256("".join(key_digests.values()).encode()).hexdigest()
+    key_directory = posixpath.join(posixpath.dirname(location.directory), KEYS_DIRECTORY, location.device)
     return [
         DirectoryCopy(location.directory, files, _file_digests(files), artifact.digest),
-        DirectoryCopy(_remote_keys_path(location), key_files, key_digests, key_stamp),
+        DirectoryCopy(key_directory, key_files, key_digests, key_stamp),
     ]
 
 
@@ -231,10 +227,6 @@ def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Pat
     return files
 
 
-def _remote_keys_path(location: DeviceLocation) -> str:
-    return posixpath.join(posixpath.dirname(location.directory), KEYS_DIRECTORY, location.device)
-
-
 def find_listen_address(options: RunOptions, locations: Sequence[DeviceLocation]) -> str:
     """Return the address at which devices connect to this process.
 
@@ -271,8 +263,8 @@ def _probe_host(
     arguments = [quoted_python(location), *(ssh.quote_path(directory_copy.target) for directory_copy in copies)]
     result = commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda stream: stream.write(code))
     if not result.prefixed_lines:
-        cause = last_error_line(result)
-        raise RunError(f"{location.title}: Python {location.python!r} cannot be run ({cause}): {OTHER_PYTHON_HINT}")
+        cause = f"Python {location.python!r} cannot be run ({last_error_line(result)})"
+        raise RunError(f"{location.title}: {cause}: {OTHER_PYTHON_HINT}")
     try:
         return _parse_probe(location, json.loads(result.prefixed_lines[-1]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -334,7 +326,7 @@ class RemoteStarter:
         self._locations = device_locations(artifact, options)
         self.options = replace(options, listen=find_listen_address(options, list(self._locations.values())))
         directory = artifact.directory.absolute()
-        self._default_logs = directory.with_name(f"{directory.name}.logs")
+        self._logs = options.logs or directory.with_name(f"{directory.name}.logs")
         self._has_logs = False
 
     def __call__(self, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
@@ -362,18 +354,17 @@ class RemoteStarter:
 
     def save_output(self, device: str, output: bytes, has_failed: bool) -> None:
         """Save a device's output if the user asked for logs, or if the run failed and there is output."""
-        directory = self.options.logs or self._default_logs
         if self.options.logs is None and not (has_failed and output):
             return
         try:
-            directory.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=directory, prefix=".") as temporary:
+            self._logs.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._logs, prefix=".") as temporary:
                 file = Path(temporary, device)
                 file.write_bytes(output)
-                os.replace(file, directory / f"{device}.log")
+                os.replace(file, self._logs / f"{device}.log")
             self._has_logs = True
         except OSError as error:
-            log.warning("%s: cannot save the output of device %r: %s", directory, device, error.strerror or error)
+            log.warning("%s: cannot save the output of device %r: %s", self._logs, device, error.strerror or error)
 
     @contextlib.contextmanager
     def with_log_hint(self) -> Iterator[None]:
@@ -382,8 +373,7 @@ class RemoteStarter:
             yield
         except RunError as error:
             if self._has_logs:
-                logs = self.options.logs or self._default_logs
-                raise RunError(f"{error}; output of the devices: {logs}") from None
+                raise RunError(f"{error}; output of the devices: {self._logs}") from None
             raise
 
 

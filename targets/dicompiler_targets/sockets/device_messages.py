@@ -26,16 +26,11 @@ from dicompiler_targets.sockets.runtime.protocol import (
 )
 from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 
-JSON_MESSAGE_TYPES = (
-    MessageType.REPORT,
-    MessageType.ERROR,
-    MessageType.PEER_FAILED,
-    MessageType.TENSOR_OVERDUE,
-)
+JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""Entries for old frames that OncePerFrame keeps before it removes them."""
+"""Number of recorded messages of finished frames above which OncePerFrame removes these records."""
 MAX_QUEUED_MESSAGES = 64
-"""JSON messages of a device that may wait until the user asks for outputs."""
+"""Maximum number of a device's queued JSON messages. They are handled only while the user waits for outputs."""
 
 
 class OncePerFrame:

@@ -71,7 +71,7 @@ class DeviceProcess:
     def send_token(self, token: str) -> None:
         """Write the run's secret token to the process's standard input, which no other user of the host can read."""
         if self.popen is not None and self.popen.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # The process has ended, which is reported elsewhere.
+            with contextlib.suppress(BrokenPipeError):  # The process has ended, which `failures` will notice.
                 self.popen.stdin.write(f"{token}\n".encode())
                 self.popen.stdin.flush()
 
@@ -84,11 +84,13 @@ class DeviceProcess:
         code = self.exit_code()
         if code is None:
             return None
-        if code >= 0:
-            return f"its process ended with exit code {code}{self._last_line_suffix()}"
-        with contextlib.suppress(ValueError):  # Not every signal has a name.
-            return f"its process was ended by signal {-code} ({signal.Signals(-code).name}){self._last_line_suffix()}"
-        return f"its process was ended by signal {-code}{self._last_line_suffix()}"
+        cause = f"ended with exit code {code}"
+        if code < 0:
+            cause = f"was ended by signal {-code}"
+            with contextlib.suppress(ValueError):  # Some signals have no name.
+                cause += f" ({signal.Signals(-code).name})"
+        line = self.last_line()
+        return f"its process {cause}: {line}" if line else f"its process {cause}"
 
     def close(self) -> None:
         """Close the connection to a process that has ended, and the pipe to its standard input."""
@@ -104,9 +106,6 @@ class DeviceProcess:
         lines = tail.decode(errors="replace").strip().splitlines()
         return one_line(lines[-1], 500) if lines else ""
 
-    def _last_line_suffix(self) -> str:
-        return f": {line}" if (line := self.last_line()) else ""
-
 
 StartDevice = Callable[[Manifest, Sequence[str]], DeviceProcess]
 """Starts a device's runtime: (manifest, arguments that are the same for all devices of the run) → process."""
@@ -119,7 +118,8 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
     """
     keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // count) if emulation is None else 1  # Emulated segment times are for one core.
+    # The times of emulated segments are those of one core.
+    share = max(1, len(cores) // count) if emulation is None else 1
 
     def start(manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
         extra = ["--threads", str(min(share, manifest["threads"]))]
@@ -144,10 +144,10 @@ def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]
             [sys.executable, *RUNTIME_COMMAND, "--end-with-stdin", *arguments],
             cwd=directory / manifest["device"],
             env=_child_environment(),
-            stdin=subprocess.PIPE,  # Kept open by this process: the device ends with it.
+            stdin=subprocess.PIPE,  # The pipe closes when this process ends. Then the device ends too.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # A terminal's interrupt goes to this process, which then ends the devices.
+            start_new_session=True,  # Ctrl-C interrupts only this process, which then ends the devices.
         )
     except OSError as error:
         raise RunError(f"device {manifest['device']!r}: cannot start its process: {error}") from error
@@ -159,7 +159,8 @@ def _child_environment() -> dict[str, str]:
     """Return this process's environment without those PYTHON… variables that change how Python behaves."""
     kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
-    # The child has another working directory, and must not write bytecode into the artifact.
+    # The child has another working directory, so relative paths must become absolute. Without
+    # PYTHONDONTWRITEBYTECODE, it would write bytecode into the artifact.
     path = [os.path.abspath(entry) for entry in variables.pop("PYTHONPATH", "").split(os.pathsep) if entry]
     return variables | {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
 
@@ -182,7 +183,7 @@ def end_process(process: DeviceProcess) -> None:
     """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # It is stuck in the kernel; the end of the run waits.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # A process that is stuck in the kernel ends later.
             process.popen.wait(1)
     process.close()
 

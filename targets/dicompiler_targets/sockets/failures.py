@@ -23,7 +23,7 @@ log = logging.getLogger("dicompiler")
 
 RANK_CAUSE, RANK_EXIT, RANK_DISCONNECTED, RANK_SUSPECTED = range(4)
 EXIT_WAIT_S = 0.05
-"""Seconds to wait for the end of a process after its connections ended."""
+"""Seconds that a process gets to end after its connection has ended, before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
 
 def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, DeviceProcess]) -> str:
     """Return a line about the failure that has caused all others."""
-    # If devices suspect each other in a chain, the last one, which suspects nobody, blocks the others.
+    # If device a suspects b, and b suspects c, then c, which suspects no other device, is at fault.
     suspecting = {failure.reporter for failure in failures if failure.rank == RANK_SUSPECTED}
     cause = min(failures, key=lambda failure: (failure.rank > RANK_CAUSE, failure.device in suspecting, failure.rank))
     return f"{devices[cause.device].title}: {cause.message}"
@@ -134,9 +134,9 @@ class EventLog:
 
     def set_reason(self, device: str, reason: str) -> None:
         """Set the final reason of the device's first failure that is not final."""
-        for place, (event, is_final) in enumerate(self._pending):
+        for index, (event, is_final) in enumerate(self._pending):
             if not is_final and event.device == device:
-                self._pending[place] = replace(event, reason=reason), True
+                self._pending[index] = replace(event, reason=reason), True
                 break
         self._emit()
 
@@ -156,13 +156,9 @@ class EventLog:
 
 @dataclass
 class _FailedProcess:
-    """The process of a failed device, with a closed connection.
+    """The process of a failed device. It is killed at `kill_at` (time.monotonic) unless it has ended.
 
-    Attributes:
-        process: The process.
-        failure: The observed failure.
-        kill_at: When the process is killed unless it has ended (time.monotonic).
-        is_explained: Whether the reason of the failure was reported.
+    `is_explained` is True after the reason of the failure was reported.
     """
 
     process: DeviceProcess

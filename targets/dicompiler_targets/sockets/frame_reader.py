@@ -68,7 +68,7 @@ class FrameReader:
                 self._notify()
         except StopIteration:
             self.is_exhausted = True
-        except BaseException as error:  # The user's own exception, which is raised where outputs are returned.
+        except BaseException as error:  # An exception of the user's iterator is raised again by `stream`.
             self._fail(error)
         self._notify()
 

@@ -55,7 +55,7 @@ class InProcessSession(Session):
         (self._manifest,), (self._role,) = artifact.manifests, artifact.roles
         self._device: str = self._manifest["device"]
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
-        self._loop.close()  # There are no connections.
+        self._loop.close()  # The executor needs the object, but there are no connections.
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
         self._fail_once = FailOnce(self._wake_watchdog.set)

@@ -122,5 +122,5 @@ def run_artifact(
         finished[-1].finished_at - finished[0].sent_at if finished else 0.0,
         tuple(session.events),
         tuple(frame.queue_wait_s for frame in finished),
-        access.connector is not None and access.connector.is_remote,
+        access.connector is not None and access.connector.cluster.is_remote,
     )

@@ -54,7 +54,7 @@ class RunAcceptor:
         other hosts are allowed only if `is_insecure`. Raise UsageError if the address or the keys cannot be used, and
         RunError if the address is in use.
         """
-        # With keys, certificates prove the identities, and no token is needed.
+        # Without keys, a token proves that a device belongs to the run. With keys, certificates prove it.
         self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
         self._acceptor: ConnectionAcceptor | None = None
         self._joined_devices: set[str] = set()
@@ -62,14 +62,18 @@ class RunAcceptor:
         try:
             self._keys = None if keys is None else TlsKeys(keys / "coordinator")
             host, port = split_address(listen)
-            self._listener = _make_listener(host, port)
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=64)
+        except OSError as error:
+            raise RunError(f"{listen_error((host, port), error)} (--listen)") from None
         try:
             bound = self._listener.getsockname()
             check_encryption(bound[0], self._keys, is_insecure)
             if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
-                raise ValueError(f"{bound[0]}: devices need an address of this host: give it with --listen")
+                raise ValueError(f"{bound[0]}: devices cannot connect to it: pass an address of this host (--listen)")
         except ValueError as error:
             self._listener.close()
             raise UsageError(f"run: {error}") from None
@@ -106,7 +110,8 @@ class RunAcceptor:
         if joined is None:
             return None
         process, channel, address = joined
-        if self._processes[process.device] is not process:  # The device was given up while it waited in the queue.
+        # The device may have failed while its connection waited in the queue.
+        if self._processes[process.device] is not process:
             channel.close()
             return None
         process.channel, process.address = channel, address
@@ -138,27 +143,19 @@ class RunAcceptor:
         return process, channel, address
 
 
-def _make_listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=64)
-    except OSError as error:
-        raise RunError(f"{listen_error((host, port), error)} (--listen)") from None
-
-
 def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
     """Return the address at which peers can reach a device, after a check of the address that the device sent.
 
     Its host must be one that the device is known to have. Otherwise a device could direct its peers to any other host.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
-        raise ProtocolError("its greeting has no address")
+        raise ProtocolError("its greeting has no valid address")
     with contextlib.suppress(ValueError):
         if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, allowed_hosts):
             return value[0], value[1]
     raise ProtocolError(
-        f"it names {value[0][:100]!r}, port {value[1]}, to its peers, but connected from {min(allowed_hosts)}: let it "
-        "listen at that address, or give its address in the hosts file"
+        f"its address for peers is {value[0][:100]!r}, port {value[1]}, but it connected from {min(allowed_hosts)}: "
+        "let it listen at that address, or set its address in the hosts file"
     )
 
 

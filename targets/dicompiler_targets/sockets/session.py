@@ -122,16 +122,9 @@ class ClusterSession(Session):
     ) -> None:
         """Start the devices and wait until they are ready.
 
-        Args:
-            artifact: The artifact.
-            options: The options of the run.
-            start: Function that starts a device. Default: on this host, except for `options.start_manually`.
-            acceptor: The object that accepts or makes connections to devices. Default: a listening socket.
-            deadline: When the session must have ended (time.monotonic), if it is limited.
-
-        Raises:
-            RunError: A device failed to start.
-            UsageError: The options are invalid.
+        By default, `start` starts a device on this host, and `acceptor` is a listening socket. The session must have
+        ended by `deadline` (time.monotonic), if given. Raise RunError if a device fails to start, and UsageError if
+        the options are invalid.
         """
         self.artifact, self.options, self._deadline = artifact, options, deadline
         self.in_flight = check_frames_in_flight(options, len(artifact.devices))
@@ -146,17 +139,21 @@ class ClusterSession(Session):
         self._caller_s, self._left_at = 0.0, math.inf
         count = len({*artifact.devices} - {*options.start_manually, *options.start_without})
         acceptor = acceptor or RunAcceptor(options.listen or ANY_LOOPBACK_PORT, options.keys, options.insecure)
-        local_processes = 0 if start else count
-        start = start or local_starter(artifact.directory, options, max(1, count))
-        on_reason = self._event_log.set_reason
         self._cluster = ClusterState(
-            artifact, options, self.in_flight, start, local_processes, self._log_event, on_reason
+            artifact,
+            options,
+            self.in_flight,
+            start or local_starter(artifact.directory, options, max(1, count)),
+            acceptor,
+            0 if start else count,
+            self._log_event,
+            self._event_log.set_reason,
         )
         self._window, self._loop = self._cluster.window, self._cluster.loop
         self._fail_once = FailOnce(self._stop)
         with self._guarded(), contextlib.ExitStack() as stack:
             stack.callback(acceptor.close)
-            self._cluster.join(acceptor, self._new_deadline(), self._check_time)
+            self._cluster.join(self._new_deadline(), self._check_time)
             if self._cluster.schedule.tolerates_failures:
                 stack.pop_all()  # The acceptor stays open, because failed devices may return.
 
