@@ -97,8 +97,8 @@ def met(connection: socket.socket, accepted: socket.socket, keys: TlsKeys | None
     greeter.start()
     net.insert(0, End(connection, keys, False))
     greeter.join(20)
-    one, other = sorted(net, key=lambda end: end.channel._connection._socket is accepted)
-    yield one.start(), other.start()
+    near_end, far_end = sorted(net, key=lambda end: end.channel._connection._socket is accepted)
+    yield near_end.start(), far_end.start()
     for end in net:
         end.loop.close()
         end.channel.close()
@@ -122,43 +122,43 @@ def check(received: list[tuple[int, Any]], payloads: list[Any]) -> None:
 
 def test_tensors_of_earlier_frames_overtake_later_ones(ends: tuple[End, End]) -> None:
     """Except for a tensor that is partly sent, and tensors behind other messages."""
-    one, other = ends
+    near_end, far_end = ends
     first = numbers(LARGE, 0)
-    one.channel.post(MessageType.TENSOR, first, 0, frame=9)
-    one.loop.push()
+    near_end.channel.post(MessageType.TENSOR, first, 0, frame=9)
+    near_end.loop.push()
     for index, frame in ((1, 4), (2, 3), (3, 4), (4, 3)):
-        one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
-    one.channel.post(MessageType.HEARTBEAT)
+        near_end.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
+    near_end.channel.post(MessageType.HEARTBEAT)
     for index, frame in ((5, 2), (6, 1)):
-        one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
-    one.loop.push()
-    other.wait(7)
-    assert [index for index, _ in other.received] == [0, 2, 4, 1, 3, 6, 5]
-    assert np.array_equal(other.received[0][1], first)
-    assert all(np.array_equal(payload, numbers(5, index)) for index, payload in other.received[1:])
+        near_end.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
+    near_end.loop.push()
+    far_end.wait(7)
+    assert [index for index, _ in far_end.received] == [0, 2, 4, 1, 3, 6, 5]
+    assert np.array_equal(far_end.received[0][1], first)
+    assert all(np.array_equal(payload, numbers(5, index)) for index, payload in far_end.received[1:])
 
 
 def test_timeline_of_last_frame_is_complete(ends: tuple[End, End]) -> None:
-    one, other = ends
+    near_end, far_end = ends
     for index, frame in enumerate((9, 10, 9, 10, 8)):
-        one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
-        one.loop.push()
-    other.wait(5)
-    assert [(index, frame) for index, frame, *_ in one.channel.timeline] == [(1, 10), (2, 9), (3, 10), (4, 8)]
+        near_end.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
+        near_end.loop.push()
+    far_end.wait(5)
+    assert [(index, frame) for index, frame, *_ in near_end.channel.timeline] == [(1, 10), (2, 9), (3, 10), (4, 8)]
 
 
 def test_held_channel_stops_reading(ends: tuple[End, End]) -> None:
-    one, other = ends
+    near_end, far_end = ends
     payloads = [numbers(size, size) for size in (3, 5, 1 << 20)]
-    other.hold_index = 0
-    one.send(*payloads)
-    other.wait(1)
-    other.loop.run_until(lambda: len(other.received) > 1, time.monotonic() + 0.1)
-    assert len(other.received) == 1
-    with other.loop.lock:
-        other.channel.release()
-    other.wait(3)
-    check(other.received, payloads)
+    far_end.hold_index = 0
+    near_end.send(*payloads)
+    far_end.wait(1)
+    far_end.loop.run_until(lambda: len(far_end.received) > 1, time.monotonic() + 0.1)
+    assert len(far_end.received) == 1
+    with far_end.loop.lock:
+        far_end.channel.release()
+    far_end.wait(3)
+    check(far_end.received, payloads)
 
 
 class Counted(socket.socket):
@@ -166,32 +166,32 @@ class Counted(socket.socket):
 
     sends = receives = 0
 
-    def sendmsg(self, *given: Any) -> int:
+    def sendmsg(self, *arguments: Any) -> int:
         self.sends += 1
-        return super().sendmsg(*given)
+        return super().sendmsg(*arguments)
 
-    def send(self, *given: Any) -> int:
+    def send(self, *arguments: Any) -> int:
         self.sends += 1
-        return super().send(*given)
+        return super().send(*arguments)
 
-    def recv_into(self, *given: Any) -> int:
+    def recv_into(self, *arguments: Any) -> int:
         self.receives += 1
-        return super().recv_into(*given)
+        return super().recv_into(*arguments)
 
 
 def test_small_message_takes_one_system_call_per_end(secrets: TlsKeys | None) -> None:
     """Also with TLS, and for several messages that are queued together."""
-    one, other = (Counted(fileno=end.detach()) for end in connected())
-    with met(one, other, secrets) as (sender, receiver):
+    near_end, far_end = (Counted(fileno=end.detach()) for end in connected())
+    with met(near_end, far_end, secrets) as (sender, receiver):
         for end in (sender, receiver):
             end.run_in_main_thread()
             end.loop.run_until(lambda: False, time.monotonic() + 0.1)  # TLS sends session tickets after its handshake.
         for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
-            one.sends = other.receives = 0
+            near_end.sends = far_end.receives = 0
             receiver.received.clear()
             sender.send(*payloads)
             receiver.wait(len(payloads))
-            assert (one.sends, other.receives) == (1, 1)
+            assert (near_end.sends, far_end.receives) == (1, 1)
             check(receiver.received, payloads)
 
 
@@ -209,28 +209,28 @@ def test_reads_data_that_arrives_in_small_pieces(secrets: TlsKeys | None) -> Non
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for source, target in ((near, far), (far, near)):
         threading.Thread(target=send_slowly, args=(source, target, 1448), daemon=True).start()
-    with met(connection, accepted, secrets) as (one, other), near, far:
-        other.run_in_main_thread()
+    with met(connection, accepted, secrets) as (near_end, far_end), near, far:
+        far_end.run_in_main_thread()
         payloads = [numbers(size, i) for i, size in enumerate([16_000, 20_000, 33_000, 70_000, 3, 17_000])]
         for i, payload in enumerate(payloads):
-            one.send(payload)
-            assert other.loop.run_until(lambda i=i: len(other.received) > i, time.monotonic() + 5)  # type: ignore[misc]
-        assert all(np.array_equal(found, sent) for (_, found), sent in zip(other.received, payloads, strict=True))
+            near_end.send(payload)
+            assert far_end.loop.run_until(lambda i=i: len(far_end.received) > i, time.monotonic() + 5)  # type: ignore[misc]
+        assert all(np.array_equal(found, sent) for (_, found), sent in zip(far_end.received, payloads, strict=True))
 
 
 def test_messages_arrive_complete_and_in_order(ends: tuple[End, End]) -> None:
-    one, other = ends
-    other.run_in_main_thread()
+    near_end, far_end = ends
+    far_end.run_in_main_thread()
     sizes = [0, 1, 7, 100, 16_000, 20_000, 0, 70_000, 1 << 20, 3, LARGE, 5, *range(200)]
     payloads = [numbers(size, i) for i, size in enumerate(sizes)]
-    one.send(*payloads)
-    sender = threading.Thread(target=lambda: one.channel.flush(time.monotonic() + 20))
+    near_end.send(*payloads)
+    sender = threading.Thread(target=lambda: near_end.channel.flush(time.monotonic() + 20))
     sender.start()
-    other.wait(len(sizes))
+    far_end.wait(len(sizes))
     sender.join()
-    check(other.received, payloads)
-    assert one.channel.sent == dict(enumerate(sizes))
-    assert other.threads == {threading.get_ident()}  # No other thread delivered a message.
+    check(far_end.received, payloads)
+    assert near_end.channel.sent == dict(enumerate(sizes))
+    assert far_end.threads == {threading.get_ident()}  # No other thread delivered a message.
 
 
 def test_slow_long_message_causes_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,24 +280,24 @@ def test_helper_sends_large_messages_while_both_ends_compute(ends: tuple[End, En
 
 
 def test_helper_sends_backlog_during_short_segment(ends: tuple[End, End]) -> None:
-    one, other = ends
-    one.run_in_main_thread()
-    one.send(numbers(LARGE, 3))
-    one.loop.let_helper_run(0.0)
-    other.wait(1)
-    check(other.received, [numbers(LARGE, 3)])
+    near_end, far_end = ends
+    near_end.run_in_main_thread()
+    near_end.send(numbers(LARGE, 3))
+    near_end.loop.let_helper_run(0.0)
+    far_end.wait(1)
+    check(far_end.received, [numbers(LARGE, 3)])
 
 
 def test_failure_in_helper_reaches_main_thread(ends: tuple[End, End]) -> None:
-    one, other = ends
-    other.loop.let_helper_run(3600)
-    one.channel.send(MessageType.FINISH)
-    other.wait(1)
-    assert str(other.lost[0]) == "only tensors may come"
-    other.channel.close()
-    one.wait(1)
-    assert isinstance(one.lost[0], ConnectionError)
-    assert (len(one.lost), len(other.lost)) == (1, 1)
+    near_end, far_end = ends
+    far_end.loop.let_helper_run(3600)
+    near_end.channel.send(MessageType.FINISH)
+    far_end.wait(1)
+    assert str(far_end.lost[0]) == "only tensors may come"
+    far_end.channel.close()
+    near_end.wait(1)
+    assert isinstance(near_end.lost[0], ConnectionError)
+    assert (len(near_end.lost), len(far_end.lost)) == (1, 1)
 
 
 def test_sends_heartbeats_while_main_thread_waits_or_computes() -> None:
@@ -343,25 +343,27 @@ class BlockingSource:
 def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
     """b does not read until a has computed all frames, so the queued tensors of a must not change."""
     net, count = partial(rows=64), 40
-    given = [{n: integers(x.shape, 100 + i, x.dtype) for n, x in net[2].items()} for i in range(count)]
-    with fake(emit(net, tmp_path)) as (one, listener):
+    frames = [{n: integers(x.shape, 100 + i, x.dtype) for n, x in net[2].items()} for i in range(count)]
+    with fake(emit(net, tmp_path)) as (device, listener):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        one.in_flight = count
-        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
-            for frame, inputs in enumerate(given):
+        device.in_flight = count
+        with device.meet(listener, {"device": "b", "digest": device.digest}) as peer:
+            for frame, inputs in enumerate(frames):
                 peer.sendall(
                     HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, frame, 64 * 24 * 4)
                     + bytes(64 * 24 * 4)
                 )
-                one.control.post(MessageType.BEGIN_FRAME, index=60_000, frame=frame)
+                device.control.post(MessageType.BEGIN_FRAME, index=60_000, frame=frame)
                 for index, array in enumerate(inputs.values()):
-                    one.control.post(MessageType.INPUT, array.reshape(-1).view(np.uint8), index, frame)
-            one.loop.push()
+                    device.control.post(MessageType.INPUT, array.reshape(-1).view(np.uint8), index, frame)
+            device.loop.push()
             end = time.monotonic() + 20
-            while sum(header.type is MessageType.DONE for header, _ in one.messages) < count and time.monotonic() < end:
+            while (
+                sum(header.type is MessageType.DONE for header, _ in device.messages) < count and time.monotonic() < end
+            ):
                 time.sleep(0.01)
             found = _tensors(peer, 2 * count)
-    for frame, inputs in enumerate(given):
+    for frame, inputs in enumerate(frames):
         assert np.array_equal(found[0, frame].view(np.float32), inputs["x2"].reshape(-1))
         product = inputs["x"] @ integers((32, 24), 4)[:16]
         assert np.array_equal(found[1, frame].view(np.float32), product.reshape(-1))
@@ -386,11 +388,11 @@ class SocketSource(BlockingSource):
 
 def test_frames_in_flight_match_single_frames(tmp_path: Path) -> None:
     net = partial(rows=64)
-    given = [{n: integers(x.shape, 200 + i, x.dtype) for n, x in net[2].items()} for i in range(60)]
+    frames = [{n: integers(x.shape, 200 + i, x.dtype) for n, x in net[2].items()} for i in range(60)]
     directory = emit(net, tmp_path)
     many, single = (
-        SocketsTarget().run(directory, given, RunOptions(timeout_s=60, in_flight=n)).outputs for n in (12, 1)
+        SocketsTarget().run(directory, frames, RunOptions(timeout_s=60, in_flight=n)).outputs for n in (12, 1)
     )
-    for inputs, one, other in zip(given, many, single, strict=True):
-        assert np.array_equal(one["out"], other["out"])
-        assert np.array_equal(one["out"], run_model(net[1], inputs)["out"])
+    for inputs, outputs, expected in zip(frames, many, single, strict=True):
+        assert np.array_equal(outputs["out"], expected["out"])
+        assert np.array_equal(outputs["out"], run_model(net[1], inputs)["out"])

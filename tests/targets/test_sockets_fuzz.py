@@ -28,9 +28,9 @@ from dicompiler_targets.sockets.runtime.protocol import MessageType
 from dicompiler_targets.sockets.runtime.transport import Connection
 
 
-@pytest.mark.parametrize(("made", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])
-def test_rejects_mutated_messages_within_planned_memory(made: Any, device: str, tmp_path: Path) -> None:
-    emit(made(), tmp_path)
+@pytest.mark.parametrize(("make_network", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])
+def test_rejects_mutated_messages_within_planned_memory(make_network: Any, device: str, tmp_path: Path) -> None:
+    emit(make_network(), tmp_path)
     receiver = Receiver(tmp_path, load_json(tmp_path / device / "manifest.json"))
     for peer, frames in receiver.streams():
         assert receiver.take(b"".join(frame.pack() for frame in frames), peer, 7) == "all taken"
@@ -54,21 +54,21 @@ def greetings(count: int) -> list[bytes]:
 
 
 def test_device_survives_hundreds_of_invalid_greetings(tmp_path: Path) -> None:
-    with fake(emit(partial(), tmp_path), "b") as (one, _):
-        one.tell_peers()
+    with fake(emit(partial(), tmp_path), "b") as (device, _):
+        device.tell_peers()
         for data in greetings(400):
-            tell(one.hello["address"], data)
-        with socket.create_connection(tuple(one.hello["address"])) as peer:
+            tell(device.hello["address"], data)
+        with socket.create_connection(tuple(device.hello["address"])) as peer:
             channel = MessageChannel(Connection(peer))
             channel.send_greeting(
-                MessageType.HELLO, {"device": "a", "digest": one.digest, **MEMBER.make_proof("a", "b")}, one.end
+                MessageType.HELLO, {"device": "a", "digest": device.digest, **MEMBER.make_proof("a", "b")}, device.end
             )
-            assert channel.receive_greeting(one.end) == {
+            assert channel.receive_greeting(device.end) == {
                 "device": "b",
-                "digest": one.digest,
+                "digest": device.digest,
                 **MEMBER.make_proof("b", "a"),
             }
-            one.heard(MessageType.READY)
+            device.heard(MessageType.READY)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -78,23 +78,23 @@ def test_device_ends_with_message_after_mutated_tensors(seed: int, tmp_path: Pat
     (_, frames), rng = receiver.streams()[1], random.Random(seed)
     while receiver.take(data := mutate_stream(frames, rng), "b", 1 << 20) != "refused":
         continue
-    with fake(tmp_path) as (one, listener):
-        one.in_flight = IN_FLIGHT
-        with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
-            one.heard(MessageType.READY)
+    with fake(tmp_path) as (device, listener):
+        device.in_flight = IN_FLIGHT
+        with device.meet(listener, {"device": "b", "digest": device.digest}) as peer:
+            device.heard(MessageType.READY)
             peer.sendall(data)
-            message = one.heard(MessageType.ERROR)["message"]
+            message = device.heard(MessageType.ERROR)["message"]
         assert message.startswith("from 'b': ")
-        assert one.ended().startswith("a: ")
+        assert device.ended().startswith("a: ")
 
 
 def test_run_survives_hundreds_of_invalid_greetings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made, results = partial(), []  # type: ignore[var-annotated]
-    directory = emit(made, tmp_path)
+    network, results = partial(), []  # type: ignore[var-annotated]
+    directory = emit(network, tmp_path)
     caplog.set_level("WARNING", "dicompiler")
     run = threading.Thread(
         target=lambda: results.append(
-            SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60, start_manually=("b",)))
+            SocketsTarget().run(directory, [network[2]], RunOptions(timeout_s=60, start_manually=("b",)))
         )
     )
     run.start()
@@ -103,15 +103,15 @@ def test_run_survives_hundreds_of_invalid_greetings(tmp_path: Path, caplog: pyte
         tell(address.split(":"), data)
     process = by_hand(directory, caplog.messages[0])
     run.join(30)
-    assert np.array_equal(results[0].outputs[0]["out"], run_model(made[1], made[2])["out"])
+    assert np.array_equal(results[0].outputs[0]["out"], run_model(network[1], network[2])["out"])
     assert process.wait(5) == 0
 
 
 def test_slow_greeting_times_out(tmp_path: Path) -> None:
-    with fake(emit(partial(), tmp_path), "b") as (one, _):
-        one.tell_peers()
+    with fake(emit(partial(), tmp_path), "b") as (device, _):
+        device.tell_peers()
         begun = time.monotonic()
-        with socket.create_connection(tuple(one.hello["address"])) as slow, contextlib.suppress(OSError):
+        with socket.create_connection(tuple(device.hello["address"])) as slow, contextlib.suppress(OSError):
             slow.sendall(b"D")
             slow.settimeout(15)
             assert slow.recv(1) == b""

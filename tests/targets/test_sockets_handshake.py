@@ -68,8 +68,8 @@ def test_silent_connections_do_not_block_others(listener: socket.socket) -> None
         assert time.monotonic() - start < 2
         assert len(acceptor._greeting) <= MAX_GREETINGS
         client.close()
-        for one in clients:
-            one.close()
+        for client in clients:
+            client.close()
 
 
 def test_proof_names_sender_and_receiver() -> None:

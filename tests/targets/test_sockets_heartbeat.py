@@ -30,10 +30,10 @@ FOUND_S = 3.75 * HEARTBEAT_S
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_names_stopped_device_in_time(victim: str, tmp_path: Path) -> None:
-    made = halo()
-    session = dicompiler.connect(emit(made, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
+    network = halo()
+    session = dicompiler.connect(emit(network, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
     message = rf"^device '{victim}': no data received for 1\.2 s: it has stopped, or the network to it is down$"
-    stream = session.stream([made[2]] * 1_000_000)
+    stream = session.stream([network[2]] * 1_000_000)
     for _ in range(20):
         next(stream)
     stopped = time.monotonic()
@@ -66,11 +66,11 @@ def test_waits_for_peer_that_creates_sessions(tmp_path: Path) -> None:
 
 
 def test_session_can_be_idle(tmp_path: Path) -> None:
-    made = partial()
-    with dicompiler.connect(emit(made, tmp_path), RunOptions(heartbeat_s=0.2)) as session:
-        before = session.infer(made[2])
+    network = partial()
+    with dicompiler.connect(emit(network, tmp_path), RunOptions(heartbeat_s=0.2)) as session:
+        before = session.infer(network[2])
         time.sleep(1.5)
-        assert np.array_equal(session.infer(made[2])["out"], before["out"])
+        assert np.array_equal(session.infer(network[2])["out"], before["out"])
 
 
 SCRIPT = """

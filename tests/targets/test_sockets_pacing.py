@@ -28,17 +28,17 @@ from dicompiler_targets.sockets.runtime.channel import (
 
 def test_healthy_device_does_not_fail_on_slow_link(tmp_path: Path) -> None:
     """64 frames of 12 kB at 64 kbit/s would fill the link for 98 s at once without a limit."""
-    made = halo(32)
-    right = run_model(made[1], made[2])["out"]
+    network = halo(32)
+    right = run_model(network[1], network[2])["out"]
     with cluster(tmp_path, "abc") as boards, boards.inside():
-        directory = emit(made, tmp_path / "artifact")
+        directory = emit(network, tmp_path / "artifact")
         hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
         options = RunOptions(timeout_s=300, in_flight=64, hosts=hosts, insecure=True)
         SocketsTarget().install(directory, options)
         shape(boards, "64kbit", "1mb")
         with contextlib.suppress(TestEnds), dicompiler.connect(directory, options) as session:
             start = time.monotonic()
-            for outputs in session.stream([made[2]] * 64):
+            for outputs in session.stream([network[2]] * 64):
                 assert np.array_equal(outputs["out"], right)
                 if time.monotonic() - start > 9:
                     raise TestEnds

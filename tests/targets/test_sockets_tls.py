@@ -46,12 +46,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tls_run_computes_same_outputs(keys: Path, tmp_path: Path) -> None:
-    for made in (halo(), partial(rows=50_000)):
-        directory = emit(made, tmp_path / str(len(made[0].devices)))
+    for network in (halo(), partial(rows=50_000)):
+        directory = emit(network, tmp_path / str(len(network[0].devices)))
         options = RunOptions(timeout_s=60, in_flight=3, keys=keys)
-        result = SocketsTarget().run(directory, [made[2]] * 5, options)
+        result = SocketsTarget().run(directory, [network[2]] * 5, options)
         for outputs in result.outputs:
-            assert np.array_equal(outputs["out"], run_model(made[1], made[2])["out"])
+            assert np.array_equal(outputs["out"], run_model(network[1], network[2])["out"])
 
 
 def changed(keys: Path, place: Path, change: Callable[[Path], None]) -> Path:
@@ -114,7 +114,7 @@ def missing(device: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message_part"),
     [
         (expired, "keys/devices/b: its certificate has expired: create new ones with 'dicompiler keys'"),
         (foreign, "its certificate does not belong to this cluster: create new ones"),
@@ -134,7 +134,7 @@ def missing(device: Path) -> None:
         (missing, "key.pem is missing: create keys with 'dicompiler keys'"),
     ],
 )
-def test_reports_wrong_keys_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
+def test_reports_wrong_keys_in_one_line(change: Any, message_part: str, keys: Path, tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path / "artifact")
     with pytest.raises(RunError) as caught:
         SocketsTarget().run(
@@ -142,7 +142,7 @@ def test_reports_wrong_keys_in_one_line(change: Any, words: str, keys: Path, tmp
         )
     message = str(caught.value)
     assert message.startswith("device 'b': ")
-    assert words in message
+    assert message_part in message
     assert "\n" not in message
     assert pids(directory) == {}
 
@@ -166,8 +166,8 @@ def test_reports_device_without_keys(keys: Path, tmp_path: Path) -> None:
 
 def pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        return one, listener.accept()[0]
+        client = socket.create_connection(listener.getsockname())
+        return client, listener.accept()[0]
 
 
 def meet(client: Any, server: Any) -> tuple[Any, Any]:
@@ -256,13 +256,13 @@ def test_rejects_client_without_certificate(keys: Path) -> None:
 
 
 def test_both_ends_see_identity_of_other(keys: Path) -> None:
-    one, two = pair()
+    client, two = pair()
     lines: list[Any] = []
     thread = threading.Thread(
         target=lambda: lines.append(open_connection(two, TlsKeys(keys / "coordinator"), True, time.monotonic() + 9))
     )
     thread.start()
-    line = open_connection(one, TlsKeys(keys / "devices" / "a"), False, time.monotonic() + 9)
+    line = open_connection(client, TlsKeys(keys / "devices" / "a"), False, time.monotonic() + 9)
     thread.join()
     assert (line.identity, lines[0].identity) == ("dicompiler:coordinator", "dicompiler:device:a")
     line.close()
@@ -270,15 +270,17 @@ def test_both_ends_see_identity_of_other(keys: Path) -> None:
 
 
 def test_unknown_clients_do_not_disturb_tls_run(keys: Path, tmp_path: Path) -> None:
-    made = halo()
+    network = halo()
     results: list[Any] = []
     options = RunOptions(timeout_s=60, keys=keys)
-    run = threading.Thread(target=lambda: results.append(SocketsTarget().run(emit(made, tmp_path), [made[2]], options)))
+    run = threading.Thread(
+        target=lambda: results.append(SocketsTarget().run(emit(network, tmp_path), [network[2]], options))
+    )
     run.start()
     port = int(wait_until(lambda: control(tmp_path)).split(":")[1])
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
+    for message_part in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(words)
+            stranger.sendall(message_part)
     run.join(30)
     assert len(results) == 1
 

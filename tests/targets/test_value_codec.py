@@ -1,4 +1,4 @@
-"""Values without a size as bytes: what is packed comes out again, and what is no packed value is refused."""
+"""Values of unknown size as bytes: decoding returns the encoded value, and rejects all other bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dicompiler_targets.sockets.runtime.value_codec import decode_value, encode_
 numbers = st.sampled_from(["<f4", "<f8", "<i8", "|b1", "<f2", "|u1"]).flatmap(
     lambda kind: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, kind))
 )
-words = st.lists(st.text(max_size=5), max_size=4).map(lambda some: np.array([*some, ""], object)[:-1])
-leaves = st.one_of(st.none(), numbers, words, st.floats(allow_nan=False), st.integers(-(2**60), 2**60), st.text())
+strings = st.lists(st.text(max_size=5), max_size=4).map(lambda texts: np.array([*texts, ""], object)[:-1])
+leaves = st.one_of(st.none(), numbers, strings, st.floats(allow_nan=False), st.integers(-(2**60), 2**60), st.text())
 values = st.recursive(
     leaves, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3))
 )
@@ -32,19 +32,19 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @given(values)
-def test_what_is_packed_comes_out_again(value: Any) -> None:
+def test_decoding_returns_encoded_value(value: Any) -> None:
     assert _same(value, decode_value(encode_value(value)))
 
 
 @given(values, st.data())
-def test_what_is_cut_off_is_refused(value: Any, data: st.DataObject) -> None:
+def test_decoding_rejects_truncated_bytes(value: Any, data: st.DataObject) -> None:
     raw = encode_value(value)
     with pytest.raises(ValueError, match="are not a valid encoded value"):
         decode_value(raw[: data.draw(st.integers(0, len(raw) - 1))])
 
 
 @given(st.binary(max_size=40), st.binary(max_size=20))
-def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
+def test_decoding_accepts_only_values_that_can_be_encoded(head: bytes, rest: bytes) -> None:
     raw = np.frombuffer(len(head).to_bytes(8, "little") + head + rest, np.uint8)
     try:
         value = decode_value(raw)
@@ -58,7 +58,7 @@ def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
     "text",
     ['{"tensor": [-1], "type": "<f4"}', '{"tensor": [9], "type": "O"}', '{"words": [1], "lengths": [-1]}', "[[]"],
 )
-def test_a_hostile_head_is_refused(text: str) -> None:
+def test_decoding_rejects_invalid_description(text: str) -> None:
     raw = np.frombuffer(len(text).to_bytes(8, "little") + text.encode(), np.uint8)
     with pytest.raises(ValueError, match="not a valid encoded value"):
         decode_value(raw)

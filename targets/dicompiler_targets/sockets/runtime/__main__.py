@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the device until the coordinator ends the run; return the exit code, 0 if the run ended normally."""
+    """Run the device until the coordinator ends the run; return 0 if the run ended normally, else 1."""
     options = _parse_options()
     token = os.environ.get(TOKEN_VARIABLE, "")
     if options.detach:

@@ -56,7 +56,7 @@ class HeartbeatTimeout(Exception):
 
 
 class SendPacing:
-    """Limits the unacknowledged bytes of a connection, so that urgent messages do not wait long in the kernel.
+    """Limits the unacknowledged bytes of a connection, so that urgent messages need not wait in the kernel.
 
     The limit follows the speed of the link, which is measured with the current numbers that `unacknowledged_bytes`
     returns.
@@ -202,10 +202,7 @@ class MessageChannel:
     def post(
         self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None
     ) -> None:
-        """Queue a message for the next push of the event loop.
-
-        `keep` owns the payload's memory and is kept alive until the message is sent.
-        """
+        """Queue a message for the loop's next push; `keep`, the payload's owner, is kept alive until it is sent."""
         header = MessageHeader(message_type, index, frame, len(payload))
         size = HEADER_STRUCT.size + header.length
         queued = _QueuedMessage(header, (pack_header(header), memoryview(payload)), size, keep)
@@ -337,14 +334,13 @@ class MessageChannel:
         self._update_watch()
 
     def _stop_reading(self, error: Exception) -> None:
-        """Stop reading, and report the reason the first time. Messages can still be sent."""
         if self._is_reading:
             self._is_reading = False
             self._update_watch()
             self._handle_end(error)
 
     def _send_queued(self) -> tuple[bool, bool]:
-        """Send queued messages; return two flags: the kernel's buffer is full, and the pacing allows no more bytes."""
+        """Send queued messages; return whether the kernel's buffer is full, and whether the pacing pauses."""
         queue, connection, pacing = self._queue, self._connection, self._pacing
         if queue and not self._send_started_at:
             self._send_started_at = time.perf_counter()
@@ -375,7 +371,6 @@ class MessageChannel:
         return buffers, size
 
     def _record_sent(self, count: int) -> None:
-        """Count `count` more sent bytes, and remove the messages that were sent completely."""
         self._sent_of_first += count
         while self._queue and self._sent_of_first >= self._queue[0].size:
             message = self._queue.popleft()

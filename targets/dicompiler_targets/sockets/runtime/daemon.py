@@ -100,7 +100,7 @@ class DeviceDaemon:
         self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
 
     def prepare(self, threads: int) -> None:
-        """Make the sessions, check the files and accept connections; raise ValueError for a missing or damaged file."""
+        """Make the sessions, check the files and accept connections; raise ValueError for a damaged file."""
         files = FileIntegrity(self._directory, self._manifest)
         self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()

@@ -281,7 +281,7 @@ class DeviceRun:
             self._mailbox.put_order(("frame", header.frame), times)
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Use other roles (ways of a frame through the devices) from a frame on, as a CHANGE_ROLES message says.
+        """Apply a CHANGE_ROLES message: use other roles (ways of a frame through the devices) from a frame on.
 
         If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
         Tensors of the new roles can then arrive at once, from peers that have applied the change already.
@@ -308,7 +308,7 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Read again from each peer that announced a change of roles, if this device has applied that change too."""
+        """Read again from each peer that announced a change of roles that this device has applied too."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
@@ -406,10 +406,7 @@ class DeviceRun:
         self._get_control().send(MessageType.TENSOR_OVERDUE, content.encode(), frame=frame)
 
     def _notified_channel(self, peer: str) -> MessageChannel:
-        """Return the channel to a peer.
-
-        If the peer has not been told about the last change of roles, a message about it is posted first.
-        """
+        """Return the channel to a peer, after posting the last change of roles if the peer needs it."""
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:
             self._peers_to_notify.discard(peer)
@@ -434,7 +431,7 @@ class DeviceRun:
                 executor.wait(seen)
 
     def _handle_orders(self, executor: StepExecutor, next_frame: int) -> int:
-        """Drop and begin frames as the orders in the mailbox say; return the number of the next frame to begin."""
+        """Drop and begin frames as the orders in the mailbox say; return the next frame to begin."""
         if (first := self._mailbox.pop("drop")) is not None:
             executor.drop_stopped()
             next_frame = self._unacknowledged_change = first
@@ -487,7 +484,7 @@ def make_checked_sessions(
 
 
 def make_report(executor: StepExecutor, channels: Iterable[MessageChannel] = ()) -> dict[str, Any]:
-    """Return the device's report at the end of a run, with sums over all frames and a timeline of the last one.
+    """Return the device's report at the end of a run: sums over all frames and a timeline of the last one.
 
     The timeline lists segments, waits and sends after the announcement of the last frame, in seconds since then, sorted
     by their start.

@@ -72,9 +72,10 @@ class EventLoop:
     # -- for channels
 
     def watch(self, channel: MessageChannel, reads: bool, is_blocked: bool, is_paused: bool) -> None:
-        """Wait for data if `reads`, for space in the kernel's send buffer if `is_blocked`, for a time if `is_paused`.
+        """Set the events for which a channel waits.
 
-        The channel's `pause_s` returns that time.
+        The channel waits for data if `reads`, for space in the kernel's send buffer if `is_blocked`, and for the
+        seconds that its `pause_s` returns if `is_paused`.
         """
         number, mask = channel.fileno(), (READ if reads else 0) | (WRITE if is_blocked else 0)
         if mask:
@@ -101,7 +102,7 @@ class EventLoop:
                     channel.push()
 
     def run_until(self, is_ready: Callable[[], object], deadline: float | None = None) -> bool:
-        """Run the loop until `is_ready` returns true or the deadline (time.monotonic) passes; return True if ready."""
+        """Run the loop until `is_ready` or until the deadline (time.monotonic); return True if ready."""
         if self._posted:
             self.push()
         if is_ready():
@@ -120,7 +121,7 @@ class EventLoop:
                     return True
 
     def let_helper_run(self, seconds: float) -> None:
-        """Let the helper thread run the loop if queued data remains, or the caller is busy for about `seconds`."""
+        """Let the helper thread run the loop if data is queued or the caller is busy for about `seconds`."""
         if self._posted:
             self.push()
         if not self._helper_drives and (seconds > HELPER_MIN_BUSY_S or self.has_backlog()):
@@ -153,7 +154,7 @@ class EventLoop:
     # -- running
 
     def _run_once(self, should_stop: Callable[[], object], seconds: float | None) -> None:
-        """Wait for at most `seconds` for events, unless `should_stop` returns true, and let the channels react."""
+        """Unless `should_stop`, wait for events for at most `seconds`, and let the channels react."""
         if self._paused:
             pause_s = min(channel.pause_s() for channel in tuple(self._paused))
             seconds = pause_s if seconds is None else min(seconds, pause_s)

@@ -61,8 +61,8 @@ class ExecutorStep:
 class RoleSteps:
     """The device's steps for the frames of one role (a way of frames through the devices).
 
-    StepExecutor creates an object for each role. `manifest` is the role's manifest, `first_segment` is the index of its
-    first segment among those of all roles, and `sessions` are the sessions of its segments.
+    StepExecutor creates an object for each role, from the role's manifest and the sessions of its segments.
+    `first_segment` is the index of the role's first segment among the segments of all roles.
     """
 
     def __init__(self, manifest: Mapping[str, Any], first_segment: int, sessions: Sequence[Any]) -> None:
@@ -206,10 +206,7 @@ class StepExecutor:
         self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
 
     def stop_before(self, first: int) -> None:
-        """Stop computing the frames before number `first`, from any thread.
-
-        The main thread must then call `drop_stopped`.
-        """
+        """Stop computing frames before `first`, from any thread; then the main thread calls `drop_stopped`."""
         self._first_valid = first
         if self._run_options is not None:
             self._run_options.terminate = True
@@ -317,7 +314,7 @@ class StepExecutor:
         return True
 
     def _take_payload(self, name: str, frame: FrameExecution) -> Any:
-        """Remove and return the received tensor or the stored state of that name, or None if it is not available."""
+        """Remove and return the received tensor or stored state of that name, or None if not available."""
         if not frame.role.states or frame.resets_states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
         if frame.resets_states is None:

@@ -42,14 +42,11 @@ class RunCredentials:
     token: str = ""
 
     def make_proof(self, sender: str, receiver: str) -> dict[str, str]:
-        """Return the fields `run` and `proof` for a message from `sender` to `receiver`.
-
-        The fields prove that the sender knows the token, and are useless in a message between two other devices.
-        """
+        """Return the fields `run` and `proof`, which prove to `receiver` that `sender` knows the token."""
         return {"run": self.run, "proof": self._proof(sender, receiver)}
 
     def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
-        """Raise ProtocolError if the message from `sender` to `receiver` does not have the fields of `make_proof`."""
+        """Raise ProtocolError if the message does not have the fields of `make_proof` for these two ends."""
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run and run != self.run:
             raise ProtocolError("it belongs to another run: start it again for this one")
@@ -66,10 +63,7 @@ class RunCredentials:
 
 
 def derive_token(token: str, *context: str) -> str:
-    """Return another secret token for the handshake or run that `context` names; '' without a token.
-
-    Only processes that know `token` can derive it.
-    """
+    """Return a secret for one handshake or run, named by `context`, that only owners of `token` can derive."""
     text = json.dumps(context).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 

@@ -21,7 +21,7 @@ _CHECKSUM = re.compile(rb'\n "checksum": "([0-9a-f]{64})"')
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest in a file; raise ValueError if its checksum, a SHA-256 of the other bytes, does not match."""
+    """Return the manifest in a file; raise ValueError if the checksum (SHA-256) in the file does not match."""
     data = path.read_bytes()
     match = _CHECKSUM.search(data)
     if match is None or hashlib.sha256(data[: match.start(1)] + data[match.end(1) :]).hexdigest() != match[1].decode():
@@ -41,7 +41,7 @@ class FileIntegrity:
         """Start to compute the digests of all files in two threads.
 
         Call it just before code that releases the interpreter's lock. Raise ValueError if a file is missing, is a link
-        or has another size than in the manifest, or if a digest has an unknown kind.
+        or has another size than in the manifest. Raise it also for a digest of an unknown kind.
         """
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]

@@ -80,7 +80,7 @@ class Mailbox:
             raise self._failure
 
     def pop(self, key: Any) -> Any:
-        """Remove and return an item, or return None if it is missing; raise the error that was passed to `fail`."""
+        """Remove and return an item, None if it is missing; raise the error that was passed to `fail`."""
         self.check()
         return self._items.pop(key, None)
 

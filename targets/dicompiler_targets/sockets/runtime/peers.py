@@ -88,15 +88,12 @@ class PeerConnections:
     # -- identity
 
     def make_hello(self, receiver: str) -> dict[str, Any]:
-        """Return the HELLO message that proves this device's identity to the receiver, a device or COORDINATOR_NAME."""
+        """Return the HELLO message that proves this device's identity to a device or COORDINATOR_NAME."""
         proof = self.credentials.make_proof(self._name, receiver)
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Adopt the run ID in the coordinator's PEERS message.
-
-        Raise DeviceError if the message does not prove that it comes from the run's coordinator.
-        """
+        """Adopt the run ID of the PEERS message; raise DeviceError if the message does not prove its origin."""
         try:
             self.credentials.check(message, COORDINATOR_NAME, self._name)
         except ProtocolError as error:

@@ -177,7 +177,6 @@ class MessageReader:
         return True
 
     def _begin_payload(self, header: MessageHeader) -> tuple[MessageHeader, Any] | None:
-        """Allocate the payload and copy its first bytes, which are in the buffer already."""
         if not header.length:
             return header, EMPTY_PAYLOAD
         try:
@@ -278,7 +277,7 @@ class FrameWindow:
         return self.oldest <= frame < self.end and frame not in self._finished
 
     def check(self, frame: int, message: str) -> None:
-        """Raise ProtocolError, with the description of a received message, if the message's frame is not in flight."""
+        """Raise ProtocolError, with `message` as the message's description, if the frame is not in flight."""
         if not self.is_in_flight(frame):
             raise ProtocolError(
                 f"{message} is for frame {frame}, but frames {self.oldest} to {self.end - 1} are in flight"
@@ -309,7 +308,7 @@ class ReceiveFilter:
         self._seen: set[tuple[int, int]] = set()
 
     def check(self, header: MessageHeader) -> None:
-        """Raise ProtocolError if this header's tensor may not arrive now, or has another length than the plan says."""
+        """Raise ProtocolError if the tensor may not arrive now, or has another length than the plan says."""
         if header.frame < self._window.first:
             self._check_late(header)
             return
@@ -323,7 +322,7 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Raise ProtocolError if the plan has no such tensor; tensors of dropped frames are read and discarded."""
+        """Raise ProtocolError if the plan has no such tensor; those of dropped frames are discarded later."""
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
             raise ProtocolError(
@@ -355,7 +354,7 @@ def check_no_payload(header: MessageHeader) -> None:
 
 
 def decode_json(payload: Any) -> dict[str, Any]:
-    """Return the JSON object in a payload, an array of bytes; raise ProtocolError if it is not a JSON object."""
+    """Return the JSON object in a payload, an array of bytes; raise ProtocolError for other content."""
     try:
         message = json.loads(payload.tobytes())
     except (ValueError, RecursionError):

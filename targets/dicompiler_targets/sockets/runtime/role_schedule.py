@@ -20,7 +20,7 @@ def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return for each role True if the device has work in it, or in another role for the same failed devices.
+    """Return for each role True if the device has work in a role for the same failed devices.
 
     A device without such work is not told about frames.
     """

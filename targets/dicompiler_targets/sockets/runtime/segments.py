@@ -282,7 +282,7 @@ class SegmentIO:
         self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` and the inputs assembled from them; raise ValueError for a piece of another type or shape."""
+        """Return `values` and the inputs assembled from them; raise ValueError for a piece of another type."""
         if not self._joins:
             return values
         joined = dict(values)
@@ -402,10 +402,7 @@ class BufferPool:
         return BufferSet(self._small_tensors, self._segment_ios, self._sessions)
 
     def give_back(self, buffer_set: BufferSet, is_sent: bool) -> None:
-        """Take back the buffer set of a finished frame, for use by another frame.
-
-        If some data of the set is not sent yet (`is_sent` is false), the set is discarded instead.
-        """
+        """Take back the buffer set of a finished frame; discard the set if some of its data is not sent yet."""
         if buffer_set is not self._empty_set:
             self._free += [buffer_set] * is_sent
             self._set_count -= not is_sent

@@ -19,10 +19,7 @@ from typing import Any
 from .protocol import MAGIC, MessageHeader, MessageType, PeerRefused, ProtocolError, pack_header
 
 KEY_FILES = ("ca.pem", "crl.pem", "cert.pem", "key.pem")
-"""Files in a directory of keys.
-
-They are the cluster's certificate authority and revocation list, and this end's certificate and private key.
-"""
+"""Files in a directory of keys: certificate authority, revocation list, this end's certificate and private key."""
 EXPIRY_NOTICE_S = 30 * 24 * 3600.0
 """Users are warned when a certificate expires within this number of seconds."""
 COORDINATOR_IDENTITY = "dicompiler:coordinator"
@@ -71,7 +68,7 @@ ALERTS = {
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until `deadline` (time.monotonic), at least 0.001, because 0 would mean not to block."""
+    """Return the seconds until `deadline` (time.monotonic), at least 0.001; 0 would mean not to block."""
     return max(0.001, deadline - time.monotonic())
 
 
@@ -140,10 +137,7 @@ class Connection:
             return 0
 
     def receive_into(self, view: memoryview) -> int | None:
-        """Store received bytes in `view` and return their number.
-
-        Return 0 if the other end has closed the connection, and None if no bytes are available.
-        """
+        """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
         if self.is_drained:
             self.is_drained = False
             return None
@@ -161,7 +155,7 @@ class Connection:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
-        """Read from the socket as `receive_into` does, and set `_drained_socket` if no more bytes are available."""
+        """Read from the socket as `receive_into` does; set `_drained_socket` if no more bytes are available."""
         if self._is_blocking:
             self._apply_deadline()
         try:
@@ -247,7 +241,6 @@ class TlsConnection(Connection):
         return not unsent
 
     def _receive_encrypted(self) -> int | None:
-        """Read encrypted bytes from the socket; return their number, 0 or None as `receive_into` does."""
         if self._drained_socket:
             self._drained_socket = False
             return None
@@ -374,10 +367,7 @@ class TlsKeys:
 
 
 def tls_error(error: ssl.SSLError) -> Exception:
-    """Return an exception with cause and remedy for an error of OpenSSL.
-
-    It is a PeerRefused if the other end reported the error as a TLS alert, and a ProtocolError otherwise.
-    """
+    """Return a PeerRefused for an error that the other end reported, and a ProtocolError for any other."""
     code, reason = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
         unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
@@ -394,7 +384,8 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
     """Return a connection over the socket, with TLS if `keys` are given.
 
     `is_server` is true at the end that accepted the connection. Raise ProtocolError if the other end cannot be trusted,
-    PeerRefused if it refused this end, and OSError if the connection failed or the deadline (time.monotonic) passed.
+    and PeerRefused if it refused this end. Raise OSError if the connection failed or the deadline (time.monotonic)
+    passed.
     """
     try:
         if keys is None:
@@ -409,7 +400,7 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
 
 
 def check_identity(identity: str | None, expected: str, peer: str) -> None:
-    """Raise ProtocolError if `identity`, from the certificate of `peer`, is neither None nor the expected one."""
+    """Raise ProtocolError if `peer` has a certificate with another identity than expected."""
     if identity is not None and identity != expected:
         raise ProtocolError(f"{peer} has the certificate of {identity!r}: give each device its own keys")
 
