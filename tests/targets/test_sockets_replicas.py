@@ -154,7 +154,7 @@ def test_rejects_devices_with_different_roles(lenet: Any, tmp_path: Path) -> Non
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
     rewrite(tmp_path / "a" / "pi03" / "manifest.json", lambda manifest: manifest["other_roles"].pop())
     reseal(tmp_path / "a")
-    with pytest.raises(DicompilerError, match="roles for different failures"):
+    with pytest.raises(DicompilerError, match="failure plans for different failures"):
         SocketsArtifact.load(tmp_path / "a")
 
 
