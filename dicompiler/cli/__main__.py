@@ -4,5 +4,5 @@ import sys
 
 from dicompiler.cli import main
 
-if __name__ == "__main__":  # worker processes and ranks import this module again
+if __name__ == "__main__":  # Worker processes import this module again and must not run the command.
     sys.exit(main())

@@ -27,12 +27,12 @@ build_system_options = combine(
 
 @dataclass(frozen=True)
 class BuildSystemOptions:
-    """Values of the three options.
+    """Values of the options --depfile, --depfile-target and --print-outputs.
 
     Attributes:
-        depfile: File to write the dependencies to.
-        depfile_target: Target of the rule; None for the first output.
-        print_outputs: Whether to print only the paths of the written files.
+        depfile: File to write the dependencies to; None to write nothing.
+        depfile_target: Target of the make rule; None for the first output of the command.
+        print_outputs: True to print only the paths of the written files.
     """
 
     depfile: Path | None = None
@@ -42,12 +42,15 @@ class BuildSystemOptions:
     def depfile_rule(
         self, outputs: Sequence[Path], request: CompileRequest, parts: Iterable[object] = ()
     ) -> DepfileRule:
-        """Check the options before the work, and return the rule to write after it.
+        """Check the options before the command does its work; return the rule to write afterwards.
 
         Args:
             outputs: The files that the command writes, the main one first.
-            request: The compilation request, which names the files that are read.
-            parts: The strategy, cost model, target and passes; their options may name more files.
+            request: The compilation request, which names the files that the command reads.
+            parts: The strategy, cost model, target and passes, because their options may name more files.
+
+        Returns:
+            The rule.
 
         Raises:
             UsageError: The options do not fit together.
@@ -67,13 +70,13 @@ class BuildSystemOptions:
 
 @dataclass(frozen=True)
 class DepfileRule:
-    """A make rule: the files that the command reads are the prerequisites of `target`.
+    """A make rule that lists the files which the command reads as the prerequisites of `target`.
 
     Attributes:
         depfile: File to write; None to write nothing.
         target: Target of the rule.
         request: The compilation request.
-        plugins: Passes, strategies and other plugins with options that may name files (see `depfile.prerequisites`).
+        plugins: Passes, strategies and other plugins, because their options may name files (`depfile.prerequisites`).
     """
 
     depfile: Path | None
@@ -91,7 +94,7 @@ class DepfileRule:
             stage.write_bytes(os.fsencode(self.format_text()))
 
     def format_text(self) -> str:
-        """Return the text of the depfile; raise DicompilerError for names that it cannot contain."""
+        """Return the text of the depfile; raise DicompilerError if a make rule cannot contain one of the file names."""
         from dicompiler.driver import depfile
 
         request = self.request

@@ -83,7 +83,7 @@ def _show_calibration(calibration: Calibration) -> None:
 
 
 def _format_figure(figure: Figure, value: float | None) -> str:
-    """Return a value in the unit of platform files, with four digits."""
+    """Return a value in the unit of platform files, with four significant digits."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_quantity
 
     if value is None:

@@ -11,7 +11,7 @@ import click
 
 from dicompiler.base.errors import UsageError, did_you_mean, one_line
 
-# They are repeated here so that `--help` imports no command. A test compares them with the commands.
+# The summaries are repeated here so that `--help` imports no command. A test compares them with the commands.
 COMMANDS: Mapping[str, str] = {
     "compile": "Compile a model into programs for the devices of a platform.",
     "run": "Run an artifact on this host, with one process per device.",

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments. Default: those of the process.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the parent process
+        if getattr(sys, name) is None:  # The parent process has closed the stream.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     return _run_command(list(sys.argv[1:] if arguments is None else arguments))
 
@@ -66,7 +66,7 @@ def _discard_stdout() -> None:
 
 
 def _describe_error(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the line for an error."""
+    """Return the exit code of the command and the message for an error."""
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
     if any(isinstance(cause_error, click.Abort | KeyboardInterrupt) for cause_error in _cause_chain(error)):
@@ -87,7 +87,8 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
 def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the error and its causes.
 
-    A library that is interrupted while it is imported raises ImportError with KeyboardInterrupt as its cause.
+    If the user interrupts the import of a library, the library may raise ImportError with KeyboardInterrupt as its
+    cause.
     """
     while error is not None:
         yield error
@@ -95,14 +96,14 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """Return the line for an exception in unwrapped plugin code, or None if no plugin is involved."""
+    """Return the message for an exception in plugin code that is not wrapped; None if no plugin raised it."""
     from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry
 
     try:
         plugins = registry().plugins
-    except DicompilerError:  # two plugins have the same name, so nothing was loaded
+    except DicompilerError:  # If two plugins provide the same name, no plugin is loaded.
         return None
     return format_plugin_error(
         error,
@@ -115,7 +116,7 @@ def _plugin_error_line(error: BaseException) -> str | None:
 
 
 def _describe_usage_error(error: click.ClickException) -> str:
-    """Return click's error in one line: command, cause, and the nearest valid name."""
+    """Return the message for an error that click found: command, cause, and the nearest valid name."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "dicompiler"
     place = path.removeprefix("dicompiler").strip()

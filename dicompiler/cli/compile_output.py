@@ -1,4 +1,4 @@
-"""Output of compile, plan, simulate, compare and verify: tables for terminals, or JSON."""
+"""Output of the commands compile, plan, simulate, compare and verify: tables for terminals, or JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def show_compilation(result: CompileResult, as_json: bool) -> None:
-    """Print the share of each device, the predicted metrics, and the written artifact."""
+    """Print each device's share of the work, the predicted metrics, and the directory of the artifact."""
     devices = _device_records(result.program)
     if as_json:
         outputs = [str(result.artifacts / name) for name in tracked_files(result.artifacts)]
@@ -61,10 +61,10 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
 
 
 def _footprint_document(result: PipelineState) -> dict[str, Any]:
-    """Return RAM and flash of each device, with its host's limits.
+    """Return RAM and flash of each device, and the limits of its host.
 
-    `single_device_ram` is the RAM of a device with the whole network; `multiplication_ratio` compares the
-    multiplications of all devices with those of the unsplit network.
+    `single_device_ram` is the RAM of one device with the whole network. `multiplication_ratio` is the number of
+    multiplications on all devices divided by that of the unsplit network.
     """
     assert result.platform is not None
     devices = []
@@ -81,7 +81,7 @@ def _footprint_document(result: PipelineState) -> dict[str, Any]:
 
 
 def _relative_multiplications(result: PipelineState) -> float:
-    """Return the multiplications of all parts, halos included, divided by those of the unsplit network."""
+    """Return the multiplications of all devices, including halos, divided by those of the unsplit network."""
     from dicompiler.cost.op_counts import count_macs, count_task_macs
 
     assert result.layers is not None and result.routing is not None
@@ -112,7 +112,7 @@ def _show_footprints(result: PipelineState) -> None:
 
 
 def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
-    """Print the predicted metrics of a plan, and the written file."""
+    """Print the predicted metrics of a plan, and the path of its file."""
     if as_json:
         failures = failures_document(result.failure_metrics)
         files = {"plan": str(written), "outputs": [str(written)]}
@@ -127,9 +127,10 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
 
 
 def _device_records(program: Program) -> list[dict[str, Any]]:
-    """Return segments, weights, transfers and bytes of each device.
+    """Return for each device its segments (ONNX submodels), weights, transfers and bytes.
 
-    With replicas, transfers and bytes are for one frame of each. Segments and weights include failure plans.
+    With replicas, transfers and bytes are those of one frame of each replica. Segments and weights include those of
+    failure plans.
     """
     from dicompiler.ir.program import TensorSpec
 
@@ -170,7 +171,7 @@ def _show_prediction(result: PipelineState) -> None:
 
 
 def show_wire(plan: Plan) -> None:
-    """Print the element types on the wire, if any tensor is narrowed."""
+    """Print the element types in which tensors are sent, if a tensor is sent in a smaller type than its own."""
     if plan.wire_format.dtypes:
         click.echo(f"\ntensors are sent between devices as {plan.wire_format}")
 
@@ -193,7 +194,11 @@ def show_simulation(
     intervals: Sequence[StreamInterval] = (),
     in_flight: int = 1,
 ) -> None:
-    """Print the work of each device in one frame, and the times of the stream."""
+    """Print the work of each device in one frame, and the times of a stream of frames.
+
+    `intervals` are the intervals of the stream between failures of devices, and `in_flight` is the largest number of
+    frames in flight.
+    """
     metrics = result.metrics
     assert metrics is not None
     frames = len(simulation.frames)
@@ -234,7 +239,7 @@ def show_simulation(
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return the output of `dicompiler compare --json` (schema comparison)."""
+    """Return the output of `dicompiler compare --json` (schema `comparison`)."""
     problem, best = comparison.problem, comparison.best
     assert problem.model is not None
     results = [
@@ -260,7 +265,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Print a row for each strategy, the bound, and the shares and bottleneck of the best plan."""
+    """Print a row for each strategy, the lower bound, and the device shares and bottleneck of the best plan."""
     has_energy = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
     energy = ("energy J",) if has_energy else ()
     headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speedup", "search s")
@@ -358,7 +363,7 @@ def show_device_shares(metrics: Metrics) -> None:
 
 
 def _link_bytes(result: PipelineState) -> dict[tuple[str, str], int]:
-    """Return the bytes per frame of each (sender, receiver); with replicas the mean, rounded up."""
+    """Return the bytes that each (sender, receiver) pair sends per frame; with replicas the mean, rounded up."""
     assert result.program is not None
     totals: dict[tuple[str, str], int] = {}
     for transfer in (transfer for role in result.program.replica_roles for transfer in role.transfers):
@@ -373,7 +378,7 @@ def _describe_outcome(check: Check) -> str:
 
 
 def show_verification(verification: Verification, directory: Path, as_json: bool) -> None:
-    """Print every check; raise DicompilerError for the first that failed."""
+    """Print every check; raise DicompilerError if a check failed."""
     checks = verification.checks
     if as_json:
         print_json([dataclasses.asdict(check) for check in checks])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dicompiler.emulation.demo import DemoResult
     from dicompiler.verify.comparison import Verification
 
-DEMO_STRATEGY = "cpsat{tries=0}"  # fast, and without a time limit, so that a busy machine gives the same plan
+DEMO_STRATEGY = "cpsat{tries=0}"  # It is fast and has no time limit, so a busy machine gives the same plan.
 
 
 @click.command("demo")
@@ -82,7 +82,7 @@ def _show_json(result: DemoResult) -> None:
 
 
 def _show_demo(result: DemoResult) -> None:
-    """Print the share of each device, the times, and the checks, in 80 columns."""
+    """Print each device's share of the work, the times, and the checks, in 80 columns."""
     from dicompiler.cli.table import print_table
 
     work, weights = f"{result.flops / 1e9:.3g} GFLOP per frame", f"{result.weights / 2**20:.3g} MiB of weights"
@@ -108,7 +108,7 @@ def _show_demo(result: DemoResult) -> None:
 
 
 def _show_times(result: DemoResult) -> None:
-    """Print the time of a frame with this plan and on one board, and explain the difference."""
+    """Print the time of a frame on all boards and on one board, and explain the difference."""
     from dicompiler.cli.table import print_table, wrap_text
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
@@ -132,7 +132,7 @@ def _show_times(result: DemoResult) -> None:
 
 
 def _explain_speedup(result: DemoResult) -> str:
-    """Return the parts of a frame on the board that computes most, and the ideal speed-up."""
+    """Return a text about the board that computes the most: its times per frame, and the ideal speed-up."""
     busiest = max(result.shares, key=lambda share: share.compute_s)
     if len(result.shares) == 1:
         return "One board computes everything. The prediction uses its published figures."

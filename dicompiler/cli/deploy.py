@@ -101,7 +101,7 @@ def command(
     stream.check_paths()
     warn_of_expiry(options.keys)
     check_writable(options.logs)
-    insecure = options.insecure or copy_only or stop  # without a run nothing is sent
+    insecure = options.insecure or copy_only or stop  # Without a run, no tensors are sent that would need encryption.
     options = dataclasses.replace(options, hosts=Hosts.load(hosts_file), insecure=insecure)
     if stop:
         _stop_devices(directory, options, as_json)

@@ -19,17 +19,17 @@ FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MiB"
 
 
 def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
-    """Return the entry `failures`, or an empty document if there are no failure plans."""
+    """Return a document with the entry `failures`; an empty one if there are no failure plans."""
     return {"failures": [dataclasses.asdict(entry) for entry in failures]} if failures else {}
 
 
 def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
-    """Return the longest latency after a failure, and the failed devices."""
+    """Return two table cells: the longest latency after a failure, and the devices that fail in this case."""
     return ("-", "-") if worst is None else (f"{1000 * worst.metrics.latency_s:.1f}", ", ".join(worst.failed))
 
 
 def show_failures(result: PipelineState) -> None:
-    """Print the metrics of each failure plan and the memory of all of them; nothing if there are none."""
+    """Print the metrics of each failure plan, and the memory that all of them need; nothing if there are none."""
     if not result.failure_metrics or result.metrics is None:
         return
     rows = [
@@ -49,7 +49,7 @@ def show_failures(result: PipelineState) -> None:
 
 
 def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, Any]]:
-    """Return the intervals of a stream between failures and returns."""
+    """Return the intervals of a stream, which begin and end with a failure or a return of a device."""
     return [
         {
             "down": interval.down,
@@ -65,7 +65,7 @@ def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, An
 
 
 def show_intervals(intervals: Sequence[StreamInterval]) -> None:
-    """Print the devices down, the frames, and the interruption for each interval of the stream."""
+    """Print a row for each interval of a stream: failed devices, frames, and length of the interruption."""
     headers = ("from s", "down", "frames", "frame period ms", "replayed", "interruption s")
     rows = [
         (

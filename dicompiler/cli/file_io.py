@@ -1,4 +1,4 @@
-"""Input and output files of commands: npz, JSON and text; outputs are written completely or not at all."""
+"""Input and output files of commands: npz, JSON and text. Outputs are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan file; raise DicompilerError if a part is listed twice, which is always a mistake."""
+    """Read a plan file; raise DicompilerError if it lists a part twice, which is always a mistake."""
     from dicompiler.base.schema import format_key_path
     from dicompiler.ir.plan import load_plan
 
@@ -59,13 +59,13 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
     with atomic_file(path) as stage, zipfile.ZipFile(stage, "w") as archive:
         for name, array in _flatten_tensors(arrays):
-            # A ZipInfo without a date keeps the bytes independent of the clock.
+            # A ZipInfo without a date makes the bytes independent of the clock.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _require_tensor(array, f"{path}: {name!r}"), allow_pickle=False)
 
 
 def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield a tensor for each value.
+    """Yield name and tensor of each value.
 
     A sequence x becomes x_0, x_1, …; a map becomes x_keys and x_values; an empty optional is omitted.
     """
@@ -90,7 +90,7 @@ def _require_array(value: Any, place: str) -> NDArray[Any]:
 
 
 def _require_tensor(array: Any, place: str) -> NDArray[Any]:
-    """Return the array, with strings of fixed length; raise DicompilerError for other types."""
+    """Return the array; strings get a fixed length. Raise DicompilerError if the array has another object type."""
     import numpy as np
 
     if not isinstance(array, np.ndarray):
@@ -125,7 +125,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        # numpy reports that a file without a zip header may be a pickle.
+        # If a file has no zip header, NumPy's message says that it may be a pickle.
         cause = "it is not a zip archive" if "pickle" in str(error) else " ".join(str(error).split())
         if "Object arrays" in str(error):
             cause = "it contains Python objects"

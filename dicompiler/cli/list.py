@@ -60,7 +60,7 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
         _show_entry(records[0])
         return
     text = "provides" if kind == "plugins" else "summary"
-    # Only the first sentence is shown; --json has the whole text.
+    # The table shows only the first sentence; --json has the whole text.
     rows = [(r["name"], r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
     if kind == "platforms":
         rows = [(name, _describe_family(known, name), origin) for name, _, origin in rows]
@@ -89,12 +89,12 @@ def _platform_families(known: Registry) -> list[PlatformFamily]:
 
 
 def _family_name(known: Registry, name: str) -> str:
-    """Return the family of a platform's name, or the name itself."""
+    """Return the platform family that a name belongs to ("rpi4x4" → "rpi4xN"), or the name itself."""
     return next((family.name for family in _platform_families(known) if family.find(name) is not None), name)
 
 
 def _find_member(known: Registry, name: str) -> Platform | None:
-    """Return the platform of a name; for a family ("rpi4xN") one with two hosts; None for a file format."""
+    """Return the platform with a name; for a family ("rpi4xN") its member with two hosts; None for a file format."""
     families = _platform_families(known)
     member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name
     return next((platform for family in families if (platform := family.find(member_name)) is not None), None)
@@ -116,7 +116,7 @@ def _describe_network(platform: Platform) -> str:
 
 
 def _describe_family(known: Registry, name: str) -> str:
-    """Return the compute and memory of a family's hosts, and their network."""
+    """Return a text about the hosts of a platform family: compute rate, memory and network."""
     from dicompiler.base.units import format_bytes
 
     platform = _find_member(known, name)
@@ -142,7 +142,7 @@ def _show_platform(known: Registry, name: str) -> None:
 
 
 def _show_networks(as_json: bool) -> None:
-    """Print the architectures that `dicompiler.networks.build` makes with seeded weights."""
+    """Print the network architectures that `dicompiler.networks.build` creates with seeded weights."""
     from dicompiler import networks
     from dicompiler.cli.table import print_json, print_table
 
@@ -183,7 +183,7 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
 
 
 def _summary(value: Any) -> str:
-    """Return the first line of a class's docstring, a platform's description, or how an operator is cut."""
+    """Return the first line of a class's docstring, a platform's description, or how an operator is split."""
     from dicompiler.ir.operator_rule import OperatorRule
 
     if isinstance(value, OperatorRule):

@@ -135,7 +135,7 @@ def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[P
 
 
 def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
-    """Return the passes of the pipeline, with normalise first and with --shape given to infer-shapes."""
+    """Return the passes of the pipeline, with `normalise` added at the front and --shape passed to infer-shapes."""
     from dicompiler.base.option_specs import Spec, parse_pipeline
     from dicompiler.plugin.registry import registry
 
@@ -194,7 +194,7 @@ def _run_passes(
 
 
 def _set_wire_types(state: PipelineState, options: CompileOptions) -> PipelineState:
-    """Set the element types on the wire in the plan, with measured ranges if there are samples."""
+    """Set in the plan the types in which tensors are sent, with value ranges from samples if there are any."""
     from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types
 
     plan, wire = resolve_wire_types(state.plan, options.wire_dtype, options.wire_samples)
@@ -229,7 +229,7 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 
 
 def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
-    """Write the model and the plan, both or neither, and return the written paths."""
+    """Write the model and the plan, both or neither; return the paths of the written files."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.ir.plan import dumps
 

@@ -1,7 +1,6 @@
-"""Arguments and options that several commands share, so that they have the same name, help and checks.
+"""Arguments and options that several commands share, so that they have the same name, help text and checks.
 
-A command uses them one by one or in groups, and sets the help text if it differs between commands. `options_as` passes
-the values to the command as records.
+A command uses them one by one or in groups. `options_as` passes the values to the command as records.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass the options that are fields of these dataclasses as one argument per dataclass.
+    """Pass the options that are fields of these dataclasses to the command, as one argument for each dataclass.
 
-    The decorator is placed below the options. An option that is not given (None) gets the default of its field.
+    Put the decorator below the options. An option that is not given (None) gets the default value of its field.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,7 +68,7 @@ def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable
 
 
 class SecondsRange(click.FloatRange):
-    """A time from 0.1 s to four months, which clocks and timers support."""
+    """An option's type for times from 0.1 s to four months, the range that clocks and timers support."""
 
     def __init__(self) -> None:
         super().__init__(0.1, 1e7)
@@ -211,9 +210,9 @@ class CompileRequest:
 
 
 def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass the model and the options that are fields of `CompileOptions` as one argument `request`.
+    """Pass the model and the options that are fields of `CompileOptions` to the command, as one argument `request`.
 
-    The decorator is placed below the options. `--output` and `--executor` stay arguments of the command, because they
+    Put the decorator below the options. `--output` and `--executor` stay separate arguments, because their values
     differ from the fields with these names.
     """
 
@@ -282,9 +281,9 @@ class StreamOptions:
 
     Attributes:
         frames: Number of frames.
-        inputs: File of the inputs; None for random ones.
-        outputs: File to write the first frame's outputs to.
-        log: File to write measurements and predictions to.
+        inputs: File with the inputs; None for random inputs.
+        outputs: File for the first frame's outputs; None to write nothing.
+        log: File for measurements and predictions; None to write nothing.
     """
 
     frames: int = 1
@@ -298,7 +297,7 @@ class StreamOptions:
         check_output_file(self.log)
 
     def run(self, directory: Path, given: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
-        """Run the artifact and keep the outputs of the first frame."""
+        """Run the artifact with the inputs `given`; only the outputs of the first frame are kept."""
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
 
@@ -306,9 +305,9 @@ class StreamOptions:
             return run(directory, given, self.frames, options=replace(options, kept_frames=1))
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
-        """Return the prediction for the run; None without a log.
+        """Return the prediction for the run; None if no log is written.
 
-        If the artifact's cost model needs options and none are given, a warning is logged and the result is None.
+        If the cost model of the artifact needs options and none are given, a warning is logged and the result is None.
         """
         import logging
 
@@ -330,7 +329,7 @@ class StreamOptions:
     def write_log(
         self, directory: Path, result: RunResult, options: RunOptions, expected: ExpectedTiming | None
     ) -> dict[str, Any]:
-        """Return the log of the run, and write it if a file is given."""
+        """Return the log of the run. Write it if the option --log names a file."""
         from dicompiler.cli.file_io import write_json
         from dicompiler.driver.run_log import run_document
 
@@ -341,7 +340,7 @@ class StreamOptions:
 
 
 def warn_of_expiry(keys: Path | None) -> None:
-    """Warn of keys that expire soon."""
+    """Log a warning if keys expire soon."""
     import logging
 
     from dicompiler.target.remote.certificates import describe_expiring_certificates
@@ -351,7 +350,7 @@ def warn_of_expiry(keys: Path | None) -> None:
 
 
 def check_output_file(path: Path | None) -> None:
-    """Raise DicompilerError if no file can be written at `path`.
+    """Raise DicompilerError if the command must not or cannot write a file at `path`.
 
     The path must not be a directory, a file of an artifact, or a file that the command reads (except the model of
     `opt`).

@@ -1,4 +1,4 @@
-"""`dicompiler profile`: measure a network's layers on this device, on boards, or with a package on another device."""
+"""`dicompiler profile`: measure a network's layers on this device, on boards over ssh, or with a package elsewhere."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def command(
 
 
 def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
-    """Write the package that measures elsewhere, and print how to use it."""
+    """Write the package that measures on another device, and print how to use it."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.table import print_json
     from dicompiler.measure import profile_package as profiling
@@ -155,7 +155,7 @@ def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) 
 
 
 def _measure_here(write: Callable[[Path], None], output: Path, threads: int | None, repeat: int, as_json: bool) -> None:
-    """Run the package on this host, and print the results."""
+    """Run the measurement package on this host, and print the results."""
     import logging
     import tempfile
     from dataclasses import replace
@@ -181,7 +181,7 @@ def _measure_here(write: Callable[[Path], None], output: Path, threads: int | No
 
 
 def _profile_document(profile: Profile) -> dict[str, Any]:
-    """Return the results as numbers."""
+    """Return the results of a profile as a JSON document."""
     from dicompiler.cost.profile_accuracy import fit_roofline, interpolation_error, linear_fit_error
 
     layers = profile.layers.values()
@@ -207,7 +207,7 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def _summarize_profile(profile: Profile) -> str:
-    """Return the results as a few lines of text."""
+    """Return the results of a profile as a few lines of text."""
     numbers = _profile_document(profile)
     lines = [
         f"{numbers['layers']} layers, {numbers['distinct_layers']} distinct, {numbers['pieces']} pieces on "
@@ -226,7 +226,7 @@ def _summarize_profile(profile: Profile) -> str:
 
 
 def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line with the errors of cost models that use the profile."""
+    """Yield a line about the prediction error of each cost model that uses the profile."""
     texts = []
     if (off := errors["between_sizes"]) is not None:
         texts.append(f"parts between measured sizes {_format_error(off)}")
@@ -244,7 +244,7 @@ def _format_error(error: Mapping[str, float]) -> str:
 
 
 def _format_runtime_costs(costs: RuntimeCosts) -> str:
-    """Return the overheads of a runtime as text."""
+    """Return the overheads of a target's runtime as text."""
     from dicompiler.base.units import format_seconds
 
     send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))

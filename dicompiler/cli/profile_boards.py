@@ -23,12 +23,12 @@ class ProfileBoardsOptions:
 
     Attributes:
         hosts: The hosts file.
-        platform: The platform to correct; None for a new one.
-        logs: Logs of runs to calibrate by.
-        force: Whether to use boards that are busy or throttled.
-        timeout_s: Seconds for each board.
-        threads: Threads of a piece; None for all processors.
-        repeat: Timings of each piece.
+        platform: The platform to correct; None to create a new one.
+        logs: Logs of runs, from which links and rates are estimated too.
+        force: True to use boards that are busy or throttled.
+        timeout_s: Largest number of seconds for each board.
+        threads: Number of threads for a measurement; None for all processors.
+        repeat: Number of timings of each piece of a layer.
     """
 
     hosts: Path
@@ -45,9 +45,9 @@ def profile_boards(options: ProfileBoardsOptions, output: Path, as_json: bool, p
 
     Args:
         options: The options.
-        output: File of the platform; the profiles are written to a directory next to it.
-        as_json: Whether to print JSON.
-        pack: Writes the package that measures into an empty directory.
+        output: File for the platform. The profiles are written to a directory next to it.
+        as_json: True to print JSON.
+        pack: Function that writes the measurement package to an empty directory.
     """
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.file_io import write_text

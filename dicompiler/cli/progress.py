@@ -1,4 +1,4 @@
-"""Progress of long work: one line on a terminal, nothing elsewhere."""
+"""Display of the progress of long work: one line on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ProgressText = Callable[[str], None]
 
 @contextmanager
 def progress(first: str) -> Iterator[ProgressText]:
-    """Yield a function that shows its text as the current step; `first` is shown until then.
+    """Yield a function that shows its text as the current step. Until it is called, `first` is shown.
 
-    Information that the library logs is shown too. Warnings are printed above the line.
+    Messages that the library logs at level info are shown too. Warnings are printed above the line.
     """
     # A notebook gives commands a terminal that cannot overwrite lines.
     if not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
@@ -26,12 +26,12 @@ def progress(first: str) -> Iterator[ProgressText]:
     from dicompiler.driver.progress import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    # rich would otherwise redirect stdout to stderr.
+    # By default, rich redirects stdout to stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(first, total=None)
 
         def tell(text: str) -> None:
-            room = bar.console.width - 12  # without the other columns
+            room = bar.console.width - 12  # The other columns of the line need 12 characters.
             bar.update(task, description=text if len(text) <= room else text[: room - 1] + "…", refresh=True)
 
         with forward_progress(tell):

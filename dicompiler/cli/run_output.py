@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show_run(result: RunResult, in_flight: int = 1) -> None:
-    """Print the measurements of each device over all frames; `in_flight` is the limit of in-flight frames."""
+    """Print the measurements of each device over all frames. `in_flight` is the largest number of frames in flight."""
     headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
     rows = [
         (
@@ -51,12 +51,12 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
 def show_queueing(
     frames_s: Sequence[float], waited_s: Sequence[float], in_flight: int, alone_s: float | None = None
 ) -> None:
-    """Print the share of queueing in the frame times of a stream; nothing if only one frame was in flight.
+    """Print how much of the frame times in a stream is waiting for other frames; nothing if frames ran one by one.
 
     Args:
         frames_s: Seconds of each frame, from its start to its last output.
         waited_s: Seconds that each frame waited before it was started; empty if unknown.
-        in_flight: Limit of in-flight frames.
+        in_flight: Largest number of frames in flight.
         alone_s: Seconds of a frame that is alone in the cluster; None if unknown.
     """
     many = min(in_flight, len(frames_s))
@@ -77,13 +77,13 @@ def show_queueing(
 
 
 def show_prediction(summary: CompileSummary | None, result: RunResult, location: str, in_flight: int) -> None:
-    """Print the strategy, prediction and measurement, the bottleneck, and a suggestion.
+    """Print the strategy, the predicted and the measured time, the bottleneck, and a suggestion.
 
     Args:
-        summary: Summary of the compilation; None if the artifact has none.
+        summary: Summary of the compilation; None if the artifact contains none.
         result: The run.
-        location: "boards", or "local" if all processes share this host.
-        in_flight: Limit of in-flight frames.
+        location: "boards", or "local" if all processes run on this host.
+        in_flight: Largest number of frames in flight.
     """
     if summary is None:
         return
@@ -103,9 +103,9 @@ def show_prediction(summary: CompileSummary | None, result: RunResult, location:
 
 
 def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) -> None:
-    """Print differences of more than 10 % between prediction and run, and links with unexpected bytes.
+    """Print differences of more than 10 % between prediction and run, and links with an unexpected number of bytes.
 
-    Prints nothing without a prediction, or if failures changed the paths of frames.
+    Nothing is printed without a prediction, or if failures of devices changed the paths of frames.
     """
     from dicompiler.analysis.prediction_error import find_discrepancies, find_wrong_bytes, measured_timing
 
@@ -113,7 +113,7 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
         return
     measured = measured_timing(log, expected.program)
     click.echo()
-    if log["location"] != "emulated":  # emulate prints these times itself
+    if log["location"] != "emulated":  # The command emulate prints these times itself.
         place = " on this host only" if log["location"] == "local" else ""
         times = (
             f"{format_seconds(measured.frame_s)}, predicted for the platform: {format_seconds(expected.timing.frame_s)}"

@@ -1,4 +1,4 @@
-"""Tables and JSON: drawn with rich on a terminal, as plain columns elsewhere."""
+"""Output of tables and JSON. On a terminal, rich draws tables; elsewhere, they are plain columns."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def print_table(
 ) -> None:
     """Print a table to stdout or stderr.
 
-    If the stream is not a terminal, columns are padded with blanks and nothing is cut off, for grep and diff. Columns
-    that do not fit the page width are printed below the others, with the first column repeated.
+    If the stream is not a terminal, columns are padded with blanks and no text is shortened, so that grep and diff
+    work. Columns that do not fit the page are printed below the others, with the first column repeated.
 
     Args:
         headers: Header of each column.
         rows: Rows of cells.
         right: Indices of right-aligned columns, such as numbers.
-        err: Whether to print to stderr.
-        wrap: Index of a text column that is wrapped to several lines.
+        err: True to print to stderr.
+        wrap: Index of a text column that is wrapped to several lines; None if there is none.
     """
     rows = [[escape_unprintable(cell) for cell in row] for row in rows]
     stream = sys.stderr if err else sys.stdout
@@ -48,7 +48,7 @@ def print_table(
 def _fold_row(
     headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
 ) -> Iterator[Sequence[str]]:
-    """Yield the lines of a row with a wrapped text column; a long name gets its own line above."""
+    """Yield the lines of a row with a wrapped text column. A long name gets a line of its own."""
     if wrap and len(row[0]) > MAX_NAME_WIDTH:
         yield [row[0], *[""] * (len(row) - 1)]
         row = ["", *row[1:]]
@@ -78,7 +78,9 @@ def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
 def _format_plain(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
     lines = [headers, *rows]
-    alone = [line for line in lines if any(line[1:])] or lines  # without names on their own line
+    alone = [
+        line for line in lines if any(line[1:])
+    ] or lines  # Long names on a line of their own do not widen the first column.
     widths = [max(len(line[column]) for line in (lines if column else alone)) for column in range(len(headers))]
     blocks = [[0]]
     for column in range(1, len(headers)):
@@ -101,14 +103,14 @@ def _format_block(
 
 
 def wrap_text(text: str, head: str = "") -> str:
-    """Return the text in lines of PAGE_WIDTH columns, behind `head` and indented by its width."""
+    """Return the text in lines of PAGE_WIDTH columns. The first line begins with `head`; the others are indented."""
     return textwrap.fill(
         text, PAGE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
     )
 
 
 def print_entries(sentences: Iterable[str]) -> None:
-    """Print "name: text" lines, with long text indented below itself."""
+    """Print lines of the form "name: text". A long text is wrapped and indented below its name."""
     for name, _, rest in (line.partition(": ") for line in map(escape_unprintable, sentences)):
         click.echo(wrap_text(rest, f"{name}: "))
 
