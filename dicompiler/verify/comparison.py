@@ -141,7 +141,7 @@ def _compare_values(name: str, reference: NDArray[Any], actual: NDArray[Any], to
         return Check(name, False, "NaN or infinity at other places than in onnxruntime's result")
     difference = float(np.max(np.abs(expected[finite] - computed[finite]), initial=0.0))
     if tolerance.step is not None:
-        steps = round(difference / tolerance.step, 3)  # Dequantized values are rounded themselves.
+        steps = round(difference / tolerance.step, 3)  # Dequantized values have rounding errors of their own.
         detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.limit:g})"
         return Check(name, steps <= tolerance.limit, detail)
     largest = float(np.max(np.abs(expected[finite]), initial=0.0))

@@ -140,7 +140,11 @@ def build_check_model(
     while True:
         schedule = SCHEDULES[facts.relaxation.schedule]
         if built_schedule != facts.relaxation.schedule:
-            arrays, built_schedule, candidate = {}, facts.relaxation.schedule, None  # Frees the old arrays first.
+            arrays, built_schedule, candidate = (
+                {},
+                facts.relaxation.schedule,
+                None,
+            )  # The old arrays are freed first, because they may be large.
             arrays = integer_constants(facts, seed, schedule)
         candidate = _with_new_constants(facts, arrays, excluded_layers.replacement_values(facts, seed, schedule.inputs))
         inputs = limit_values(integer_inputs(_open_inputs(model), seed, schedule), find_value_limits(model), seed)

@@ -55,9 +55,9 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def attention_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of the stand-in. Heads are a separate axis of q, k and v, or blocks of their last axis."""
+    """Return the nodes of the stand-in. Heads are a separate axis of q, k and v, or ranges of their last axis."""
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
-    # Keys and values may have an axis of heads although queries have none.
+    # The operator accepts keys and values with an axis of heads and queries without.
     in_blocks = [i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)]
     heads_attribute = "kv_num_heads" if "kv_num_heads" in call.nonzero_attributes else "num_heads"
     nodes = [node for i in range(3) for node in centred_mod(call, f"X{i}", f"B{i}")]
@@ -80,7 +80,7 @@ def attention_body(call: StandInCall) -> list[NodeProto]:
     ]
     if is_flat:
         nodes.append(helper.make_node("Reshape", ["sum", "upright"], ["share"]))
-    else:  # Query heads that share keys are adjacent.
+    else:  # Query heads that share a key head are adjacent.
         nodes += [
             constant_node("firsts", np.arange(2)),
             helper.make_node("Shape", ["F1"], ["of_keys"]),
@@ -144,7 +144,9 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
         ]
         nodes += reduce_sum(call, f"{prefix}_w", rank - 1, f"{prefix}_s")
         weighted = f"{prefix}_s"
-    if _SEQUENCE_MASK_INPUTS.get(call.op) == i:  # It has no axis of heads, and an axis of rows if its rank is 3.
+    if (
+        _SEQUENCE_MASK_INPUTS.get(call.op) == i
+    ):  # This mask has no axis of heads; it has an axis of rows if its rank is 3.
         aligned = constant_node(f"{prefix}_to", np.array([0, 1, -1, 1] if rank == 3 else [-1, 1, 1, 1], np.int64))
         return [*nodes, aligned, helper.make_node("Reshape", [weighted, f"{prefix}_to"], [prefix])]
     if rank == 4:

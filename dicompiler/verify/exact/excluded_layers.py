@@ -51,7 +51,7 @@ def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return a note for the reason of an exclusion if pieces from a wrong place would not be noticed, else ""."""
+    """Return a note if a piece of an excluded node that is read from a wrong place would not be noticed, else ""."""
     if excluded_stand_in(node, facts) != "ones":
         return ""
     return f" (ones replace its output, so pieces from a wrong place do not show: {_why_no_add(node, facts)})"

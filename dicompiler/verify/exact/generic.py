@@ -1,7 +1,7 @@
-"""Generic stand-ins: integer functions that replace operators, although only their rule for cuts is known.
+"""Generic stand-ins: integer functions that can replace many operators, because they use only the rules for splitting.
 
-Each function of this module returns the nodes of an ONNX function with small integers as outputs. Every element that
-the original operator reads has an effect on them.
+Each function of this module returns the nodes of an ONNX function that outputs small integers. Every element that the
+original operator reads affects the outputs.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator on a first input modulo an odd number, so that the output range clips nothing."""
+    """Return nodes that apply the operator to its first input modulo an odd number, so that no output is clipped."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def indexed_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator on indices modulo the axis length, because computed indices may exceed it."""
+    """Return nodes that apply the operator to indices modulo the axis length, because indices may exceed it."""
     return [
         attribute_constant("axis", "value_int", "axis", onnx.AttributeProto.INT),
         helper.make_node("Shape", ["X0"], ["extents"]),
@@ -69,7 +69,7 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 
 
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of RNN, GRU and LSTM, for nodes of which only the output Y is read.
+    """Return the nodes of a stand-in of RNN, GRU and LSTM, for calls of which only the output Y is read.
 
     Y is the sum of a step's inputs, of the inputs of all steps, of the direction's weights, and of the optional inputs.
     """
@@ -78,12 +78,12 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
     nodes += centred_mod(call, "X0", "B0")
     nodes += [*reduce_sum(call, "B0", 2, "step"), *reduce_sum(call, "step", 0, "steps")]
     terms = [("step", "by_step"), ("steps", "by_batch")]
-    for i in (1, 2):  # (directions, gates and units, features or units)
+    for i in (1, 2):  # Weights of shape (directions, gates · units, features or units).
         nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", 1, f"sum{i}")]
         nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"of{i}"], perm=[1, 0, 2]))
     nodes += reduce_sum(call, "of1", 2, "of3")
     terms += [("of2", "by_unit"), ("of3", "by_unit")]
-    for i in (3, 5, 6, 7):  # bias, initial states, peepholes
+    for i in (3, 5, 6, 7):  # Bias, initial states and peephole weights.
         if i < len(call.input_types) and call.input_types[i]:
             axis, turned = (2, [2, 0, 1]) if i in (5, 6) else (1, [1, 0])
             nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", axis, f"sum{i}")]
@@ -102,22 +102,25 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """Return the running sum of x modulo an odd number. It also replaces running products, which would grow."""
+    """Return nodes that compute the running sum of x modulo an odd number, also in place of running products.
+
+    Running products would become too large.
+    """
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def remainder_body(call: StandInCall) -> list[NodeProto]:
-    """Return x modulo an odd number, for operators with bounded results."""
+    """Return nodes that compute x modulo an odd number, for operators with bounded results."""
     return centred_mod(call, "X0", "Y")
 
 
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
-    """Return a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
+    """Return the nodes of a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
 
     The sum is over the float inputs. Inputs of a BatchNormalization after the first are vectors along the channels.
     """
     nodes, previous = list[NodeProto](), ""
-    if call.outputs and call.outputs[0][0] != call.dtype:  # The operator converts its first input to floats.
+    if call.outputs and call.outputs[0][0] != call.dtype:  # The operator converts its integer input to floats.
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]
     float_inputs = [i for i, dtype in enumerate(call.input_types) if dtype == call.dtype]
@@ -153,7 +156,7 @@ def _channel_shape() -> list[NodeProto]:
 
 
 def resample_body(call: StandInCall) -> list[NodeProto]:
-    """Return the operator on inputs modulo an odd number, with results rounded to multiples of 1/64.
+    """Return nodes that apply the operator to inputs modulo an odd number, and round the results to multiples of 1/64.
 
     The results of pieces agree, because interpolation weights are the same in every piece.
     """
@@ -165,15 +168,16 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
 
 
 def ones_body(call: StandInCall) -> list[NodeProto]:
-    """Return ones of the output shape (zeros in integer types), for an excluded node that may be cut.
+    """Return nodes that compute ones of the output shape (zeros in integer types).
 
-    The layers that read the ones are checked, but a piece from a wrong place is not noticed.
+    They replace an excluded node that plans may split. The layers that read the ones are checked, but a piece that is
+    read from a wrong place is not noticed.
     """
     return _filled_body(call, 1)
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """Return integers that differ by position, in the output shape of an excluded operator that is never cut.
+    """Return nodes that compute integers that differ by position, for an excluded operator that no plan splits.
 
     Outputs of types other than floats are computed by the operator, because it has the same inputs in the whole model
     and in the split.
@@ -192,7 +196,7 @@ def position_values_body(call: StandInCall) -> list[NodeProto]:
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Return zeros of the output shape. The module `excluded_layers` inserts a node that adds other values."""
+    """Return nodes that compute zeros of the output shape. The module `excluded_layers` then adds other values."""
     return _filled_body(call, 0)
 
 
@@ -207,7 +211,7 @@ def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
 
 
 def rounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return the results of an operator that is never cut, in multiples of 1/64 and modulo an odd number.
+    """Return nodes that round the results of an operator that no plan splits: multiples of 1/64, modulo an odd number.
 
     The rounded results agree, because the operator has the same inputs in the whole model and in the split.
     """
@@ -220,7 +224,7 @@ def rounded_body(call: StandInCall) -> list[NodeProto]:
 
 
 def digest_body(call: StandInCall) -> list[NodeProto]:
-    """Return a digest of all inputs, for an operator that is never cut and has static output shapes.
+    """Return nodes that compute a digest of all inputs, for an operator that no plan splits, with static output shapes.
 
     The digest depends on the value and the position of every element of every input. It is spread over the outputs.
     Double precision represents all of its integers exactly.
@@ -324,7 +328,7 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Floor", [f"scaled{i}"], [f"numbers{i}"]),
         *_mod(f"numbers{i}", "prime", "share", f"small{i}"),
         *_positions(i),
-        # Nonlinear weights distinguish rearranged elements with equal sums.
+        # With weights that grow linearly, some rearrangements of elements would not change the sum.
         helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),
         *_mod(f"square{i}", "prime", "share", f"second{i}"),
         _double_constant(f"raise{i}", 1.0),
@@ -333,7 +337,7 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_mod(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
-        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # over all axes, which are kept
+        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # No axes are given, so it sums over all.
     ]
 
 

@@ -62,7 +62,7 @@ class _FollowingNodes:
     """The nodes that follow a layer with weights, up to the first node that is not a constant factor or shift.
 
     Attributes:
-        links: Indices of nodes that may flip a channel's sign.
+        links: Indices of the nodes that may flip the sign of a channel.
         leads_to_add: True if an addition of two computed tensors follows.
     """
 
@@ -71,10 +71,10 @@ class _FollowingNodes:
 
 
 def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule) -> dict[InputPlace, Array]:
-    """Return the arrays of all replaced constants, by the (node index, input index) that reads them.
+    """Return integer arrays for all replaced constants, by the (node index, input index) that reads them.
 
-    The signs of a filter and of a BatchNormalization or factor behind it cancel out, so that no ReLU makes a channel
-    constant zero. Before an addition the signs are random, so that a sum of many branches stays small.
+    The signs of a filter and of a following BatchNormalization or factor cancel out, so that no ReLU makes a whole
+    channel zero. Before an addition the signs are random, so that a sum of many branches stays small.
     """
     arrays: dict[InputPlace, Array] = {}
     paired: dict[int, Array] = {}
@@ -144,7 +144,8 @@ def _weighted_constants(
 ) -> dict[InputPlace, Array]:
     """Return filters and bias of a node with weights.
 
-    The signs that the nodes behind it must have are stored in `paired`, by node index.
+    `taps` is the number of elements of ±1 in a filter. The signs that the following nodes must have are stored in
+    `paired`, by node index.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)
@@ -167,7 +168,7 @@ def _weighted_constants(
 
 
 def _scale_size(facts: GraphFacts, link: int) -> int:
-    """Return the number of elements of a node's scale or factor."""
+    """Return the number of elements of the scale or factor of node `link`."""
     node = facts.nodes[link]
     indices = (1,) if node.op_type == "BatchNormalization" else (0, 1)
     constant = next((node.input[index] for index in indices if facts.has_float_constant(node, index)), None)
@@ -175,7 +176,7 @@ def _scale_size(facts: GraphFacts, link: int) -> int:
 
 
 def _other_constants(
-    facts: GraphFacts, index: int, words: list[str], seed: int, shifts: int, paired: Mapping[int, Array]
+    facts: GraphFacts, index: int, kinds: list[str], seed: int, shifts: int, paired: Mapping[int, Array]
 ) -> dict[InputPlace, Array]:
     """Return the integer constants of a node without weights.
 
@@ -184,7 +185,7 @@ def _other_constants(
     """
     node = facts.nodes[index]
     indices = [input_index for input_index in range(len(node.input)) if facts.has_float_constant(node, input_index)]
-    if "variance" in words and indices != [1, 2, 3, 4]:
+    if "variance" in kinds and indices != [1, 2, 3, 4]:
         return {}
     makers: Mapping[str, Callable[[InputPlace], Array]] = {
         "factor": lambda use: _factor_values(facts, use, paired),
@@ -198,7 +199,7 @@ def _other_constants(
         "slope": lambda use: _slope_values(facts, use, seed),
         "variance": lambda use: _deviation_values(facts, use, seed) ** 2,
     }
-    words_by_input = {input_index: words[min(input_index, len(words) - 1)] for input_index in indices}
+    words_by_input = {input_index: kinds[min(input_index, len(kinds) - 1)] for input_index in indices}
     return {
         (index, input_index): makers[word]((index, input_index))
         for input_index, word in words_by_input.items()

@@ -25,7 +25,7 @@ DEFAULT_AXES = (0, 2, 3)
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of InstanceNormalization: a group is the map of one channel."""
+    """Return the nodes of a stand-in of InstanceNormalization. A group is the map of one channel."""
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -37,7 +37,7 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of GroupNormalization: a group is the maps of several channels.
+    """Return the nodes of a stand-in of GroupNormalization. A group is the maps of several channels.
 
     Scale and shift have one element for each group before opset 21, and one for each channel since.
     """
@@ -67,7 +67,10 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 
 
 def layer_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of LayerNormalization and RMSNormalization: a group is along all axes from `axis` on."""
+    """Return the nodes of a stand-in of LayerNormalization and RMSNormalization.
+
+    A group is along all axes from `axis` on.
+    """
     nodes = [
         *nonnegative_mod(call),
         call.node("Flatten", ["bounded"], ["elements"]),
@@ -81,7 +84,10 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 
 
 def skip_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of SkipLayerNormalization: a group is along the last axis of the inputs' weighted sum."""
+    """Return the nodes of a stand-in of SkipLayerNormalization.
+
+    A group is along the last axis of the inputs' weighted sum.
+    """
     axis = constant_node("last", np.array([-1], np.int64))
     return [
         *weighted_sum_body(call, "mix"),
@@ -91,13 +97,16 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 
 
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of MeanVarianceNormalization. `prepare_node` sets the attribute `axes` if it is missing."""
+    """Return the nodes of a stand-in of MeanVarianceNormalization.
+
+    `prepare_node` sets the attribute `axes` if it is missing.
+    """
     axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of LpNormalization: a group is along its axis.
+    """Return the nodes of a stand-in of LpNormalization, with groups along its axis.
 
     Before opset 13, ReduceSum cannot read its axes from an input. The stand-in is then x minus the largest element.
     """
@@ -116,9 +125,9 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of Softmax and LogSoftmax: a group is along the axis.
+    """Return the nodes of a stand-in of Softmax and LogSoftmax, with groups along the axis.
 
-    Before opset 13, a group is along all axes from that axis on.
+    Before opset 13, groups are along all axes from that axis on.
     """
     if call.opset >= 13:
         return lp_body(call)

@@ -50,7 +50,7 @@ class StandIn:
     """The stand-in that replaces a node.
 
     Attributes:
-        body: A key of BODIES, or an operator type.
+        body: How the function is built: a key of BODIES, or the operator type of its only node.
         domain: Domain of the function.
         weight_input: Index of the input that is a filter of ±1.
     """
@@ -73,9 +73,9 @@ def _sign_node(call: StandInCall, target: str = "Y") -> NodeProto:
 
 
 def _window_body(call: StandInCall) -> list[NodeProto]:
-    """Return the sum of x modulo 16 over the window, instead of an average.
+    """Return the nodes of a stand-in of AveragePool: the sum of x modulo 16 over each window.
 
-    The maximum of the window replaces it if LpPool cannot compute the sum: in types other than float32, and with
+    If LpPool cannot compute the sum, the nodes compute the maximum of the window: in types other than float32, and with
     attributes that LpPool has only since opset 18.
     """
     later = (
@@ -89,7 +89,7 @@ def _window_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _map_body(call: StandInCall) -> list[NodeProto]:
-    """Return the sum of x modulo 16 over the map instead of a mean, or the maximum in 16-bit types."""
+    """Return the nodes of a stand-in of global pools: the sum of x modulo 16 over the map (16-bit types: maximum)."""
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
     return [
@@ -103,18 +103,18 @@ def _map_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _reduce_body(call: StandInCall) -> list[NodeProto]:
-    """Return the sum of x modulo 16 over the axes instead of a mean, or the maximum in 16-bit types."""
+    """Return the nodes of a stand-in of means over axes: the sum of x modulo 16, or the maximum in 16-bit types."""
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("ReduceMax", call.input_names, ["Y"])]
     return [*nonnegative_mod(call), call.node("ReduceL1", ["bounded", *call.input_names[1:]], ["Y"])]
 
 
 def _lrn_body(call: StandInCall) -> list[NodeProto]:
-    """Return x + floor(32 · sign(x) / (1 + n) + 1/2), with n nonzero channels in the window.
+    """Return the nodes of a stand-in of LRN: x + floor(32 · sign(x) / (1 + n) + 1/2).
 
-    LRN itself counts them, because `prepare_node` sets its alpha to its size, and beta and bias to 1. Its rounding
-    error is far too small to reach the next integer. ReLU makes about half of the channels zero, so n distinguishes
-    windows.
+    n is the number of nonzero channels in the window. LRN itself counts them, because `prepare_node` sets its alpha to
+    its size, and beta and bias to 1. Its rounding error is far too small to reach the next integer. ReLU makes about
+    half of the channels zero, so n differs from window to window.
     """
     return [
         _sign_node(call, "sign"),
@@ -147,7 +147,7 @@ maximum would hide most faults.
 
 
 def choose_body(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the stand-in of a node: a key of BODIES or an operator type; "" if the node is not replaced."""
+    """Return how the stand-in of a node is built (`StandIn.body`); "" if the node is not replaced."""
     if not all(facts.is_tensor(name) for name in node.output):
         return ""
     rule, relaxation = facts.rule(node), facts.relaxation

@@ -195,9 +195,8 @@ class _Batch:
         self.input_bytes = np.zeros(size)  # Bytes of the inputs that a source keeps in memory for its own layers.
         self.forwarded_inputs = np.zeros(size)  # Bytes of the inputs that a source sends at once and then frees.
         self.peak = np.zeros(size)
-        self.released = np.zeros(
-            (layers, plans)
-        )  # Bytes that the layer's device frees after it has computed the layer.
+        # Bytes that the layer's device frees after it has computed the layer.
+        self.released = np.zeros((layers, plans))
         # Latency of the transfers of each layer's output; the last row is for the network's inputs.
         self.layer_latency = np.zeros((layers + 1, plans))
         self.largest_latency = np.zeros(plans)  # Largest latency of all links that a plan uses.
