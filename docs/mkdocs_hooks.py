@@ -1,15 +1,16 @@
 """MkDocs hooks: include pages from outside docs/, adapt their links, and list the members of public modules.
 
 pages of docs/ and OUTSIDE_PAGES ⇒ pages of one site with links inside the site
+
+mkdocstrings loads this file a second time for `KeywordOptions`, which documents the real signature of `compile`.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from functools import cache
 from importlib import import_module
-from inspect import isroutine
+from inspect import ismodule, isroutine
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ OUTSIDE_PAGES = {
 }
 """Source file of each page that is outside docs/, by its path in the site."""
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[\w-]+)?\)")
+OPTIONS_ARGUMENT = re.compile(r"^    options: .*\n(?: {5,}.*\n)*", re.MULTILINE)
+"""The description of the parameter `options` in a docstring, with its continuation lines."""
 MEMBERS_MARK = re.compile(r"<!-- all of (\S+) -->")
 
 
@@ -63,19 +66,44 @@ def _make_reference(match: re.Match[str]) -> str:
     values = {name: getattr(module, name) for name in module.__all__}
     functions = [name for name, value in values.items() if isroutine(value)]
     classes = [name for name, value in values.items() if isinstance(value, type)]
-    others = [name for name in values if name not in (*functions, *classes) and _has_source(f"{match[1]}.{name}")]
-    return "\n\n".join(f"::: {match[1]}.{name}" for name in (*functions, *classes, *others))
+    others = [name for name in values if name not in (*functions, *classes) and name != "__version__"]
+    return "\n\n".join(_make_directive(f"{match[1]}.{name}", values[name]) for name in (*functions, *classes, *others))
 
 
-def _has_source(path: str) -> bool:
-    """Return True if the definition of a public name can be found in the source."""
-    try:
-        source = _load_package()[path.partition(".")[2]]
-        return not (source.final_target if source.is_alias else source).is_module
-    except (griffe.AliasResolutionError, KeyError):
-        return False
+def _make_directive(path: str, value: object) -> str:
+    """Return a mkdocstrings directive for a public name.
+
+    Griffe finds a module under the public path of some names: `ssh` is a module of another package, and the function
+    `samples` has the name of its module. These names are documented by the path of their definition.
+    """
+    if ismodule(value):
+        source_path = value.__name__
+    elif isroutine(value) and path == value.__module__:
+        source_path = f"{path}.{value.__name__}"
+    else:
+        return f"::: {path}"
+    return f'<a id="{path}"></a>\n\n::: {source_path}\n    options:\n      heading: {path}\n      toc_label: {path}'
 
 
-@cache
-def _load_package() -> griffe.Object | griffe.Alias:
-    return griffe.load("dicompiler", search_paths=[ROOT], resolve_aliases=True)
+class KeywordOptions(griffe.Extension):
+    """Griffe extension: give `compile` one parameter for each field of `CompileOptions`, as its decorator does."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Replace the parameter `options` of `compile`, in the signature and in the docstring."""
+        if pkg.name != "dicompiler":
+            return
+        function, options = pkg["driver.compiler.compile"], pkg["driver.compile_options.CompileOptions"]
+        model, _ = function.parameters
+        # CompileOptions declares `_: KW_ONLY` before its keyword-only fields.
+        names = [name for name, member in options.members.items() if member.is_attribute]
+        keyword_only = names[names.index("_") + 1 :]
+        parameters = [model]
+        for name in names:
+            if name != "_":
+                kind = griffe.ParameterKind.keyword_only if name in keyword_only else model.kind
+                annotation, default = options[name].annotation, options[name].value
+                parameters.append(griffe.Parameter(name, annotation=annotation, kind=kind, default=default))
+        function.parameters = griffe.Parameters(*parameters)
+        descriptions = options.docstring.value.partition("Attributes:\n")[2]
+        text = function.docstring.value
+        function.docstring.value = OPTIONS_ARGUMENT.sub(lambda _: f"{descriptions}\n", text)

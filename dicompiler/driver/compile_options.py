@@ -74,7 +74,7 @@ class CompileOptions:
         output: Directory to write the artifact to. If it is given, a plan must also leave room for the memory that the
             target adds.
         shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
-        state: Graph inputs and outputs that devices keep between frames: "past*=present*", "auto" (inputs and outputs
+        state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
             with common names) or "none". See the pass `keep-states`.
         quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized to int8 before it is
             split.

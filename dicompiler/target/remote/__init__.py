@@ -2,7 +2,9 @@
 
 AUTHORITY_DIRECTORY = "authority"
 """Directory of the authority's own key, which stays on the host where it was created."""
-COORDINATOR_DIRECTORY, DEVICES_DIRECTORY = "coordinator", "devices"
-"""Directory of the coordinator's keys, and the directory that contains a directory of keys for each device."""
+COORDINATOR_DIRECTORY = "coordinator"
+"""Directory of the coordinator's keys."""
+DEVICES_DIRECTORY = "devices"
+"""Directory that contains one directory with keys for each device."""
 DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS = 825, 36_500
 """Days for which a certificate is valid by default, and at most."""
