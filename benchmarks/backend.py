@@ -1,5 +1,7 @@
-"""The one-operator models of the onnx backend tests: compiled for three devices, split in every way that the rules of
-their operators allow, and compared with onnxruntime. Prints one table and what failed; exit code 1 where anything did.
+"""The one-operator models of the ONNX backend tests: compile, split and verify each.
+
+Each model is compiled for three devices, split in every way that the rules of its operators allow, and compared with
+onnxruntime. The script prints a table and the failures; the exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ FAILURES = ("wrong", "crash")
 
 
 def _row(operator: str, found: Sequence[Outcome]) -> list[str]:
-    """operator | models that run | split | whole | refused | plans | why not split."""
+    """Return an operator's table row: models that run, split, whole, refused, plans, why not split."""
     count = Counter(item.result for item in found)
     reasons = Counter(item.why for item in found if item.result in ("whole", "refused", *FAILURES))
     why = "; ".join(f"{text} ({number})" if len(reasons) > 1 else text for text, number in reasons.most_common(3))
@@ -28,7 +30,7 @@ def _row(operator: str, found: Sequence[Outcome]) -> list[str]:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """One row for each operator, a total below."""
+    """Return a table with one row for each operator, and a row with the totals."""
     by_operator: dict[str, list[Outcome]] = defaultdict(list)
     for item in outcomes:
         if item.result != "skipped":

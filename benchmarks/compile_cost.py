@@ -1,7 +1,7 @@
-"""What compiling costs: large networks into 24 sub-models on 8 devices, the sockets target's artifact written.
+"""The cost of compiling large networks into 24 submodels on 8 devices for target `sockets`.
 
-In: nothing, or names of networks. Out: CPU time and peak memory of the whole `dicompiler compile` process, beside the
-time of copying the model file, and where the time goes; exit code 1 where a limit is passed. See README.md.
+The table shows the CPU time and peak memory of the whole `dicompiler compile` process, the time to copy the model file,
+and the time of each phase. The exit code is 1 if a limit is exceeded. How to run it: see README.md.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ PLATFORM, DEVICES, PIECES = "rpi4x8", 8, 24
 
 @dataclass(frozen=True)
 class Limit:
-    """CPU seconds (user and system) that compiling may take, and what AutoDiCE's published tool takes for the same on a
-    machine of two cores: seconds and MiB."""
+    """Limit of a network, and the cost of AutoDiCE's published tool for the same work on a machine with two cores.
+
+    Attributes:
+        cpu_s: CPU seconds (user and system) that compiling may take.
+        autodice_s: Seconds that AutoDiCE takes.
+        autodice_mib: MiB that AutoDiCE takes.
+    """
 
     cpu_s: float
     autodice_s: float
@@ -40,7 +45,7 @@ LIMITS = {
     "densenet121": Limit(2.0, 2.3, 205),
 }
 PHASES = (
-    "start", "load", "normalise", "infer-shapes", "form-layers", "make_plan", "partition", "build_program",
+    "start", "load", "normalise", "infer-shapes", "form-layers", "trim", "make_plan", "partition", "build_program",
     "write_artifact", "rest",
 )  # fmt: skip
 
@@ -81,7 +86,14 @@ sys.exit(code)
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one process: CPU seconds of its own and of the kernel for it, peak resident bytes, what it printed last."""
+    """The cost of one process.
+
+    Attributes:
+        user_s: CPU seconds in user mode.
+        system_s: CPU seconds in the kernel.
+        peak: Peak resident bytes.
+        last: The last line that the process printed.
+    """
 
     user_s: float
     system_s: float
@@ -94,7 +106,7 @@ class Cost:
 
 
 def measured(arguments: Sequence[str]) -> Cost:
-    """Runs a command to its end. SystemExit with what it printed where it fails."""
+    """Run a command to its end and return its cost; raise SystemExit with its output if it fails."""
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(arguments, stdout=out, stderr=out, text=True)
         _, status, used = os.wait4(process.pid, 0)
@@ -107,9 +119,9 @@ def measured(arguments: Sequence[str]) -> Cost:
 
 
 def make(name: str, model: Path, plan: Path) -> None:
-    """Writes the network and its plan: the layers in order, in 24 pieces of equally many, dealt to the devices in turn.
+    """Write the network and its plan: the layers in order, in 24 pieces of equal length, which the devices get in turn.
 
-    In a process of its own, because the peak memory of a process counts as that of those that it starts.
+    This runs in its own process, because the peak memory of a process includes that of its children.
     """
     from dicompiler import networks
     from dicompiler.driver.prepare import prepare
@@ -130,7 +142,7 @@ def make(name: str, model: Path, plan: Path) -> None:
 
 
 def best(arguments: Sequence[str], output: Path, times: int) -> Cost:
-    """The cheapest of several runs, each into a fresh `output`."""
+    """Return the least cost of several runs, each of which writes a new `output`."""
     costs = []
     for _ in range(times):
         if output.is_dir():
@@ -140,7 +152,7 @@ def best(arguments: Sequence[str], output: Path, times: int) -> Cost:
 
 
 def row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
-    """One network's line of the table, and whether it keeps its limits."""
+    """Return the table row of a network, and True if the network is within its limits."""
     limit, model, plan, output = LIMITS[name], scratch / "model.onnx", scratch / "plan.json", scratch / "out"
     maker = multiprocessing.get_context("spawn").Process(target=make, args=(name, model, plan))
     maker.start()

@@ -1,7 +1,7 @@
-"""Whether anything changes that a user sees: digests of plans and artifacts, networks × strategies × targets.
+"""Digests of plans and artifacts for many networks, strategies and targets, to find changes that a user would see.
 
-In: nothing, or a file that an earlier run wrote (`--against`). Out: a JSON file of digests (`-o`), and a line for each
-case that differs, with the files of the artifact that do; exit code 1 where there is one. See README.md.
+The script writes a JSON file of digests (`-o`). With `--against`, it compares them with an earlier file and prints a
+line for each case that differs, with the files of the artifact that differ. The exit code is then 1. See README.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from dicompiler.networks import build
 
 
 class Case(NamedTuple):
-    """A network of `dicompiler.networks`, with "int8" behind it where it is quantised first; specs of all else."""
+    """One compilation.
+
+    Attributes are the name of a network of `dicompiler.networks` (with " int8" if it is quantised first), and the
+    strategy, target, platform, objective and cost model as texts.
+    """
 
     network: str
     strategy: str
@@ -49,7 +53,7 @@ BOARDS = "stm32h743x4"
 
 
 def cases() -> list[Case]:
-    """All of them, those that take longest first."""
+    """Return all cases, the slowest first."""
     found = [Case(network, strategy, "sockets") for network in LARGE for strategy in STRATEGIES[1:4]]
     found += [Case("resnet18", strategy, "mpi", "jetson-nx3") for strategy in (*STRATEGIES, SEARCHES[2])]
     found += [Case(network, search, "sockets") for network in ("tiny", "resnet8", "lenet") for search in SEARCHES]
@@ -68,12 +72,12 @@ def cases() -> list[Case]:
 
 
 def source(network: str) -> onnx.ModelProto:
-    """The network, seeded."""
+    """Return the network with seeded weights."""
     return build(network.removesuffix(" int8"), seed=1)
 
 
 def samples(model: onnx.ModelProto, file: Path) -> None:
-    """Two seeded samples for calibration."""
+    """Write two seeded samples for the quantisation of a network."""
     (value,) = model.graph.input
     shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
     rows = np.random.default_rng(7).normal(size=(2, *shape)).astype(np.float32)
@@ -81,7 +85,7 @@ def samples(model: onnx.ModelProto, file: Path) -> None:
 
 
 def digest(case: Case) -> dict[str, Any]:
-    """What a case comes to: its plan, its metrics, and every file of its artifact; or its error."""
+    """Return the digests of a case: its plan, its metrics, and every file of its artifact; or its error."""
     with tempfile.TemporaryDirectory() as scratch:
         model, place, given = source(case.network), Path(scratch), None
         if case.network.endswith(" int8"):
@@ -103,7 +107,7 @@ def digest(case: Case) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A line for each case that is not as it was."""
+    """Return a line for each case that differs."""
     lines = []
     for name in [*now, *(name for name in before if name not in now)]:
         old, new = before.get(name), now.get(name)

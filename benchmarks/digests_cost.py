@@ -1,7 +1,7 @@
-"""What it costs to compare digests when devices start: VGG16's devices are started with and without, taken in turns.
+"""The cost of comparing digests when devices start: the devices of VGG16 start with and without it, in turn.
 
-In: a network, a strategy. Out: seconds until all devices are ready, and until the first output is there; least and
-median of each, and their ratios; exit code 1 where the first is over 1.05. See README.md.
+The script prints the seconds until all devices are ready and until the first output arrives: least and median of each,
+and their ratios. The exit code is 1 if the first ratio is above LIMIT. See README.md.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dicompiler.target.run_records import RunOptions
 LIMIT = 1.05
 SKIP = """
 import runpy, sys
-from dicompiler_targets.sockets.runtime import files
-files.Files.__init__ = lambda self, directory, manifest: None
-files.Files.check = files.Files.begin = lambda self: None
+from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
+FileIntegrity.__init__ = lambda self, directory, manifest: None
+FileIntegrity.check = FileIntegrity.begin_digests = lambda self: None
 runpy.run_module("dicompiler_targets.sockets.runtime", run_name="__main__", alter_sys=True)
 """
 
 
 def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds until all devices are ready, and until the first output is there."""
+    """Return the seconds until all devices are ready, and until the first output has arrived."""
     from dicompiler_targets.sockets import device_process
 
     device_process.RUNTIME_COMMAND = entry

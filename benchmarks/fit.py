@@ -82,7 +82,9 @@ def _multiplications(found: PipelineState) -> float:
 
 
 def main() -> int:
-    logging.disable(logging.WARNING)  # one board alone would be faster, if it fitted
+    logging.disable(
+        logging.WARNING
+    )  # dicompiler warns that one board would be faster, but the network does not fit on it.
     rows = []
     for size, count, strategy in ROWS:
         with tempfile.TemporaryDirectory(prefix="dicompiler-fit-") as place:

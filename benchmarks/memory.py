@@ -1,6 +1,6 @@
-"""Memory of the sockets target's devices: predicted against measured, and what its constants come from.
+"""Memory of the devices of target `sockets`: predicted compared with measured, and the origin of the model's constants.
 
-In: networks, or nothing. Out: a table on stdout. Each device's process tells its largest resident memory.
+The table on stdout has a row for each device. A device process reports its largest resident memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ STRATEGIES = ("pipeline", "modnn")
 
 @dataclass(frozen=True)
 class Row:
-    """One device of one run, in bytes. held: weights, activations and buffers; added: what the target says comes on
-    top; measured: the largest resident memory of its process."""
+    """The memory of one device in one run, in bytes.
+
+    `held` is the prediction for weights, activations and buffers, `added` the bytes that the target adds according to
+    its model, and `measured` the largest resident memory of the process.
+    """
 
     name: str
     device: str
@@ -47,12 +50,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Predicted by measured."""
+        """Predicted divided by measured memory."""
         return (self.held + self.added) / self.measured
 
 
 def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str = PLATFORM) -> list[Row]:
-    """Compiles the model and runs a frame."""
+    """Compile the model and run a frame."""
     target = SocketsTarget()
     chosen: dict[str, Any] = {"plan": strategy} if isinstance(strategy, Plan) else {"strategy": strategy}
     with tempfile.TemporaryDirectory() as place:
@@ -64,13 +67,13 @@ def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str =
     return [Row(name, r.device, held[r.device].total, added[r.device], r.peak_memory_bytes) for r in reports]
 
 
-# -- where the constants come from: networks of one thing each
+# -- Networks of one kind of layer, which show the origin of the constants.
 
 
 def _model(
     nodes: Sequence[onnx.NodeProto], shape: Sequence[int], weights: dict[str, tuple[int, ...]]
 ) -> onnx.ModelProto:
-    """Nodes from `x` to `y`, both of `shape`, with seeded weights of about 1 (so that variances are positive)."""
+    """Return a model from `x` to `y`, both of `shape`, with seeded weights near 1 (positive variances)."""
     random = np.random.default_rng(0)
     float_ = onnx.TensorProto.FLOAT
     arrays = [numpy_helper.from_array(1 + 0.01 * random.random(s, "float32"), name) for name, s in weights.items()]
@@ -85,7 +88,7 @@ def _model(
 
 
 def chain(ops: Sequence[str], shape: Sequence[int]) -> onnx.ModelProto:
-    """Nodes without weights, one after another, named n0, n1, …"""
+    """Return a model of operators without weights, one after another, named n0, n1, …."""
     names = ["x", *(f"t{i}" for i in range(1, len(ops))), "y"]
     extra: dict[str, dict[str, Any]] = {"LRN": {"size": 5}}
     nodes = [
@@ -95,14 +98,14 @@ def chain(ops: Sequence[str], shape: Sequence[int]) -> onnx.ModelProto:
 
 
 def gemms(count: int, size: int) -> onnx.ModelProto:
-    """Fully connected layers, one after another."""
+    """Return a model of fully connected layers, one after another."""
     names = ["x", *(f"t{i}" for i in range(1, count)), "y"]
     nodes = [helper.make_node("Gemm", [names[i], f"w{i}"], [names[i + 1]], name=f"n{i}") for i in range(count)]
     return _model(nodes, (1, size), {f"w{i}": (size, size) for i in range(count)})
 
 
 def convolutions(count: int, channels: int, kernel: int, behind: Sequence[str], side: int = 4) -> onnx.ModelProto:
-    """Convolutions, each with the operators `behind` it, one after another."""
+    """Return a model of convolutions one after another, each followed by the operators `behind`."""
     nodes, weights, at = [], dict[str, tuple[int, ...]](), "x"
     for i in range(count):
         weights[f"w{i}"] = (channels, channels, kernel, kernel)
@@ -120,7 +123,7 @@ def convolutions(count: int, channels: int, kernel: int, behind: Sequence[str], 
 
 
 def constants() -> Iterator[Row]:
-    """One network for each constant of the target's model."""
+    """Yield the rows of one network for each constant of the target's memory model."""
     one = "rpi4x1"
     yield from run("BASE: one node", chain(["Relu"], (1, 8)), "single", one)
     yield from run("NODE: 400 nodes", chain(["Softplus"] * 400, (1, 8)), "single", one)
@@ -139,7 +142,7 @@ def constants() -> Iterator[Row]:
 
 
 def report(rows: Sequence[Row]) -> bool:
-    """Prints the table; whether all predictions are within the limits."""
+    """Print the table, and return True if all predictions are within the limits."""
     headers = ("run", "device", "program MiB", "target adds MiB", "measured MiB", "predicted / measured")
     texts = [
         (r.name, r.device, *(f"{value / MIB:.1f}" for value in (r.held, r.added, r.measured)), f"{r.ratio:.3f}")

@@ -1,8 +1,7 @@
-"""The MPI target beside what is underneath: onnxruntime in Python, one rank beside two, the copying of a file; and that
-it computes the same, for many networks and splits.
+"""Target `mpi` compared with its parts: onnxruntime in Python, one rank with two, and the copying of a file.
 
-In: which measurement, how often. Out: medians on stdout; the exit code is 1 where a goal was missed. Run it as
-README.md says, on a host that does nothing else.
+It also checks the outputs for many networks and splits. Each command prints medians; the exit code is 1 if a goal was
+missed. Run it as README.md says, on an idle host.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ def main() -> None:
 
 
 def compiled(model: Any, strategy: str, platform: str, place: Path) -> PipelineState:
-    """An artifact whose segments have one thread."""
+    """Return a compiled artifact with one thread for each segment."""
     return dicompiler.compile(
         model, platform=platform, strategy=strategy, objective="throughput", target="mpi{threads=1}", output=place
     )
 
 
 def in_python(model: Path, inputs: Any, frames: int) -> float:
-    """The median seconds of a frame in onnxruntime, on one thread, at its default level."""
+    """Return the median seconds of a frame in onnxruntime, with one thread and the default optimization level."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(str(model), options, ["CPUExecutionProvider"])
@@ -83,7 +82,7 @@ def in_python(model: Path, inputs: Any, frames: int) -> float:
 @click.option("--frames", default=20, help="Frames of each run.")
 @click.option("--rounds", default=5, help="Repetitions.")
 def single(names: Sequence[str], frames: int, rounds: int) -> None:
-    """One rank on one thread beside onnxruntime in Python: time per frame."""
+    """Compare one rank with one thread with onnxruntime in Python: time per frame."""
     reached = True
     for name in names:
         with tempfile.TemporaryDirectory() as place:
@@ -110,7 +109,7 @@ def single(names: Sequence[str], frames: int, rounds: int) -> None:
 @click.option("--frames", default=20, help="Frames of each run.")
 @click.option("--rounds", default=5, help="Repetitions.")
 def pipeline(network: str, frames: int, rounds: int) -> None:
-    """Two ranks in a pipeline with a core each beside one rank on one core: frames per second."""
+    """Compare two ranks in a pipeline, with a core each, with one rank on one core: frames per second."""
     cores, found = sorted(os.sched_getaffinity(0)), []
     with tempfile.TemporaryDirectory() as place:
         model = networks.build(network)
@@ -139,7 +138,7 @@ def pipeline(network: str, frames: int, rounds: int) -> None:
 
 
 def fastest(work: Callable[[], object], times: int) -> float:
-    """The least seconds that it takes."""
+    """Return the least seconds that the work takes."""
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -152,7 +151,7 @@ def fastest(work: Callable[[], object], times: int) -> float:
 @click.option("--network", default="light/vgg19")
 @click.option("--rounds", default=3, help="Repetitions, of which the fastest counts.")
 def lowering(network: str, rounds: int) -> None:
-    """A plan of 24 sub-models on 8 devices: splitting and writing the packages, beside copying the model."""
+    """Compare splitting a network into 24 submodels on 8 devices, and writing them, with copying the model file."""
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         path, planned = scratch / "model.onnx", scratch / "plan.json"
@@ -177,7 +176,7 @@ def lowering(network: str, rounds: int) -> None:
 
 
 def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
-    """What is wrong where the ranks run `model` under the plan: an output, or a transfer; empty where nothing is."""
+    """Return the first wrong output or transfer of the ranks under a plan; '' if there is none."""
     made = lower(replace(prepare(model), plan=plan_, platform=case.compilation.platform))
     assert made.program is not None
     place.mkdir()
@@ -201,8 +200,11 @@ def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, 
 @click.option("--kind", "kinds", multiple=True, default=ALL)
 @click.option("--ranks", "counts", multiple=True, type=int, default=(1, 2, 4, 7))
 def matrix(names: Sequence[str], kinds: Sequence[str], counts: Sequence[int]) -> None:
-    """Networks by kinds of split and numbers of ranks: the check model bit-equal, real weights within tolerance, bytes
-    as predicted. One rank computes all layers whole."""
+    """Run networks by kind of split and number of ranks, and check outputs and bytes.
+
+    The check model must be bit-equal, real weights within tolerance, and the bytes as predicted. One rank computes all
+    layers whole.
+    """
     failed = 0
     for name, count in itertools.product(names, counts):
         case = Case.of(networks.build(name), count)
@@ -230,12 +232,16 @@ def _families() -> list[Any]:
 @click.option("--strategy", default="modnn")
 @click.option("--frames", default=10, help="Frames, one after another.")
 def cluster(network: str, strategy: str, frames: int) -> None:
-    """Four ranks on boards that are network namespaces, joined at 100 Mbit/s: their time beside the simulator's.
+    """Compare the time of four ranks on emulated boards, joined at 100 Mbit/s, with the simulator's prediction.
 
-    The rates of the devices are those that this host shows in the run itself. Needs root, tc, ip and sshd."""
+    The boards are network namespaces. Their rates are measured on this host in the same run. It needs root, tc, ip and
+    sshd.
+    """
     names = [f"pi{index:02}" for index in range(1, 5)]
     with tempfile.TemporaryDirectory() as place, boards.cluster(Path(place), names) as made, made.inside():
-        os.environ |= {"OMPI_MCA_btl": "self,tcp"}  # boards share this host's memory, which hosts do not
+        os.environ |= {
+            "OMPI_MCA_btl": "self,tcp"
+        }  # By default, ranks on one machine use shared memory, which boards cannot.
         for board in made.boards.values():
             shape = "qdisc add dev net root tbf rate 100mbit burst 32kbit latency 400ms"
             boards.call("tc", "-n", board.space, *shape.split())

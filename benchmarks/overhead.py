@@ -1,7 +1,7 @@
-"""What the runtimes cost beside the engine and the wire: each figure a ratio of two sides that are measured in turn.
+"""The overhead of the runtimes in addition to the engine and the wire.
 
-In: which figure, which networks, how often. Out: a line for each on stdout; the exit code is 1 where a goal was missed.
-Run it as README.md says, on a host that does nothing else.
+Each figure is a ratio of two sides that are measured in turn. The script prints a line for each; the exit code is 1 if
+a goal was missed. Run it as README.md says, on an idle host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What `dicompiler report` takes of ResNet-101 on eight devices: CPU time, and the bytes of the page.
+"""The cost of `dicompiler report` for ResNet-101 on eight devices: CPU time, and bytes of the page.
 
-In: nothing. Out: a table on stdout; exit code 1 where a limit is passed.
+The script prints a table; the exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STRATEGIES = ("modnn", "pipeline", "single")
 
 
 def seconds(*arguments: object) -> float:
-    """CPU time of a `dicompiler` process, user and system."""
+    """Return the CPU time (user and system) of a `dicompiler` process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "dicompiler.cli", *map(str, arguments)],

@@ -1,4 +1,4 @@
-"""Figures on four emulated boards at 100 Mbit/s: narrower types on the wire, and streams. Needs root."""
+"""Figures on four emulated boards at 100 Mbit/s: narrower types on the wire, and streams. They need root."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ STREAMS = (("modnn", "latency"), ("auto", "latency"), ("auto", "throughput"))
 
 
 def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """The same plan with everything as it is and in float16, as predicted and as measured, where the line is the
-    limit."""
+    """Compare a plan with tensors in their own types and in float16, predicted and measured."""
     figures = []
     for name, strategy in WIRES if not names else [(name, "modnn") for name in names]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -56,12 +55,12 @@ def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def side(artifact: Path, frames: int) -> Side:
-    """Frames one after another; the first does not count."""
+    """Return a side that runs frames one after another; the first frame is not counted."""
     return lambda: emulate(artifact, frames=frames + 1, slower=FAST).result.frames_s[1:]
 
 
 def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """Frames of a stream beside what the busiest device or line needs for one."""
+    """Compare the time between frames of a stream with the busiest device's or link's time per frame."""
     figures = []
     for name in names or ("resnet18",):
         for strategy, objective in STREAMS:
@@ -78,14 +77,17 @@ def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def period(result: RunResult) -> float:
-    """Seconds from the end of one frame to that of the next, without those of the first one, in which the boards wait
-    for it to come to them. What else a stream takes to begin and to end counts: of 40 frames of a plan that gives each
-    frame to one board 5 %, of 160 1 %."""
+    """Return the mean seconds from the end of one frame to the end of the next.
+
+    The first frame is excluded, because boards wait for its inputs. Other costs of the beginning and the end of a
+    stream are included: 5 % in a stream of 40 frames if each frame is computed by one board, and 1 % in a stream of
+    160.
+    """
     return (result.total_s - result.frames_s[0]) / (len(result.frames_s) - 1)
 
 
 def busiest(program: Program, computing: Mapping[str, Sequence[float]]) -> float:
-    """Seconds of a frame on the busiest device, or on the busiest direction of a host's line."""
+    """Return the seconds of a frame on the busiest device, or on the busiest direction of a host's link."""
     lines: dict[tuple[str, str], int] = {}
     for transfer in program.all_transfers:
         for end in (("out", transfer.sender), ("in", transfer.receiver)):

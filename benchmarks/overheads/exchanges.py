@@ -32,7 +32,7 @@ SLICES = 40
 
 
 def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """Milliseconds of a frame and of an exchange on two and four devices, in the clear and with TLS."""
+    """Return milliseconds of a frame and of an exchange on two and four devices, with and without TLS."""
     figures = []
     for name in names or (EXCHANGES,):
         for count in (2, 4):
@@ -54,8 +54,10 @@ def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Side], int]:
-    """The artifacts, and the keys of one; what is measured beside sockets, and how many exchanges follow each other in
-    a frame."""
+    """Return the artifacts' sides by target, and the largest number of exchanges in a row in a frame.
+
+    The keys of the sockets artifact are written next to it.
+    """
     for target in ("sockets", "mpi"):
         made = dicompiler.compile(
             networks.build(name), platform=f"rpi4x{count}", strategy="modnn", target=target, output=place / target
@@ -72,16 +74,18 @@ def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Si
 
 
 def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[float]]]:
-    """Starts all devices anew, in the clear and with TLS, and gives both short slices of frames in turn: the seconds of
-    each frame, slice by slice. What this host does beside is in both of a pair; where processes lie in memory, which
-    makes some a tenth slower than others that do the same, changes with each start."""
+    """Return the seconds of each frame in slices of frames, without and with TLS in turn.
+
+    All devices are started again first, because the memory layout of a process differs from start to start and makes
+    some processes a tenth slower than others. Other load on this host affects both slices of a pair.
+    """
     inputs, found = inputs_of(place / "sockets"), list[tuple[Sequence[float], Sequence[float]]]()
     with ExitStack() as stack:
         sides = []
         for keys in (None, place / "sockets.keys"):
             session = stack.enter_context(dicompiler.connect(place / "sockets", RunOptions(in_flight=1, keys=keys)))
             sides.append(timed(lambda session=session: session.infer(inputs), frames))  # type: ignore[misc]
-        for number in range(-1, SLICES):  # the first one lets both begin
+        for number in range(-1, SLICES):  # The first pair of slices is for warming up.
             first = sides[number % 2]()
             second = sides[1 - number % 2]()
             if number >= 0:
@@ -90,7 +94,7 @@ def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[flo
 
 
 def _depth(program: Program) -> int:
-    """The most messages that follow from each other in a frame: transfers, what is given and what is delivered."""
+    """Return the largest number of messages in a row in a frame: transfers, inputs and outputs."""
     depth: dict[tuple[str, str], int] = {}
     for _ in program.transfers:
         for device in program.devices:

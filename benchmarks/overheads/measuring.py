@@ -1,4 +1,4 @@
-"""How figures are measured: two sides in turn, on a host that does nothing else."""
+"""The method of all figures: two sides are measured in turn, on an idle host."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ FIRST = 3
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured, of medians and of the shortest of all rounds, and the most that it may be: times of one side
-    by the other's where the name says nothing else. spread: how far single measurements lie apart, in words."""
+    """A measured ratio, and its limit.
+
+    Attributes:
+        name: Name of the figure. Unless it says something else, the figure is the time of one side divided by the
+        other's.
+        median: Ratio of the medians of all rounds.
+        shortest: Ratio of the shortest times of all rounds.
+        goal: Largest allowed value.
+        spread: Text about the range of single measurements.
+    """
 
     name: str
     median: float
@@ -42,7 +50,7 @@ Side = Callable[[], Sequence[float]]
 
 
 def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) -> Figure:
-    """The times of `other` by those of `base`, measured in turn."""
+    """Return the time of `other` divided by that of `base`, measured in turn."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for side in (0, 1) if number % 2 else (1, 0):
@@ -54,7 +62,7 @@ def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) ->
 
 
 def timed(work: Callable[[], object], frames: int) -> Side:
-    """The side that does this for every frame."""
+    """Return a side that calls `work` for every frame."""
 
     def run() -> Sequence[float]:
         seconds = []
@@ -68,6 +76,6 @@ def timed(work: Callable[[], object], frames: int) -> Side:
 
 
 def inputs_of(artifact: Path) -> dict[str, Any]:
-    """Arrays for the network that an artifact was made from."""
+    """Return input arrays for the network of an artifact."""
     values = graph_inputs(Model.load(artifact / "reference" / "model.onnx"))
     return {value.name: np.full(value.shape or (), 0.5, "float32") for value in values}

@@ -1,4 +1,4 @@
-"""The figure `one`: a device alone, of sockets and of mpi, beside onnxruntime at its defaults."""
+"""The figure `one`: a single device of sockets and of mpi, compared with onnxruntime at its defaults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORKS = ("resnet50", "mobilenet_v2", "vgg16", "densenet121", "mobilenet_v2 in
 
 
 def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
-    """A network, and samples of its inputs where it is to be quantised (at 160 × 160)."""
+    """Return a network, and samples of its inputs if it is quantised (at 160 × 160)."""
     if not name.endswith(" int8"):
         return networks.build(name), None
     proto = networks.build(name.removesuffix(" int8"), size=160)
@@ -40,7 +40,7 @@ def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def in_python(model: Path, frames: int) -> Side:
-    """`InferenceSession(path).run` as users call it, with THREADS."""
+    """Return a side that calls `InferenceSession(path).run` as users do, with THREADS threads."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = THREADS
     session = ort.InferenceSession(str(model), options, ["CPUExecutionProvider"])
@@ -49,9 +49,11 @@ def in_python(model: Path, frames: int) -> Side:
 
 
 def in_cpp(model: Path, frames: int, place: Path) -> Side:
-    """bare.cc, built with the headers and the library of the MPI target."""
+    """Return a side that runs bare.cc, built with the headers and the library of the MPI target."""
     found, program = toolchain.find_toolchain(), place / "bare"
-    library = place / "libonnxruntime.so.1"  # the wheel's file does not bear the name by which programs load it
+    library = (
+        place / "libonnxruntime.so.1"
+    )  # Programs load the library by this name, but the wheel's file has another one.
     library.symlink_to(found.library)
     source = Path(__file__).with_name("bare.cc")
     line = [
@@ -76,20 +78,20 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
 
 
 def in_session(artifact: Path, frames: int, stack: ExitStack) -> Side:
-    """Frames given one after another to a session that stays open, as a user's program does."""
+    """Return a side that passes frames one after another to a session that stays open, as a user's program does."""
     inputs = inputs_of(artifact)
     session = stack.enter_context(dicompiler.connect(artifact, RunOptions(in_flight=1)))
     return timed(lambda: session.infer(inputs), frames)
 
 
 def in_runs(artifact: Path, frames: int, _stack: ExitStack) -> Side:
-    """The frames of an MPI program, one after another."""
+    """Return a side that runs the frames in an MPI program, one after another."""
     inputs, options = inputs_of(artifact), RunOptions(in_flight=1, kept_frames=1)
     return lambda: MpiTarget().run(artifact, [inputs] * (frames + FIRST), options).frames_s[FIRST:]
 
 
 def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """One device of sockets and of mpi beside onnxruntime at its defaults, in Python and in C++."""
+    """Compare one device of sockets and of mpi with onnxruntime at its defaults, in Python and in C++."""
     figures = []
     for name in names or NETWORKS:
         with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:

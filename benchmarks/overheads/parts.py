@@ -1,4 +1,4 @@
-"""The figure `parts`: all segments of a plan, each alone on one core, beside the whole network, and what they lose."""
+"""The figure `parts`: all segments of a plan, each alone on one core, compared with the whole network."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ Side = Callable[[], float]
 
 
 def nothing() -> None:
-    """Copies nothing."""
+    """Copy nothing."""
 
 
 class Bound:
-    """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once; inputs that nobody
-    gives are zeros. sides: what runs it, the processor's seconds of a run each: of a segment by the target whose
-    runtime makes the copies of its seam, else one."""
+    """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once.
+
+    Inputs without a value are zeros. `sides` are the sides that run the model and return the processor's seconds of
+    each
+    run: for a segment one side for each target, because its runtime makes the copies; otherwise one side.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Bound:
         return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
 
     def _seconds(self, before: Callable[[], object], after: Callable[[], object]) -> float:
-        """Processor time of a run: what others do on the host meanwhile counts little."""
+        """Return the processor time of a run, which other processes on the host hardly affect."""
         start = time.thread_time()
         before()
         self._run()
@@ -118,8 +121,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Case:
-    """A network and its plan's program. inputs, values: of the network, and of every segment's ends; again: operations
-    of the program by those of the network."""
+    """A network and the program of its plan.
+
+    `inputs` are the inputs of the network, `values` the inputs and outputs of every segment, and `again` the operations
+    of the program divided by those of the network.
+    """
 
     where: str
     made: CompileResult
@@ -143,7 +149,7 @@ class Case:
         return cls(where, made, program, inputs, values, again)
 
     def sides(self, level: str) -> tuple[Side, list[list[Mapping[str, Side]]], list[Side]]:
-        """The whole network; each device's segments, by target; and all segments without slices and joins."""
+        """Return the sides of the network, of each device's segments by target, and of segments without copies."""
         model, program = self.made.reference, self.program
         assert model is not None
         own = {node.name for node in model.proto.graph.node}
@@ -159,14 +165,13 @@ class Case:
         return whole, split, [Bound(one, program.weights, self.values, level).sides[""] for one in models]
 
     def read(self) -> float:
-        """The weights that all segments read, by those of the network."""
+        """Bytes of weights that all segments read, divided by those of the network."""
         assert self.made.reference is not None
         return nbytes(self.program) / sum(weight.nbytes for weight in self.made.reference.weights.values())
 
 
 def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """The segments of all devices, summed, beside the whole: round by round, and the median of the rounds; with the
-    copies of each target's runtime."""
+    """Compare all devices' segments with the whole network, with the copies of each target's runtime."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     figures = []
     for name in names or IN_PARTS:
@@ -177,7 +182,7 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
-    """The figures of one level, one for each target."""
+    """Return the figures of one optimization level, one for each target."""
     whole, split, bare = case.sides(level)
     by_target = [[side[target] for device in split for side in device] for target in TARGETS]
     sides = [whole, *bare, *(side for own in by_target for side in own)]
@@ -203,8 +208,10 @@ def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
 
 
 def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
-    """Seconds of each side, measured one after another, and of the first once more at the end: a host that becomes
-    faster or slower meanwhile is not taken for a difference between the sides."""
+    """Return the seconds of each side, measured one after another, and of the first side once more at the end.
+
+    If the speed of the host changes meanwhile, the change is thus not taken for a difference between the sides.
+    """
     found = []
     for side in (*sides, sides[0]):
         for _ in range(SETTLED):
@@ -214,31 +221,36 @@ def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
 
 
 def whole_s(turn: Sequence[Sequence[float]]) -> float:
-    """Seconds of the whole network, of what was measured before its parts and behind them."""
+    """Return the seconds of the whole network, from the measurements before and after its parts."""
     return statistics.median([*turn[0], *turn[-1]])
 
 
 def in_order(sides: Sequence[Side], frames: int = 12) -> float:
-    """Seconds of all sides, one after another as in a frame: what each reads of its weights comes from memory where the
-    caches are too small for those of all. The median."""
+    """Return the median seconds of all sides one after another, as in a frame.
+
+    Each side then reads its weights from memory if the caches are too small for all weights.
+    """
     found = [sum(side() for side in sides) for _ in range(frames + SETTLED)]
     return statistics.median(found[SETTLED:])
 
 
 def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
-    """What `of` makes of the seconds of each side, added up."""
+    """Return the sum of `of` applied to the seconds of each side."""
     return float(sum(map(of, sides)))
 
 
 def nbytes(program: Program) -> int:
-    """Bytes of weights that all segments together read."""
+    """Return the bytes of weights that all segments read together."""
     tensors = (t for device in program.devices for s in device.segments for t in s.model.graph.initializer)
     return sum(program.weights[t.name].nbytes for t in tensors if is_placeholder(t))
 
 
 def without_cuts(proto: onnx.ModelProto, own: Collection[str]) -> onnx.ModelProto:
-    """The segment without what is cut out of its tensors and without what is joined: what is cut for other devices is
-    not made, what is read cut or joined is given ready. own: the names of the network's nodes, which stay."""
+    """Return the segment without Slices and Concats at its borders.
+
+    Pieces for other devices are not cut, and inputs are passed as if they had been cut and joined. `own` are the names
+    of the network's nodes, which stay.
+    """
     known = onnx.shape_inference.infer_shapes(proto).graph
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
