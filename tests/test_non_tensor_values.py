@@ -100,7 +100,7 @@ def test_rejects_value_that_is_not_a_sequence(inputs: dict[str, Any], words: str
         dicompiler.run(tmp_path / "build", inputs)
 
 
-@pytest.mark.parametrize(("make", "what"), [(labels, "'name' holds strings"), (pieces, "'s' holds a sequence")])
+@pytest.mark.parametrize(("make", "what"), [(labels, "'name' is a tensor of strings"), (pieces, "'s' is a sequence")])
 def test_targets_without_strings_name_one_that_has_them(make: Any, what: str, tmp_path: Path) -> None:
-    with pytest.raises(DicompilerError, match=f"{what}.*compile for target sockets"):
+    with pytest.raises(DicompilerError, match=f"{what}.*use target sockets"):
         dicompiler.compile(_file(make(), tmp_path), platform="rpi4x2", target="mpi", output=tmp_path / "build")

@@ -157,7 +157,7 @@ def test_rejects_peer_with_other_weights(artifact: Path, tmp_path: Path, failing
         ": compile the model again, or copy the file again"
     )
     reseal(artifact)
-    assert "the manifest of pi02 belongs to another artifact" in failing(artifact)
+    assert "the manifest of device pi02 belongs to another artifact" in failing(artifact)
 
 
 WHOLE = "        queued = _QueuedMessage(header"

@@ -171,10 +171,13 @@ class PeerConnections:
         return None. Raise ProtocolError for a peer that is not expected.
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
-        channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
         if not self.is_complete:
+            channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             return peer, channel
+        # The lock delays orders of the coordinator. When the peer has the answer, the coordinator may soon order this
+        # device to send to the peer, so the channel must be known by then.
         with self._loop.lock:
+            channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             if peer in self.channels:
                 self.channels[peer].close()
             self.channels[peer] = channel
