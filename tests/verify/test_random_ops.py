@@ -122,7 +122,7 @@ def test_rejects_random_layer_on_two_devices() -> None:
     problem = load_problem(noisy(), "rpi4x3")
     twice = {layer.name: (Part("pi01"), Part("pi02")) for layer in problem.layers.layers}
     assert problem.build_plan(twice).layers["r"] == (Part("pi01"),)
-    message = r"^plan: layers.r: RandomNormalLike draws different random numbers in each of its 2 parts: give the layer to one"
+    message = r"^plan: layers.r: RandomNormalLike draws different random numbers in each of its 2 parts: give the"
     with pytest.raises(DicompilerError, match=message):
         route_on_platform(problem.platform, problem.layers, Plan(twice, ("pi01",), ("pi01",)))
 

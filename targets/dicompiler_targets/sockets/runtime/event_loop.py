@@ -12,10 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .channel import MessageChannel
+from typing import Protocol
 
 HELPER_MIN_BUSY_S = 0.002
 """The helper thread runs the loop only if the main thread is busy for longer than this.
@@ -28,6 +25,25 @@ MAX_SPIN_S = 0.0005
 On an idle processor, waking a blocked thread takes a tenth of this time.
 """
 READ, WRITE = select.POLLIN, select.POLLOUT
+
+
+class EventSource(Protocol):
+    """The methods of a channel that the loop calls. It holds `EventLoop.lock`, except for `fileno`."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor to watch."""
+
+    def receive(self) -> None:
+        """Process the available data."""
+
+    def push(self) -> None:
+        """Send as much queued data as the kernel accepts."""
+
+    def pause_s(self) -> float:
+        """Return the seconds until `push` should be called again, if sending is paused."""
+
+    def tick(self, tick_s: float, interval_s: float) -> None:
+        """Send and expect one heartbeat in every interval; the loop calls this every `tick_s` seconds."""
 
 
 class EventLoop:
@@ -51,10 +67,10 @@ class EventLoop:
         self.lock = threading.RLock()
         self._interval_s = interval_s
         self._poll = select.poll()
-        self._sources: dict[int, MessageChannel] = {}
-        self._blocked: set[MessageChannel] = set()
-        self._posted: dict[MessageChannel, None] = {}
-        self._paused: set[MessageChannel] = set()
+        self._sources: dict[int, EventSource] = {}
+        self._blocked: set[EventSource] = set()
+        self._posted: dict[EventSource, None] = {}
+        self._paused: set[EventSource] = set()
         self._driver_lock = threading.Lock()  # Held by the thread that runs the loop.
         self._helper_drives, self._is_closed = True, False
         self._is_polling = False
@@ -71,7 +87,7 @@ class EventLoop:
 
     # -- for channels
 
-    def watch(self, channel: MessageChannel, reads: bool, is_blocked: bool, is_paused: bool) -> None:
+    def watch(self, channel: EventSource, reads: bool, is_blocked: bool, is_paused: bool) -> None:
         """Set the events for which a channel waits.
 
         The channel waits for data if `reads`, for space in the kernel's send buffer if `is_blocked`, and for the
@@ -87,7 +103,7 @@ class EventLoop:
             channels.add(channel) if is_waiting else channels.discard(channel)
         self.wake()
 
-    def post(self, channel: MessageChannel) -> None:
+    def post(self, channel: EventSource) -> None:
         """Let the next `push` of the loop send the channel's queue."""
         self._posted[channel] = None
 

@@ -10,14 +10,11 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from .role_schedule import RoleSchedule
-
-if TYPE_CHECKING:
-    from .transport import Connection
 
 MAGIC, PROTOCOL_VERSION = b"DICO", 5
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
@@ -85,6 +82,22 @@ class ConnectionClosed(ConnectionError):
     """The other end closed the connection between two messages."""
 
 
+class ByteSource(Protocol):
+    """The methods of a connection that a reader calls.
+
+    Attributes:
+        is_drained: True if the last call returned all available bytes. A reader that does not call again resets it.
+    """
+
+    is_drained: bool
+
+    def receive_into(self, view: memoryview) -> int | None:
+        """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
+
+    def expect_bytes(self, count: int) -> None:
+        """Announce that at least `count` more bytes will arrive, so that fewer need not wake the reader."""
+
+
 def pack_header(header: MessageHeader) -> bytes:
     return HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, header.type, 0, header.index, header.frame, header.length)
 
@@ -112,7 +125,7 @@ class MessageReader:
         has_received: Becomes true when a byte arrives; the channel sets it to false before it watches for silence.
     """
 
-    def __init__(self, connection: Connection, allocate: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, connection: ByteSource, allocate: Callable[[int], Any] | None = None) -> None:
         self._connection = connection
         self._allocate: Callable[[int], Any] = allocate or (lambda length: np.empty(length, np.uint8))
         self._buffer = bytearray(READ_BUFFER_BYTES)
