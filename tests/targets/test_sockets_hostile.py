@@ -78,7 +78,7 @@ def test_device_cannot_redirect_peers(address: Any, tmp_path: Path) -> None:
     error = outcome(directory, made[2], OPTIONS, lambda words: Hostile(directory, "b", words).greet(address=address))
     assert isinstance(error, RunError)
     assert str(error).startswith(
-        "device 'b': its greeting" if address[0] == 1 else f"device 'b': it names {address[0]!r}"
+        "device 'b': its greeting" if address[0] == 1 else f"device 'b': its address for peers is {address[0]!r}"
     )
 
 
