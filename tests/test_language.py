@@ -112,7 +112,7 @@ def test_function_docstrings_open_with_a_verb() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_standard_words_are_used(kind: str) -> None:
+def test_standard_terms_are_used(kind: str) -> None:
     hits = [
         f"{place}: {match.group()!r}: write {better}"
         for place, text in texts(kind)

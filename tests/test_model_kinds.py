@@ -166,7 +166,7 @@ class TestTypes:
         model = convolutions('ir_version: 8, opset_import: ["": 17]', "float16")
         check_parts(model, integers({"x": (1, 3, 8, 8)}, np.float16), exact=False)
 
-    def test_bfloat16_where_onnxruntime_runs_it(self) -> None:
+    def test_bfloat16_if_onnxruntime_supports_it(self) -> None:
         text = """g (bfloat16[1, 4, 6, 6] x) => (bfloat16[1, 9, 36] y) {
             a = Cast <to = 1> (x)
             v = Cast <to = 1> (w)

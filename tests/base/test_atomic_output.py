@@ -75,7 +75,7 @@ def test_keeps_equal_files_and_replaces_the_main_file(output: Path) -> None:
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
 
-def test_a_different_file_mode_counts_as_a_change(output: Path) -> None:
+def test_different_file_mode_counts_as_a_change(output: Path) -> None:
     (output / "pi01" / "a.bin").chmod(0o600)
     write(output, FIRST)
     assert (output / "pi01" / "a.bin").stat().st_mode & 0o777 == (output / "main.json").stat().st_mode & 0o777
@@ -187,7 +187,7 @@ def test_never_replaces_a_directory_of_the_user_by_a_file(output: Path) -> None:
     assert held(output) == FIRST
 
 
-def test_a_failure_leaves_the_old_output(output: Path) -> None:
+def test_failure_leaves_the_old_output(output: Path) -> None:
     (output / "notes.txt").write_text("notes")
     before = stamps(output)
 
@@ -239,7 +239,7 @@ def test_rejects_existing_foreign_paths(tmp_path: Path) -> None:
         check_output_directory(place, "main.json", "output")
 
 
-def test_a_single_file_with_equal_bytes_keeps_its_time(tmp_path: Path) -> None:
+def test_single_file_with_equal_bytes_keeps_its_time(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for text, new in (("one", True), ("one", False), ("two", True)):
         if path.exists():

@@ -13,7 +13,7 @@ WEIGHTS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_single_objective_has_weight_1(name: str) -> None:
+def test_single_objective_has_weight_1(name: str) -> None:
     assert objective_terms(name) == {name: 1.0}
 
 

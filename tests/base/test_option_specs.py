@@ -196,7 +196,7 @@ def test_errors_name_the_option_and_the_expected_value(cls: type, text: str, mes
     assert str(caught.value) == message
 
 
-def test_a_required_option_has_no_default() -> None:
+def test_required_option_has_no_default() -> None:
     assert options_of(Needy) == (Option("parts", "int", None),)
     assert str(spec_of(Needy(4))) == "needy{parts=4}"
 

@@ -95,7 +95,7 @@ def test_cmakedir_prints_the_cmake_package() -> None:
     assert not {"numpy", "onnx", "pluggy", "logging", "dicompiler.plugins"} & set(modules.split())
 
 
-def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     version = importlib.metadata.version("dicompiler")
     for wanted, found in ((version, True), ("0.2", True), ("0.1.9", False), ("0.2.99", False), ("7", False)):
         source = tmp_path / wanted
@@ -147,7 +147,7 @@ def test_it_compiles_again_just_when_something_has_changed(generator: str, tmp_p
 
 
 @pytest.mark.parametrize("generator", GENERATORS)
-def test_all_arguments_arrive_and_what_fails_says_so(generator: str, tmp_path: Path) -> None:
+def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
     arguments = (
@@ -190,12 +190,12 @@ def test_all_arguments_arrive_and_what_fails_says_so(generator: str, tmp_path: P
         ("NAME net MODEL m PLATFORM x STRATEGY dp PLAN p", "STRATEGY and PLAN exclude each other: a plan needs no"),
     ],
 )
-def test_a_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str, words: str, tmp_path: Path) -> None:
+def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str, words: str, tmp_path: Path) -> None:
     said = configure(project(tmp_path, f"dicompiler_compile({arguments})"), code=1)
     assert f"dicompiler_compile: {words}" in said
 
 
-def test_the_example_builds_a_program_that_computes_what_the_model_does(tmp_path: Path) -> None:
+def test_example_builds_a_program_that_computes_the_same_as_the_model(tmp_path: Path) -> None:
     source = tmp_path / "example"
     shutil.copytree(EXAMPLE, source)
     made = source / "build"
@@ -216,7 +216,7 @@ def test_the_example_builds_a_program_that_computes_what_the_model_does(tmp_path
     assert expected(made) != pytest.approx(before, abs=1e-3)
 
 
-def test_the_example_builds_for_a_board_with_its_libraries_alone_and_emulated_ranks_compute_the_same(
+def test_example_builds_for_a_board_and_emulated_ranks_compute_the_same(
     tmp_path: Path,
 ) -> None:
     source = tmp_path / "example"

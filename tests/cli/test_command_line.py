@@ -62,12 +62,12 @@ class TestStart:
         assert done.stderr == "heavy: []\n"
 
     @pytest.mark.parametrize("name", COMMANDS)
-    def test_the_summaries_are_the_commands_own(self, name: str) -> None:
+    def test_summaries_are_the_commands_own(self, name: str) -> None:
         own = importlib.import_module(f"dicompiler.cli.{name}").command
         assert own.name == name
         assert own.help.partition("\n")[0] == COMMANDS[name]
 
-    def test_the_objectives_are_those_of_the_metrics(self) -> None:
+    def test_objectives_are_those_of_the_metrics(self) -> None:
         done = command("plan", "--help")
         assert f"{', '.join(OBJECTIVES)}, or a sum" in " ".join(done.stdout.split())
 
@@ -111,7 +111,7 @@ class TestUsage:
     def test_they_name_the_nearest(self, arguments: list[str], line: str) -> None:
         assert failed(2, *arguments).startswith(f"dicompiler: error: {line}")
 
-    def test_a_value_outside_its_range_or_choices(self) -> None:
+    def test_value_outside_its_range_or_choices(self) -> None:
         assert "--frames" in failed(2, "run", "d", "--frames", "0")
         assert "throughput" in failed(2, "plan", "m", "--objective", "speed", "-o", "p")
 
@@ -152,7 +152,7 @@ class TestEnds:
         (info.parent / "acme_breaks.py").write_text(textwrap.dedent(self.SOURCE))
         return os.pathsep.join([str(info.parent), *sys.path])
 
-    def test_an_internal_error_is_one_line_that_names_the_pass_and_its_distribution(
+    def test_internal_error_is_one_line_that_names_the_pass_and_its_distribution(
         self, open_model: Path, tmp_path: Path, path: str
     ) -> None:
         line = failed(70, "opt", open_model, "-p", "break", "-o", tmp_path / "o.onnx", PYTHONPATH=path)
@@ -172,12 +172,12 @@ class TestEnds:
         assert "Traceback (most recent call last)" in done.stderr
         assert "acme_breaks.py" in done.stderr
 
-    def test_an_interrupt_is_130(self, open_model: Path, tmp_path: Path, path: str) -> None:
+    def test_interrupt_has_exit_code_130(self, open_model: Path, tmp_path: Path, path: str) -> None:
         done = command("opt", open_model, "-p", "break{how=interrupt}", "-o", tmp_path / "o.onnx", PYTHONPATH=path)
         assert done.returncode == 130
         assert done.stderr.strip() == "dicompiler: interrupted"
 
-    def test_an_interrupt_while_a_library_is_loaded_is_one_too(self) -> None:
+    def test_interrupt_while_a_library_is_imported_is_an_interrupt(self) -> None:
         """Extension modules then say that they cannot be loaded."""
         done = run_python(
             """
@@ -200,7 +200,7 @@ class TestEnds:
             done = command("list", "operators", stdout=closed)
         assert (done.returncode, done.stderr) == (1, "")
 
-    def test_a_full_disk_is_one_line(self, tmp_path: Path) -> None:
+    def test_full_disk_is_one_line(self, tmp_path: Path) -> None:
         with open("/dev/full", "w") as full:
             done = command("list", "operators", stdout=full)
         assert (done.returncode, done.stderr) == (1, "dicompiler: error: No space left on device\n")

@@ -20,7 +20,7 @@ class TestModels:
     """Model files that cannot be compiled."""
 
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-    def test_a_truncated_file(self, model: Path, tmp_path: Path, refused: Refused, share: float) -> None:
+    def test_truncated_file(self, model: Path, tmp_path: Path, refused: Refused, share: float) -> None:
         data = model.read_bytes()
         model.write_bytes(data[: int(share * len(data))])
         line = refused(1, "compile", model, *COMPILE, tmp_path / "out")
@@ -33,7 +33,7 @@ class TestModels:
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
         assert line.startswith(f"{path}: ") and "not an ONNX model" in line
 
-    def test_a_file_that_is_missing_or_a_directory(self, tmp_path: Path, refused: Refused) -> None:
+    def test_file_that_is_missing_or_a_directory(self, tmp_path: Path, refused: Refused) -> None:
         line = refused(1, "compile", tmp_path / "none.onnx", *COMPILE, tmp_path / "out")
         assert line == f"{tmp_path / 'none.onnx'}: cannot read the model: No such file or directory"
         line = refused(1, "compile", tmp_path, *COMPILE, tmp_path / "out")
@@ -50,7 +50,7 @@ class TestModels:
         assert line == f"{path}: external data of 'w1': there is no file {str(data)!r}: copy it next to the model"
 
     @pytest.mark.parametrize("what", ["IR version", "opset"])
-    def test_a_version_that_is_too_new(self, tmp_path: Path, refused: Refused, what: str) -> None:
+    def test_rejects_version_that_is_too_new(self, tmp_path: Path, refused: Refused, what: str) -> None:
         proto = network()
         if what == "IR version":
             proto.ir_version = 60
@@ -77,7 +77,7 @@ class TestModels:
         line = refused(1, "compile", path, "--shape", "x=1x5x12x12", *COMPILE, tmp_path / "out")
         assert "dimension 1 is 5 where the model has 3" in line
 
-    def test_a_model_that_is_not_legal(self, tmp_path: Path, refused: Refused) -> None:
+    def test_model_that_is_not_legal(self, tmp_path: Path, refused: Refused) -> None:
         proto = network()
         proto.graph.node[1].op_type = "Relv"
         path = tmp_path / "odd.onnx"
@@ -117,7 +117,7 @@ class TestModels:
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[2], "dim_value", 2**40), "and has 4.29 GB"),
         ],
     )
-    def test_a_model_that_contradicts_itself(
+    def test_model_that_contradicts_itself(
         self, tmp_path: Path, refused: Refused, change: Callable[[onnx.ModelProto], Any], words: str
     ) -> None:
         proto, path = network(), tmp_path / "odd.onnx"
@@ -167,7 +167,7 @@ class TestModels:
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
         assert line.startswith(f"{path}: ") and "'w1'" in line and words in line
 
-    def test_a_link_that_leads_to_itself(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_link_that_leads_to_itself(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         loop = tmp_path / "loop"
         loop.symlink_to(loop)
         for arguments in (
@@ -178,7 +178,7 @@ class TestModels:
             line = refused(1, *arguments)
             assert line.startswith(f"{loop}: ") and "Too many levels of symbolic links" in line
 
-    def test_a_model_without_elements_compiles(self, tmp_path: Path) -> None:
+    def test_model_without_elements_compiles(self, tmp_path: Path) -> None:
         proto, path = network(), tmp_path / "none.onnx"
         proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
         onnx.save(proto, path)

@@ -36,12 +36,12 @@ class TestPlaces:
         assert str(tmp_path / "none") in line
 
     @pytest.mark.parametrize("room", ["16k", "48k", "80k"])
-    def test_a_disk_that_fills_up(self, model: Path, tmp_path: Path, room: str, refused: Refused) -> None:
+    def test_disk_that_fills_up(self, model: Path, tmp_path: Path, room: str, refused: Refused) -> None:
         with small_disk(tmp_path / "disk", room) as disk:
             line = refused(1, "compile", model, *SINGLE, disk / "out")
             assert line == f"{disk / 'out'}: it cannot be written: No space left on device"
 
-    def test_a_disk_that_is_full(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_disk_that_is_full(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
         opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}")
         with small_disk(tmp_path / "disk", "64k") as disk:
             fill(disk)
@@ -65,9 +65,7 @@ class TestPlaces:
             (disk / "filler").unlink()
             assert dict(files(disk)) == before
 
-    def test_a_place_that_cannot_be_written(
-        self, model: Path, artifact: Path, tmp_path: Path, refused: Refused
-    ) -> None:
+    def test_place_that_cannot_be_written(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
         (tmp_path / "directory").mkdir()
         for place, words in (
             (tmp_path / "directory", "it is a directory: give the name of a file"),
@@ -85,7 +83,7 @@ class TestPlaces:
             ):
                 assert refused(1, *arguments) == f"{place}: {words}"
 
-    def test_a_read_only_file_system(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_read_only_file_system(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         with small_disk(tmp_path / "disk", "64k") as disk:
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
             for command in ("compile", "plan"):
@@ -100,7 +98,7 @@ class TestPlaces:
         assert line == f"{model}: it is a file: give the name of a directory"
 
     @pytest.mark.parametrize("room", [0, 3000, 9000])
-    def test_a_limit_on_files(self, model: Path, tmp_path: Path, room: int) -> None:
+    def test_limit_on_files(self, model: Path, tmp_path: Path, room: int) -> None:
         before = dict(files(tmp_path))
         done = subprocess.run(
             [sys.executable, "-m", "dicompiler.cli", "compile", str(model), *SINGLE, str(tmp_path / "out")],

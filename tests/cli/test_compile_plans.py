@@ -25,7 +25,7 @@ class TestPlans:
         assert main(["plan", str(model), "--platform", "rpi4x2", "--strategy", "modnn", "-o", str(path)]) == 0
         return path
 
-    def test_a_plan_for_another_network(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_plan_for_another_network(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = self.plan(model, tmp_path)
         proto = network()
         proto.graph.node[1].op_type = "Sigmoid"
@@ -34,7 +34,7 @@ class TestPlans:
         remedy = "create a plan with 'dicompiler plan'"
         assert line == f"plan: the plan was made for a network with another structure: {remedy}"
 
-    def test_a_retrained_network_keeps_its_plan(self, model: Path, tmp_path: Path) -> None:
+    def test_retrained_network_keeps_its_plan(self, model: Path, tmp_path: Path) -> None:
         plan = self.plan(model, tmp_path)
         proto = network()
         for tensor in proto.graph.initializer:
@@ -42,7 +42,7 @@ class TestPlans:
         onnx.save(proto, model)
         assert main(["compile", str(model), "--plan", str(plan), *COMPILE, str(tmp_path / "out")]) == 0
 
-    def test_a_layer_that_is_unknown_or_missing(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_layer_that_is_unknown_or_missing(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = self.plan(model, tmp_path)
         document = json.loads(plan.read_text())
         document["layers"]["hh"] = document["layers"].pop("h")
@@ -51,7 +51,7 @@ class TestPlans:
         line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
         assert "'h'" in line and "plan" in line
 
-    def test_a_plan_over_the_memory_of_a_host(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_plan_over_the_memory_of_a_host(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         platform = tmp_path / "small.toml"
         platform.write_text(
             'format = "dicompiler.platform/2"\nname = "small"\n'
@@ -192,7 +192,7 @@ class TestMorePlans:
             (2, "tile-height{layers=h", "expected an option or '}'"),
         ],
     )
-    def test_a_split_that_cannot_be(
+    def test_rejects_impossible_split(
         self, model: Path, tmp_path: Path, refused: Refused, code: int, text: str, words: str
     ) -> None:
         proto = network()

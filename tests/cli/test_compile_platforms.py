@@ -41,7 +41,7 @@ class TestPlatforms:
     """Platform files that describe no cluster."""
 
     @pytest.mark.parametrize("case", PLATFORMS)
-    def test_a_mistake_in_a_platform(self, model: Path, tmp_path: Path, refused: Refused, case: str) -> None:
+    def test_mistake_in_a_platform(self, model: Path, tmp_path: Path, refused: Refused, case: str) -> None:
         old, new, words = PLATFORMS[case]
         assert PLATFORM.count(old) == 1 or case == "other host"
         path = tmp_path / "lab.toml"
@@ -72,7 +72,7 @@ class TestPlatforms:
         command = ["compile", str(model), "--platform", str(tmp_path / "lab.toml"), "-o", str(tmp_path / "out")]
         assert main(command) == 0
 
-    def test_a_platform_without_a_name(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_platform_without_a_name(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         line = refused(1, "compile", model, "--platform", tmp_path / "no.toml", "-o", tmp_path / "out")
         assert line.startswith(f"{tmp_path / 'no.toml'}: no such platform file")
         line = refused(2, "compile", model, "--platform", "rpi4x0", "-o", tmp_path / "out")

@@ -69,7 +69,7 @@ def test_json_of_lists(
     assert len(printed(f"list {kind}", place, monkeypatch, capfd)) > 0
 
 
-def test_a_wrong_shape_would_be_seen() -> None:
+def test_wrong_shape_would_be_seen() -> None:
     from dicompiler.base.errors import DicompilerError
 
     with pytest.raises(DicompilerError, match="unknown key 'mode'"):

@@ -33,7 +33,7 @@ class TestOpt:
         assert len([node for node in onnx.load(out).graph.node if node.op_type == "Conv"]) == 3
         onnx.checker.check_model(onnx.load(out))
 
-    def test_a_saved_plan_gives_the_same_bytes_again(self, open_model: Path, tmp_path: Path) -> None:
+    def test_saved_plan_gives_the_same_bytes_again(self, open_model: Path, tmp_path: Path) -> None:
         first, second, plan = tmp_path / "first.onnx", tmp_path / "second.onnx", tmp_path / "plan.json"
         command("opt", open_model, "-p", self.PIPELINE, *SHAPE, "--save-plan", plan, "-o", first, PYTHONHASHSEED="1")
         base = ("opt", open_model, "-p", "infer-shapes,form-layers", *SHAPE, "--plan", plan, "-o", second)

@@ -49,7 +49,7 @@ class TestCommandLines:
             ("demo --network resnet5", "unknown network 'resnet5' (did you mean 'resnet50'?)"),
         ],
     )
-    def test_a_wrong_word(
+    def test_rejects_unknown_word(
         self,
         model: Path,
         artifact: Path,

@@ -109,7 +109,7 @@ def test_energy_is_shown_only_if_the_platform_has_powers(
     assert not (place / "none").exists()
 
 
-def test_a_table_that_is_too_wide_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_table_continues_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
     heads = ("strategy", *(f"a number of {i}" for i in range(9)))
     print_table(heads, [("a" * 20, *map(str, range(9))), ("b", *map(str, range(9)))], right=range(1, 10))
     lines = capsys.readouterr().out.splitlines()

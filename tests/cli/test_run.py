@@ -48,7 +48,7 @@ class TestWholeWay:
         assert [row.split()[1] for row in rows] == ["ok"] * 2
         assert "as predicted" in done.stdout
 
-    def test_a_plan_is_decided_once_and_then_carried_out(self, open_model: Path, tmp_path: Path) -> None:
+    def test_plan_is_decided_once_and_then_carried_out(self, open_model: Path, tmp_path: Path) -> None:
         plan = tmp_path / "plan.json"
         done = command("plan", open_model, *SHAPE, "--platform", "rpi4x2", "--strategy", "pipeline", "-o", plan)
         assert done.returncode == 0, done.stderr
@@ -164,7 +164,7 @@ class TestArtifacts:
     """Directories that are no artifact, or no longer a whole one."""
 
     @pytest.mark.parametrize("file", ["artifact.json", "reference/model.onnx", "plan.json", "platform.toml"])
-    def test_a_damaged_or_missing_file(self, model: Path, tmp_path: Path, refused: Refused, file: str) -> None:
+    def test_damaged_or_missing_file(self, model: Path, tmp_path: Path, refused: Refused, file: str) -> None:
         out = tmp_path / "out"
         assert main(["compile", str(model), *COMPILE, str(out)]) == 0
         data = (out / file).read_bytes()

@@ -35,7 +35,7 @@ def test_timeout_stops_verification_and_names_level_and_cause(endless: Path) -> 
     )
 
 
-def test_the_reference_run_is_stopped_as_well() -> None:
+def test_reference_run_is_stopped_as_well() -> None:
     inputs = {"x": np.ones((1, 4, 8, 8), np.float32)}
     late = pytest.raises(DicompilerError, match=r"^verify: real: the whole model: not finished after 1 s in all")
     with late, deadline_scope(Deadline(1.0), "verify: real"):
@@ -44,7 +44,7 @@ def test_the_reference_run_is_stopped_as_well() -> None:
         assert (run_model(Model.load(loop(3)), inputs)["y"] == 1).all()
 
 
-def test_an_interrupt_is_heard_while_onnxruntime_works(endless: Path) -> None:
+def test_interrupt_is_noticed_while_onnxruntime_computes(endless: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dicompiler.cli", "verify", str(endless), "--timeout", "100"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -58,7 +58,7 @@ def test_an_interrupt_is_heard_while_onnxruntime_works(endless: Path) -> None:
     assert (process.returncode, said.strip()) == (130, "dicompiler: interrupted")
 
 
-def test_a_network_that_ends_is_verified_within_its_timeout(tmp_path: Path) -> None:
+def test_network_that_ends_is_verified_within_its_timeout(tmp_path: Path) -> None:
     made = compile(loop(3), platform="rpi4x2", strategy="single", output=tmp_path / "a")
     assert made.verify(timeout=100).passed and verify(tmp_path / "a", timeout=100).passed
     assert command("verify", tmp_path / "a", "--timeout", "100").returncode == 0

@@ -79,7 +79,7 @@ def test_constants_of_several_segments_count_once() -> None:
         )
 
 
-def test_a_tensor_lives_from_its_node_to_its_last_reader() -> None:
+def test_tensor_lives_from_its_node_to_its_last_reader() -> None:
     text = "(float[10] x) => (float[10] y) { a = Neg (x)  b = Neg (a)  c = Neg (b)  y = Add (c, a) }"
     own = segment("s", "d", text, {})
     # a, b and c at once: a is read by the last node; then a, c and y.
@@ -179,7 +179,7 @@ def test_alternating_halves_hold_all_weights() -> None:
     assert all(added[name] >= SocketsTarget().memory_overhead(straight)[name] for name in "ab")
 
 
-def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
+def test_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
     proto = networks.build("lenet", 0)
     problem = load_problem(proto, cluster("a", "b", memory=64 * 2**20))
     plan = replace(

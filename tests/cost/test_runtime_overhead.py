@@ -31,7 +31,7 @@ COSTS = RuntimeCosts(
 )  # fmt: skip
 
 
-def test_a_slower_device_takes_longer_but_sends_no_more() -> None:
+def test_slower_device_takes_longer_but_sends_no_more() -> None:
     pi = Platform.load("rpi4x1").devices[0]
     assert 2 < runtime_slowdown(pi) < 3  # between published times of C++ on a Pi 4 and those of plain code
     assert (

@@ -86,7 +86,7 @@ def test_renamed_nodes_keep_documentation_and_metadata() -> None:
     assert [node.metadata_props[0].value for node in new.proto.graph.node] == ["0", "1", "2"]
 
 
-def test_a_new_node_inherits_documentation_only_from_the_same_operator() -> None:
+def test_new_node_inherits_documentation_only_from_the_same_operator() -> None:
     model = chain()
     graph = model.graph()
     for index, op in ((1, "Add"), (2, "Sigmoid")):
@@ -166,7 +166,7 @@ def test_make_constant_affects_all_readers_and_outputs() -> None:
     assert [value.name for value in new.proto.graph.output] == ["a", "y"]
 
 
-def test_a_constant_becomes_a_variable_and_back() -> None:
+def test_constant_becomes_a_variable_and_back() -> None:
     model = chain()
     graph = model.graph()
     bias = graph.nodes[1].inputs[1]
@@ -189,7 +189,7 @@ def test_unused_names_avoid_tensors_of_bodies() -> None:
     assert graph.unused_node_name("a") == "a_1"
 
 
-def test_a_changed_shape_keeps_documentation_and_denotations() -> None:
+def test_changed_shape_keeps_documentation_and_denotations() -> None:
     model = load("g (float[n, 3] x) => (float[n, 3] y) { y = Relu (x) }")
     value = model.proto.graph.input[0]
     value.doc_string = "pictures"
@@ -205,7 +205,7 @@ def test_a_changed_shape_keeps_documentation_and_denotations() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT8E4M3FNUZ", "BFLOAT16", "INT4", "STRING"])
-def test_a_changed_shape_keeps_types_unknown_to_numpy(dtype: str) -> None:
+def test_changed_shape_keeps_types_unknown_to_numpy(dtype: str) -> None:
     model = load("g (float[n] x) => (float[n] y) { y = Identity (x) }")
     kind = model.proto.graph.input[0].type.tensor_type
     kind.elem_type = TensorProto.DataType.Value(dtype)
@@ -230,7 +230,7 @@ def test_values_that_are_not_tensors_survive_edits() -> None:
     assert new.input[1].type == model.proto.graph.input[1].type
 
 
-def test_an_initializer_that_is_also_an_input_is_not_constant() -> None:
+def test_initializer_that_is_also_an_input_is_not_constant() -> None:
     model = load("g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add (x, w) }", ir=3)
     graph = model.graph()
     assert not graph.is_constant(graph.nodes[0].inputs[1])

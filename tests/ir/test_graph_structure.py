@@ -112,7 +112,7 @@ def test_tensors_read_exclude_names_redefined_in_bodies() -> None:
     assert list(tensors_read(model.graph.node[0])) == ["c", "x"]
 
 
-def test_renames_captures_only_where_they_are_captured() -> None:
+def test_renames_only_captured_names() -> None:
     choice = nested().graph.node[1]
     rename_captures(choice, {"a": "b", "x": "z", "q": "no"})
     then, other = control_flow_bodies(choice)

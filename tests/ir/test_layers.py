@@ -55,7 +55,7 @@ def test_operators_without_a_rule_are_computed_whole(diamond: LayerGraph) -> Non
     assert bare.cut_output(node) == "a"
 
 
-def test_the_full_output_is_computed_by_the_unchanged_node(diamond: LayerGraph) -> None:
+def test_full_output_is_computed_by_the_unchanged_node(diamond: LayerGraph) -> None:
     node = diamond.layers[0].nodes[0]
     everything, half = full_region((1, 4, 6, 6)), ((0, 1), (0, 4), (0, 3), (0, 6))
     rule = OperatorRule("MaxPool", lambda _, region, __: Piece(region, (region,), {"pads": [0, 0, 0, 0]}))

@@ -62,7 +62,7 @@ def test_tensors_gives_types_shapes_and_small_values() -> None:
     assert tensors["bigger"].value is None
 
 
-def test_the_copy_without_weights_is_valid() -> None:
+def test_copy_without_weights_is_valid() -> None:
     model = Model.load(rich_model())
     light = model.without_weights()
     assert light.ByteSize() < 4000

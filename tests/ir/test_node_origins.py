@@ -66,13 +66,13 @@ def test_folded_nodes_map_to_their_remaining_readers(lineage: NodeOrigins) -> No
     assert [names(lineage, node) for node in ("const", "axes", "unsqueeze")] == [["conv"]] * 3
 
 
-def test_a_split_maps_to_all_of_its_slices(lineage: NodeOrigins) -> None:
+def test_split_maps_to_all_of_its_slices(lineage: NodeOrigins) -> None:
     assert names(lineage, "split") == ["split_0", "split_1"]
     assert lineage.origin_of["split_1"] == "split"
     assert list(lineage.added_nodes) == ["split_0", "split_1", "constant"]
 
 
-def test_a_constant_output_maps_to_its_identity(lineage: NodeOrigins) -> None:
+def test_constant_output_maps_to_its_identity(lineage: NodeOrigins) -> None:
     assert names(lineage, "constants") == names(lineage, "one") == ["constant"]
 
 
@@ -82,7 +82,7 @@ def test_unread_nodes_are_in_the_file_but_in_no_layer(lineage: NodeOrigins) -> N
     assert names(lineage, "never") == [] and "never" not in lineage.first_output_by_name
 
 
-def test_a_new_node_does_not_inherit_the_name_of_a_removed_one() -> None:
+def test_new_node_does_not_inherit_the_name_of_a_removed_one() -> None:
     text = TEXT.replace("[dead]", "[split_0]")
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 4, 3, 3), np.float32), "w"))

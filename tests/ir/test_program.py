@@ -28,7 +28,7 @@ def test_nbytes_counts_packed_elements(dtype: int, nbytes: int) -> None:
     assert TensorSpec("x", dtype, (0, 5)).nbytes == 0
 
 
-def test_a_program_of_one_role_is_that_role() -> None:
+def test_program_of_one_role_is_that_role() -> None:
     single = program("x", "y")
     assert single.roles == (single,)
     assert single.all_transfers == single.transfers

@@ -39,7 +39,7 @@ def test_total_bytes_are_those_of_the_received_boxes() -> None:
     assert Routing(LAYERS, (), {}, (), (), (), {}).total_bytes == 0
 
 
-def test_the_first_role_has_no_other_roles() -> None:
+def test_first_role_has_no_other_roles() -> None:
     other = Routing(LAYERS, (), {}, (), (box(0, 2),), (), {})
     whole = Routing(LAYERS, (), {}, (), (), (), {}, (other,))
     assert whole.roles == (replace(whole, other_roles=()), other)

@@ -407,7 +407,7 @@ def test_plugin_rules_can_define_only_costs() -> None:
     assert effort(layers) == SCAN.cost
 
 
-def test_the_default_cost_is_one_flop_per_element() -> None:
+def test_default_cost_is_one_flop_per_element() -> None:
     assert effort(counted_by(OperatorRule("Acme", rows, "com.example"))) == OpCost(other_flops=24)
 
 

@@ -22,7 +22,7 @@ from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.executor import ProgramExecutor, run_model
 
 
-def test_an_empty_replica_changes_nothing() -> None:
+def test_empty_replica_changes_nothing() -> None:
     plain, dealt = lenet((), cluster("a", "b")), lenet(({},), cluster("a", "b"))
     assert plain.program is not None and dealt.program is not None
     assert plain.program.transfers == dealt.program.all_transfers
@@ -86,7 +86,7 @@ def test_warns_of_unread_parts_unless_quiet(caplog: pytest.LogCaptureFixture) ->
     assert caplog.messages == [f"partition: part 1 of layer {name!r} is never read and is omitted"]
 
 
-def test_the_program_has_the_plans_devices_and_keeps_the_reference() -> None:
+def test_program_has_the_plans_devices_and_keeps_the_reference() -> None:
     prepared = prepare(Model.load(networks.build("lenet", 0)))
     assert prepared.layers is not None
     plan = replace(single_device_plan(prepared.layers, "c"), source=("b",), sink=("b",))

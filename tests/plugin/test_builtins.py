@@ -26,7 +26,7 @@ def hooks() -> pluggy.HookRelay:
     return manager.hook
 
 
-def test_the_core_provides_rules_cost_models_and_platforms_and_nothing_else(hooks: pluggy.HookRelay) -> None:
+def test_core_provides_rules_cost_models_and_platforms_and_nothing_else(hooks: pluggy.HookRelay) -> None:
     given = {name for name, hook in vars(hooks).items() if not name.startswith("_") and hook.get_hookimpls()}
     assert given == {"dicompiler_operators", "dicompiler_cost_models", "dicompiler_platforms"}
 
@@ -61,6 +61,6 @@ class TestBuiltins:
         assert {name: record["module"] for name, record in plugins.items()} == dict(BUILTIN_PLUGINS)
         assert {record["version"] for record in plugins.values()} == {"7.1"}
 
-    def test_an_older_installed_distribution_does_not_hide_a_new_built_in(self, site: Path) -> None:
+    def test_older_installed_distribution_does_not_hide_a_new_built_in(self, site: Path) -> None:
         distribution(site, "dicompiler", "0.0.1", dict(BUILTIN_PLUGINS[:2]))
         assert listed(site, "plugins").keys() == dict(BUILTIN_PLUGINS).keys()

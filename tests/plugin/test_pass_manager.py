@@ -77,7 +77,7 @@ def test_error_names_missing_fields_and_the_pass_that_provides_them(
     assert str(caught.value) == "pass 'needs-layers' needs layers: run 'makes' before it"
 
 
-def test_a_missing_platform_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_platform_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class NeedsPlatform(NeedsLayers):
         """Needs a platform."""
@@ -137,7 +137,7 @@ def test_instruments_see_failures_and_numbers_start_at_first_index() -> None:
     ("how", "cause"),
     [("inside", "KeyError: 'lost'"), ("return", "run() returned Model instead of a PipelineState")],
 )
-def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
+def test_pass_that_breaks_inside_is_named_with_its_distribution(
     monkeypatch: pytest.MonkeyPatch, how: str, cause: str
 ) -> None:
     provide(monkeypatch, Breaks, name="acme-passes", version="3.1")
@@ -175,5 +175,5 @@ def test_pass_without_run_cannot_be_instantiated() -> None:
         Empty()  # type: ignore[abstract]
 
 
-def test_a_pass_shows_itself_as_text() -> None:
+def test_pass_shows_itself_as_text() -> None:
     assert str(Annotate("pi01").spec) == "annotate{device=pi01}"

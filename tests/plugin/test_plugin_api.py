@@ -23,7 +23,7 @@ def test_names_and_signatures_match_the_committed_list() -> None:
     assert public_api.format_list() == committed, hint
 
 
-def test_the_front_is_small() -> None:
+def test_front_is_small() -> None:
     assert len(plugin_api.__all__) <= MAX_FRONT_NAMES
 
 
@@ -41,7 +41,7 @@ def test_names_are_complete_and_unique(module: str) -> None:
     assert declared == {*namespace.__all__, "lazy_module"}
 
 
-def test_a_name_is_in_one_module() -> None:
+def test_name_is_in_one_module() -> None:
     names = [name for module in public_api.PLUGIN_API for name in importlib.import_module(module).__all__]
     assert len(names) == len(set(names))
 
@@ -51,7 +51,7 @@ def test_unknown_name_is_an_error_that_names_it() -> None:
         getattr(plugin_api, "Strategie")  # noqa: B009
 
 
-def test_a_name_imports_only_its_own_module() -> None:
+def test_name_imports_only_its_own_module() -> None:
     code = (
         "import sys; from dicompiler.plugin_api import RunOptions, hookimpl;"
         "print({'onnx', 'onnxruntime', 'ortools'} & set(sys.modules))"

@@ -133,7 +133,7 @@ class TestDuplicates:
         assert names in done.stderr
         assert " differ only by case, '-', '_' or '.'; uninstall one or " in done.stderr
 
-    def test_a_plugin_cannot_take_a_built_in_name(self, site: Path) -> None:
+    def test_plugin_cannot_take_a_built_in_name(self, site: Path) -> None:
         install(site, "acme", PASS.format(name="partition"))
         done = command(site, "list", "passes")
         assert done.returncode == 1
@@ -165,7 +165,7 @@ class TestRestriction:
         assert [name for name in ("first", "second") if name in passes] == loaded
         assert "partition" in passes
 
-    def test_a_name_that_is_not_installed_is_a_warning(self, site: Path) -> None:
+    def test_name_that_is_not_installed_is_a_warning(self, site: Path) -> None:
         install(site, "acme-one", PASS.format(name="first"), point="first")
         done = command(site, "list", "passes", DICOMPILER_PLUGINS="acme-on")
         assert done.stderr == (
@@ -186,9 +186,7 @@ class TestRegistry:
         found = [Plugin(f"order-{name}", f"order_{name}", f"order-{name}", "1.0") for name in ("zeta", "alpha")]
         assert [*load_plugins({}, found).passes] == [*load_plugins({}, found[::-1]).passes] == ["alpha", "zeta"]
 
-    def test_an_unknown_name_gets_the_nearest_and_the_word_for_its_kind(
-        self, site: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unknown_name_suggests_the_nearest_of_its_kind(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         install(site, "registry-one", PASS.format(name="tile-height"))
         monkeypatch.syspath_prepend(site)
         registry = load_plugins({}, [Plugin("one", "registry_one", "registry-one", "1.0")])

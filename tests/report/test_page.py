@@ -79,14 +79,14 @@ class TestPage:
         for text, name in zip(shown, layers, strict=True):
             assert [line.partition(":")[0] for line in text.splitlines()[3:]] == [t.device for t in facts.tasks[name]]
 
-    def test_the_bytes_it_shows_are_those_that_are_sent(self, lenet: Path) -> None:
+    def test_bytes_it_shows_are_those_that_are_sent(self, lenet: Path) -> None:
         facts = load_report_data(lenet)
         assert sum(facts.received_bytes.values()) == facts.metrics.total_bytes > 0
         cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes per frame"', render_report(facts))
         assert sum(int(count) for _, _, count in cells) == facts.metrics.total_bytes
         assert {(a, b) for a, b, _ in cells} == {(t.sender, t.receiver) for t in facts.program.transfers}
 
-    def test_the_predicted_timeline_is_the_simulation(self, lenet: Path) -> None:
+    def test_predicted_timeline_is_the_simulation(self, lenet: Path) -> None:
         facts = load_report_data(lenet)
         bars = predicted_bars(facts)
         assert len(bars) == len(facts.simulation.spans)
@@ -95,7 +95,7 @@ class TestPage:
             assert computes == pytest.approx(facts.device(device).compute_s)
         assert max(bar.end for bar in bars) <= facts.metrics.latency_s * (1 + 1e-9)
 
-    def test_a_log_adds_every_segment_of_the_last_frame(self, lenet: Path, log: Path) -> None:
+    def test_log_adds_every_segment_of_the_last_frame(self, lenet: Path, log: Path) -> None:
         facts = load_report_data(lenet, run_log=log)
         bars = measured_bars(facts)
         for device in facts.program.devices:
@@ -136,7 +136,7 @@ class TestPage:
         assert not re.findall(r"(?:https?:|//\w|url\(|@import|\bsrc=)", page)
         assert "default-src 'none'" in html.unescape(page)
 
-    def test_the_same_artifact_gives_the_same_bytes(self, lenet: Path, log: Path, tmp_path: Path) -> None:
+    def test_same_artifact_gives_the_same_bytes(self, lenet: Path, log: Path, tmp_path: Path) -> None:
         pages = []
         for seed in ("1", "2"):
             place = tmp_path / seed
@@ -174,7 +174,7 @@ class TestPage:
         facts = load_report_data(artifact)
         assert f"target {target}" in render_report(facts) and facts.memory_courses.keys() == set(facts.devices)
 
-    def test_a_target_that_measures_sums_only(self, tmp_path: Path) -> None:
+    def test_target_that_measures_only_sums(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", target="tflm")
         assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
         assert "measures only sums" in render_report(load_report_data(artifact, run_log=tmp_path / "run.json"))
@@ -215,25 +215,25 @@ class TestBadInput:
 
     @pytest.mark.parametrize("file", ["artifact.json", "plan.json", "platform.toml", "reference/model.onnx",
                                       "reference/provenance.json"])  # fmt: skip
-    def test_a_damaged_artifact(self, lenet: Path, tmp_path: Path, refused: Refused, file: str) -> None:
+    def test_damaged_artifact(self, lenet: Path, tmp_path: Path, refused: Refused, file: str) -> None:
         broken = tmp_path / "net"
         shutil.copytree(lenet, broken)
         (broken / file).write_bytes((broken / file).read_bytes()[:40])
         assert str(broken / file) in refused(1, "report", broken, "-o", tmp_path / "r.html")
 
-    def test_a_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
         other = made(tmp_path, "lenet", strategy="single")
         line = refused(1, "report", other, "--log", log, "-o", tmp_path / "r.html")
         assert "the log is of another artifact" in line and "--log" in line
 
-    def test_a_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
         document = json.loads(log.read_text())
         for key, value in (("format", "dicompiler.run/9"), ("devices", [{}]), ("frames_s", ["soon"])):
             (tmp_path / "run.json").write_text(json.dumps({**document, key: value}))
             line = refused(1, "report", lenet, "--log", tmp_path / "run.json", "-o", tmp_path / "r.html")
             assert str(tmp_path / "run.json") in line and key in line
 
-    def test_a_comparison_of_another_network(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_comparison_of_another_network(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
         model = tmp_path / "tiny.onnx"
         onnx.save(build("tiny"), model)
         done = subprocess.run(

@@ -50,7 +50,7 @@ def test_it_loads_without_complaint_and_asks_for_nothing(chromium: Browser, page
     assert back == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
 
-def test_a_complaint_and_a_request_would_be_seen(chromium: Browser, tmp_path: Path) -> None:
+def test_complaint_and_a_request_would_be_seen(chromium: Browser, tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text('<p>x<img src="missing.png"><script>undefined.x</script>')
     chromium.open(bad)
@@ -83,7 +83,7 @@ def test_page_does_not_scroll_horizontally(chromium: Browser, page: Path, width:
     assert chromium.value(outside) == 0
 
 
-def test_a_tap_on_a_layer_shows_its_parts_and_escape_hides_them(chromium: Browser, page: Path) -> None:
+def test_tap_on_a_layer_shows_its_parts_and_escape_hides_them(chromium: Browser, page: Path) -> None:
     chromium.open(page, PHONE)
     assert chromium.value("document.getElementById('detail').hidden") is True
     chromium.value("document.querySelector('.layer').scrollIntoView({block: 'center'})")
@@ -97,7 +97,7 @@ def test_a_tap_on_a_layer_shows_its_parts_and_escape_hides_them(chromium: Browse
     assert chromium.value("document.getElementById('detail').hidden") is True
 
 
-def test_the_keyboard_reaches_layers_and_names_are_read_out(chromium: Browser, page: Path) -> None:
+def test_keyboard_reaches_layers_and_names_are_read_out(chromium: Browser, page: Path) -> None:
     chromium.open(page)
     chromium.value("document.querySelector('.layer').focus()")
     assert "conv1" in chromium.value("document.getElementById('detail').innerText")
@@ -106,7 +106,7 @@ def test_the_keyboard_reaches_layers_and_names_are_read_out(chromium: Browser, p
     assert chromium.value("document.documentElement.lang") == "en"
 
 
-def test_the_timeline_can_be_made_wider_inside_its_box(chromium: Browser, page: Path) -> None:
+def test_timeline_can_be_made_wider_inside_its_box(chromium: Browser, page: Path) -> None:
     chromium.open(page)
     width = "document.querySelector('.stretch').getBoundingClientRect().width"
     before = chromium.value(width)

@@ -42,7 +42,7 @@ class Specialised(AnalyticModel):
         return 1.0 if early == (device.name == "d0") else 4.0
 
 
-def test_the_bound_holds_for_devices_that_are_good_at_different_layers() -> None:
+def test_bound_holds_for_devices_that_are_good_at_different_layers() -> None:
     model = Model.load(networks.build("lenet", 0))
     posed = make_problem(replace(prepare(model), platform=uniform_platform(2)), "throughput", Specialised())
     count = len(posed.layers.layers)
@@ -63,5 +63,5 @@ def test_no_random_plan_is_faster_than_the_bounds(network: int, seed: int) -> No
         assert least is not None and least <= metrics.objective_value(objective) * (1 + 1e-9)
 
 
-def test_an_objective_without_times_has_no_bound() -> None:
+def test_objective_without_times_has_no_bound() -> None:
     assert objective_bound(random_problem(0, "memory+2*energy")) is None

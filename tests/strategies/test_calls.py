@@ -51,7 +51,7 @@ def test_alternating_segments_cost_the_same_as_in_the_simulator(costs: RuntimeCo
         assert value == pytest.approx(simulated - costs.call_seconds(2) / 2)
 
 
-def test_a_device_that_computes_once_is_never_cold() -> None:
+def test_device_that_computes_once_is_never_cold() -> None:
     posed = load_problem(networks.build("lenet", 0), make_cluster("switch", 1, 1))
     free = posed.evaluate(posed.single_device_plan("d0")).latency_s
     posed = replace(posed, runtime_costs={device.name: COSTS for device in posed.platform.devices})

@@ -16,7 +16,7 @@ from dicompiler.target.remote import certificates
 from dicompiler.target.remote.certificates import make_keys
 
 
-def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
+def test_keys_do_not_overwrite_other_files(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("precious")
     with pytest.raises(DicompilerError, match=r"it exists and is not a directory that dicompiler wrote as set of keys"):
         make_keys(["a"], tmp_path)
@@ -44,7 +44,7 @@ def certificate(place: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate((place / "cert.pem").read_bytes())
 
 
-def test_keys_made_twice_stay_as_they_are_and_only_what_is_missing_is_made(tmp_path: Path) -> None:
+def test_second_creation_of_keys_adds_only_missing_keys(tmp_path: Path) -> None:
     place = tmp_path / "keys"
     assert make_keys(["a", "b"], place) == ("coordinator", "a", "b")
     before = {path: path.read_bytes() for path in place.rglob("*.pem") if path.name != "issued.pem"}
@@ -56,7 +56,7 @@ def test_keys_made_twice_stay_as_they_are_and_only_what_is_missing_is_made(tmp_p
     assert not any(path.read_bytes() == content for path, content in before.items() if path.exists())
 
 
-def test_what_else_lies_there_stays_and_what_stands_in_the_way_is_told(tmp_path: Path) -> None:
+def test_keeps_other_files_and_reports_files_that_block_the_output(tmp_path: Path) -> None:
     place = tmp_path / "keys"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "authority").mkdir()
@@ -83,7 +83,7 @@ def test_what_else_lies_there_stays_and_what_stands_in_the_way_is_told(tmp_path:
     assert (tmp_path / "mine" / "letter").read_text() == "precious"
 
 
-def test_a_renewal_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewal_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "keys"
     make_keys(["a"], place)
     old = {path: path.read_bytes() for path in place.rglob("*.pem")}
@@ -134,7 +134,7 @@ def test_all_certificates_of_a_revoked_device_are_on_every_ends_list(tmp_path: P
             make_keys("abc", place, revoke=[name])
 
 
-def test_a_list_that_another_authority_signed_is_not_carried_on(tmp_path: Path) -> None:
+def test_list_that_another_authority_signed_is_not_carried_on(tmp_path: Path) -> None:
     make_keys("a", tmp_path / "one")
     make_keys("a", tmp_path / "two")
     shutil.copy(tmp_path / "two" / "authority" / "crl.pem", tmp_path / "one" / "authority")
@@ -142,7 +142,7 @@ def test_a_list_that_another_authority_signed_is_not_carried_on(tmp_path: Path) 
         make_keys("ab", tmp_path / "one")
 
 
-def test_no_certificate_outlasts_its_authority_and_the_end_is_told_in_time(tmp_path: Path) -> None:
+def test_no_certificate_outlasts_its_authority_and_expiry_is_announced(tmp_path: Path) -> None:
     place = tmp_path / "keys"
     make_keys("a", place, days=40)
     assert certificates.describe_expiring_certificates(place) is None
@@ -159,7 +159,7 @@ def notice(place: Path) -> str:
     return certificates.describe_expiring_certificates(place) or ""
 
 
-def test_all_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+def test_all_created_files_are_private(tmp_path: Path) -> None:
     make_keys(["a"], tmp_path / "keys")
     paths = [tmp_path / "keys", *(tmp_path / "keys").rglob("*")]
     assert {mode(path) for path in paths if path.is_dir()} == {0o700}
@@ -167,7 +167,7 @@ def test_all_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
 
-def test_each_end_has_a_certificate_of_its_own_name_signed_by_the_one_authority(tmp_path: Path) -> None:
+def test_each_end_has_a_certificate_for_its_name_signed_by_the_authority(tmp_path: Path) -> None:
     place = tmp_path / "keys"
     make_keys(["a", "b"], place)
     authority = certificate(place / "authority")

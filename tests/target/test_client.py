@@ -51,7 +51,7 @@ except RunError as error:
 """
 
 
-def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
+def test_client_needs_numpy_only(tmp_path: Path) -> None:
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     command = [sys.executable, "-c", CLIENT, str(emit(partial(), tmp_path)), *paths]
     # The devices, which do need onnxruntime, are processes of their own.
@@ -59,7 +59,7 @@ def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[(1, 24), (1, 24), (1, 24)]\n", "")
 
 
-def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
+def test_client_of_boards_needs_the_documented_software(tmp_path: Path) -> None:
     """It gets as far as ssh, which nobody answers."""
     page = (Path(__file__).parents[2] / "docs" / "start" / "install.md").read_text()
     (said,) = re.findall(r"^pip install numpy (.*)$", page, re.MULTILINE)
@@ -75,7 +75,7 @@ def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
     assert re.fullmatch(r"device '\w+' on 127\.0\.0\.1: ssh: .*\n", done.stdout), done.stdout + done.stderr
 
 
-def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:
+def test_connect_refuses_a_directory_that_is_no_artifact(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"not an artifact of dicompiler"):
         dicompiler.connect(tmp_path)
     rewrite(emit(partial(), tmp_path) / "artifact.json", lambda document: document.update(target="socket"))

@@ -35,7 +35,7 @@ address = "fd00::2"
 """
 
 
-def test_a_device_has_what_its_own_entry_says_then_its_hosts_then_the_defaults() -> None:
+def test_entry_of_a_device_overrides_its_host_and_the_defaults() -> None:
     hosts = parse_hosts(TEXT)
     assert hosts.locate_device("pi", "pi", "net") == DeviceLocation(
         "pi", "pi@192.168.1.11", "/srv/nets/pi", "venv/bin/python", port=2222, listen_address="10.0.0.11:0"
@@ -63,7 +63,7 @@ def test_no_two_devices_share_a_directory() -> None:
     assert [hosts.locate_device(name, "board", "net").directory for name in ("a", "b")] == ["~/nets/a", "~/nets/b"]
 
 
-def test_a_device_that_cannot_be_reached_is_named_with_the_hosts_that_are_known() -> None:
+def test_device_that_cannot_be_reached_is_named_with_the_hosts_that_are_known() -> None:
     hosts = parse_hosts('[[host]]\nname = "pi01"\nport = 22\n[[host]]\nname = "nx"\nssh = "nx"\n')
     for device, host, expected in (
         ("pi1", "pi1", r"hosts.toml: device 'pi1' cannot be reached: there is no host 'pi1' \(did you mean 'pi01'\?\)"),
@@ -107,14 +107,14 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
         ("format = 'dicompiler.hosts/2'\n" + HOST, "hosts.toml: format dicompiler.hosts/2 is not supported"),
     ],
 )
-def test_a_mistake_is_one_line_with_file_and_key(text: str, expected: str) -> None:
+def test_mistake_is_one_line_with_file_and_key(text: str, expected: str) -> None:
     with pytest.raises(DicompilerError) as caught:
         parse_hosts(text)
     assert str(caught.value).startswith(expected)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"none\.toml: no such file: write one"):
         Hosts.load(tmp_path / "none.toml")
     with pytest.raises(DicompilerError, match=r"cannot be read: Is a directory"):
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Hosts.load(tmp_path / "bytes.toml")
 
 
-def test_the_versions_that_boards_need_are_those_of_this_project() -> None:
+def test_versions_that_boards_need_are_those_of_this_project() -> None:
     from dicompiler_targets.sockets.deploy import MIN_VERSIONS
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]

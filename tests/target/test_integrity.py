@@ -49,7 +49,7 @@ def test_a_seal_breaks_with_any_byte(document: dict[str, object], data: st.DataO
     assert not has_valid_checksum(text[:at] + bytes([text[at] ^ other]) + text[at + 1 :])
 
 
-def test_a_digest_that_was_taken_while_writing_stands_until_the_first_seal(tmp_path: Path) -> None:
+def test_digest_taken_while_writing_is_valid_until_the_first_checksum(tmp_path: Path) -> None:
     (tmp_path / "known").write_bytes(b"known")
     (tmp_path / "other").write_bytes(b"other")
     stated = {"known": {"bytes": 5, "digest": "1" * 64}}
@@ -62,7 +62,7 @@ def test_a_digest_that_was_taken_while_writing_stands_until_the_first_seal(tmp_p
         assert digests == {"known": known, "other": f"sha256:{hashlib.sha256(b'other').hexdigest()}"}
 
 
-def test_the_runtime_reads_the_same_seals(artifact: Path) -> None:
+def test_runtime_reads_the_same_checksums(artifact: Path) -> None:
     path, random = artifact / "a" / "manifest.json", Random(0)
     assert read_manifest(path)["device"] == "a"
     for _ in range(50):
@@ -151,7 +151,7 @@ def test_fields_of_other_types_and_bounds_are_one_line(
     assert str(caught.value).startswith(str(artifact / "artifact.json"))
 
 
-def test_a_document_without_a_seal_is_refused(artifact: Path) -> None:
+def test_rejects_document_without_checksum(artifact: Path) -> None:
     (artifact / "artifact.json").write_text('{"target": "sockets"}')
     with pytest.raises(
         DicompilerError, match=r"no checksum: it is damaged, or of an earlier version: compile the model"
@@ -179,13 +179,13 @@ def test_files_are_compared_and_the_first_that_differs_is_named(artifact: Path) 
         check_files(artifact, files, ["a/none"])
 
 
-def test_sealing_again_changes_nothing(artifact: Path) -> None:
+def test_second_checksum_changes_nothing(artifact: Path) -> None:
     before = (artifact / "artifact.json").read_bytes()
     write_integrity(artifact)
     assert (artifact / "artifact.json").read_bytes() == before
 
 
-def test_digests_of_other_kinds_and_artifacts_of_earlier_versions_are_refused_in_words(artifact: Path) -> None:
+def test_refuses_unknown_digests_and_artifacts_of_earlier_versions(artifact: Path) -> None:
     record = {"bytes": (artifact / "a" / "weights.bin").stat().st_size, "digest": "md5:0"}
     with pytest.raises(DicompilerError, match=r"a/weights\.bin: its digest is of the unknown type 'md5'"):
         check_files(artifact, {"a/weights.bin": record}, ["a/weights.bin"])

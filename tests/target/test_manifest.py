@@ -38,7 +38,7 @@ def test_each_entry_of_a_list_has_a_line() -> None:
     )
 
 
-def test_the_manifest_names_devices_and_all_transfers_of_all_roles_numbered_through() -> None:
+def test_manifest_names_devices_and_all_transfers_of_all_roles_numbered_through() -> None:
     program, _, _ = halo()
     whole = replace(program, other_roles=(program,))
     document = describe_artifact(whole, "sockets", "0" * 64)
@@ -52,7 +52,7 @@ def test_the_manifest_names_devices_and_all_transfers_of_all_roles_numbered_thro
     assert [entry["name"] for entry in document["inputs"]] == ["x"]
 
 
-def test_a_tensor_of_unknown_shape_may_come_in_and_out_but_not_travel() -> None:
+def test_tensor_of_unknown_shape_may_be_input_or_output_but_is_not_sent() -> None:
     program, _, _ = unknown_shape()
     document = describe_value(program.inputs[0])
     assert (document["shape"], document["bytes"]) == (None, None)
@@ -60,7 +60,7 @@ def test_a_tensor_of_unknown_shape_may_come_in_and_out_but_not_travel() -> None:
         describe_transfer(Transfer(0, "a", "b", program.inputs[0]))
 
 
-def test_words_and_what_is_no_tensor_come_in_and_out_but_do_not_travel() -> None:
+def test_strings_and_other_values_are_inputs_and_outputs_but_are_not_sent() -> None:
     for dtype, named in ((TensorProto.STRING, "STRING"), (TensorProto.UNDEFINED, "NESTED")):
         value = TensorSpec("x", dtype, (2,))
         assert describe_value(value) == {"name": "x", "dtype": named, "shape": [2], "bytes": None}
@@ -69,7 +69,7 @@ def test_words_and_what_is_no_tensor_come_in_and_out_but_do_not_travel() -> None
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.COMPLEX64, TensorProto.INT4])
-def test_a_type_that_cannot_be_sent_is_named(dtype: int) -> None:
+def test_type_that_cannot_be_sent_is_named(dtype: int) -> None:
     kind = TensorProto.DataType.Name(dtype)
     with pytest.raises(DicompilerError, match=f"tensor 'x': values of type {kind} cannot be sent between devices"):
         describe_value(TensorSpec("x", dtype, (2,)))

@@ -60,7 +60,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-def test_a_copy_holds_the_files_and_nothing_else(home: Path, files: dict[str, Path]) -> None:
+def test_copy_holds_the_files_and_nothing_else(home: Path, files: dict[str, Path]) -> None:
     assert calls().copy_files(PLACE, "a b/$c/net", files, "one") == sum(path.stat().st_size for path in files.values())
     target = home / "a b" / "$c" / "net"
     assert content(target) == {name: path.read_bytes() for name, path in files.items()} | {STAMP_FILE: b"one"}
@@ -73,7 +73,7 @@ def test_a_copy_holds_the_files_and_nothing_else(home: Path, files: dict[str, Pa
     assert [path.name for path in target.parent.iterdir()] == ["net"]
 
 
-def test_a_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, Path], tmp_path: Path) -> None:
+def test_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, Path], tmp_path: Path) -> None:
     calls().copy_files(PLACE, "net", files, "one")
     before = content(home)
     files["weights.bin"].write_bytes(b"new")
@@ -88,7 +88,7 @@ def test_a_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, 
         assert [path.name for path in home.iterdir()] == ["net"]
 
 
-def test_a_directory_that_is_not_ours_is_not_touched(home: Path, files: dict[str, Path]) -> None:
+def test_directory_that_is_not_ours_is_not_touched(home: Path, files: dict[str, Path]) -> None:
     (home / "empty").mkdir()
     calls().copy_files(PLACE, "empty", files, "one")
     for name in ("full", "file"):
@@ -100,14 +100,14 @@ def test_a_directory_that_is_not_ours_is_not_touched(home: Path, files: dict[str
     assert (home / "full" / "thesis.txt").exists() and (home / "file").is_file()
 
 
-def test_a_script_is_given_its_words_and_its_input() -> None:
+def test_script_gets_its_arguments_and_its_input() -> None:
     done = calls().run(
         PLACE, 'cat; echo "$1|$2"; exit 3', [quote_path("/x y"), "'$z'"], lambda stream: stream.write(b"in ")
     )
     assert done == CommandResult(3, "in /x y|$z\n", "")
 
 
-def test_the_first_failure_ends_the_others() -> None:
+def test_first_failure_ends_the_others() -> None:
     own = calls()
 
     def work(script: str) -> CommandResult:
@@ -126,7 +126,7 @@ def test_the_first_failure_ends_the_others() -> None:
     ]
 
 
-def test_what_takes_too_long_is_ended() -> None:
+def test_ends_work_that_takes_too_long() -> None:
     with pytest.raises(
         RunError, match=r"device 'a' on pi@board: its host did not answer in time: allow more time \(--timeout\)"
     ):
@@ -144,11 +144,11 @@ def test_what_takes_too_long_is_ended() -> None:
         ("", "the ssh connection was lost$"),
     ],
 )
-def test_what_ssh_says_comes_with_a_remedy(said: str, expected: str) -> None:
+def test_errors_of_ssh_have_a_remedy(said: str, expected: str) -> None:
     assert re.match(expected, explain_failure(PLACE, said, "h.toml"))
 
 
-def test_the_module_needs_nothing_heavy() -> None:
+def test_module_needs_nothing_heavy() -> None:
     code = (
         "import sys, dicompiler.target.remote.ssh; "
         "print([m for m in ('numpy', 'onnx', 'jsonschema') if m in sys.modules])"

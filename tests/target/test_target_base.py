@@ -13,7 +13,7 @@ from dicompiler.target.target_base import Target
 from dicompiler_targets.sockets import SocketsTarget
 
 
-def test_a_target_that_says_nothing_of_other_hosts_refuses_them(tmp_path: Path) -> None:
+def test_target_without_remote_runs_refuses_other_hosts(tmp_path: Path) -> None:
     class Local(SocketsTarget):
         name = "local"
         install = Target.install

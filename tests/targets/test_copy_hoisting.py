@@ -161,7 +161,7 @@ BASIC = f"""(float[1, 2, 4] x) => (float[1, 2, 4] y, float[1, 2, 2] z) <{NUMBERS
  z = Slice (y, b, e, axis) }}"""
 
 
-def test_a_slice_of_an_output_for_others_alone_is_a_cut() -> None:
+def test_slice_of_an_output_that_only_others_read_is_a_cut() -> None:
     (seam,) = hoist_device_copies(device(BASIC))
     assert seam.assembled_outputs == {
         "z": Assembly((1, 2, 2), FLOAT, (AssemblyPiece("y", (0, 0, 1), (0, 0, 0), (1, 2, 2)),))
@@ -172,19 +172,19 @@ def test_a_slice_of_an_output_for_others_alone_is_a_cut() -> None:
     assert not graph.initializer and not seam.assembled_inputs
 
 
-def test_so_is_one_of_what_leaves_only_in_pieces() -> None:
+def test_removes_tensor_that_is_sent_only_in_pieces() -> None:
     (seam,) = hoist_device_copies(device(BASIC.replace("float[1, 2, 4] y, ", "")))
     assert list(seam.assembled_outputs) == ["z"] and seam.outputs == ("y",)
 
 
-def test_what_leaves_is_put_together_of_what_is_made_and_what_came() -> None:
+def test_output_is_assembled_from_computed_and_received_pieces() -> None:
     (seam,) = hoist_device_copies(
         device("(float[1, 2] x) => (float[1, 6] y) { a = Abs (x)  y = Concat <axis = 1> (x, a, x) }")
     )
     assert [piece.source for piece in seam.assembled_outputs["y"].pieces] == ["x", "a", "x"] and seam.outputs == ("a",)
 
 
-def test_a_segment_that_only_moves_has_no_model() -> None:
+def test_segment_that_only_moves_has_no_model() -> None:
     text = f"(float[1, 2, 4] x) => (float[1, 2, 2] z) <{NUMBERS}> {{ z = Slice (x, b, e, axis) }}"
     (seam,) = hoist_device_copies(device(text))
     assert seam.segment is None and list(seam.assembled_outputs) == ["z"] and not seam.assembled_inputs
@@ -207,7 +207,7 @@ STAYING = {
 
 
 @pytest.mark.parametrize("why", STAYING)
-def test_a_slice_stays_where(why: str) -> None:
+def test_slice_is_not_hoisted_if(why: str) -> None:
     (seam,) = hoist_device_copies(STAYING[why])
     assert not seam.assembled_outputs and seam.segment == STAYING[why].segments[0]
 
@@ -243,7 +243,7 @@ def test_segments_stay_as_they_are(text: str) -> None:
     assert not seam.assembled_inputs and not seam.assembled_outputs and seam.segment is made.segments[0]
 
 
-def test_a_session_that_makes_another_shape_is_named() -> None:
+def test_session_that_makes_another_shape_is_named() -> None:
     bare = Bare(device(BASIC).segments[0], Program((device(BASIC),), (), (), (), {}, ()), False)
     with pytest.raises(ValueError, match=r"'y': computed tensor\(float\) \[1, 2, 3\], expected FLOAT \[1, 2, 4\]"):
         bare.seam.cut_outputs({"y": make_value(np.zeros(24, np.uint8), "FLOAT", [1, 2, 3])}, {})

@@ -99,7 +99,7 @@ def refuses(
     return False
 
 
-def test_a_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> None:
+def test_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> None:
     names = tuple(load_artifact(sockets)["devices"])
     whole = {device: device_refuses(sockets / device) for device in names}
     assert not any(whole.values()) and not refuses(lambda: SocketsArtifact.load(sockets))
@@ -198,7 +198,7 @@ def test_zeros_in_the_middle_of_weights_are_refused(sockets: Path) -> None:
         path.write_bytes(before)
 
 
-def test_a_program_that_was_damaged_since_it_was_built_is_built_again(mpi: Path) -> None:
+def test_program_that_was_damaged_since_it_was_built_is_built_again(mpi: Path) -> None:
     package = MpiArtifact.load(mpi).packages["pi01"]
     program = build.build_program(package, toolchain.find_toolchain())
     before = program.read_bytes()

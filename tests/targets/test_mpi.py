@@ -42,7 +42,7 @@ MOVING = ("Slice", "Concat")
     [halo, partial, lambda: partial("bfloat16"), lambda: partial("float8e4m3fn"), lambda: partial("bool")],
     ids=["halo", "partial", "bfloat16", "float8", "bool"],
 )
-def test_ranks_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) -> None:
+def test_ranks_compute_the_same_as_the_whole_model(made: Any, tmp_path: Path) -> None:
     program, model, inputs = one = made()
     result = MpiTarget().run(emit(one, tmp_path), [inputs] * 2, RunOptions(timeout_s=60))
     reference = run_model(model, inputs)["out"]
@@ -85,7 +85,7 @@ def _edges(result: RunResult) -> tuple[dict[int, float], dict[int, float]]:
     return begins, ends
 
 
-def test_inputs_and_outputs_may_have_any_shape_where_it_is_not_known(tmp_path: Path) -> None:
+def test_inputs_and_outputs_of_unknown_shape_may_have_any_shape(tmp_path: Path) -> None:
     _, model, inputs = one = unknown_shape()
     result = MpiTarget().run(emit(one, tmp_path), [inputs], RunOptions(timeout_s=60))
     for name, value in run_model(model, inputs).items():
@@ -135,7 +135,7 @@ def test_verify_runs_the_program_and_compares_outputs_and_bytes(strategy: str, t
     assert [check.name for check in found.checks][0::2] == ["exact", "bytes"]
 
 
-def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
     trees = []
     for place in (tmp_path / "a", tmp_path / "b"):
         artifact_of("lenet", "modnn", place)
@@ -145,7 +145,7 @@ def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
     assert not any(str(tmp_path).encode() in content for content in trees[0].values())
 
 
-def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path: Path) -> None:
+def test_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path: Path) -> None:
     place = artifact_of("lenet", "modnn", tmp_path / "a")
     document = load_json(place / "artifact.json")
     validate(document, "artifact", "artifact.json")
@@ -178,7 +178,7 @@ def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path:
     assert (place / "pi01" / "rankfile").read_text() == "rank 0=pi01 slot=0,1,2,3\nrank 1=pi02 slot=0,1,2,3\n"
 
 
-def test_segments_keep_no_slice_and_no_join_where_they_meet(tmp_path: Path) -> None:
+def test_segments_keep_no_slice_and_no_join_at_their_borders(tmp_path: Path) -> None:
     made = compiler.compile(networks.build("lenet", 1), "rpi4x4", strategy="modnn", target="mpi", output=tmp_path / "a")
     assert made.program is not None
     calls = load_json(tmp_path / "a" / "pi01" / "program.json")["ranks"]
@@ -219,7 +219,7 @@ def test_names_of_tensors_do_not_become_code() -> None:
 HOSTS = "nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)\nnx02, arm, slots=0-11\n"
 
 
-def test_the_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path) -> None:
+def test_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path) -> None:
     keys = ("nx02_arm10,11", "nx01_gpu", "nx01_arm01234")
     proto = networks.build("lenet")
     nodes = [node.output[0] for node in proto.graph.node]
@@ -246,7 +246,7 @@ def test_the_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path
     assert 1 in next(iter(sender["nx02_arm10-11"].values()))
 
 
-def test_a_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) -> None:
+def test_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) -> None:
     _, _, inputs = one = halo()
     place = emit(one, tmp_path / "a")
     found = toolchain.find_toolchain()
@@ -281,7 +281,7 @@ def test_a_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) 
     assert len(list((tmp_path / "out").rglob("frame*.npy"))) == 5 * sum(bool(d.sinks) for d in one[0].devices)
 
 
-def test_the_memory_that_it_adds_is_close_to_what_its_processes_take(tmp_path: Path) -> None:
+def test_added_memory_is_close_to_the_memory_of_the_processes(tmp_path: Path) -> None:
     made = compiler.compile(
         networks.build("light/squeezenet"), "rpi4x2", strategy="modnn", target="mpi", output=tmp_path / "a"
     )

@@ -69,7 +69,7 @@ def covered(net: Path) -> Path:
     return net.parent / "covered"
 
 
-def test_ranks_run_on_boards_and_send_what_was_predicted(
+def test_ranks_run_on_boards_and_send_the_predicted_bytes(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hosts = boards.hosts(tmp_path / "hosts.toml")
@@ -94,7 +94,7 @@ def test_ranks_run_on_boards_and_send_what_was_predicted(
         assert not any(path.name in others for path in (boards.boards[name].home / ".cache").rglob("*"))
 
 
-def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net: Path, tmp_path: Path) -> None:
+def test_rank_that_ends_on_a_board_is_named_and_ends_all_ranks(boards: Cluster, net: Path, tmp_path: Path) -> None:
     options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, kept_frames=1)
     install(net, options)
     home = str(boards.root)
@@ -115,9 +115,7 @@ def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net:
     wait_until(lambda: not ranks(home, own=False))
 
 
-def test_a_board_that_is_off_when_all_begins_is_left_out(
-    boards: Cluster, net: Path, covered: Path, tmp_path: Path
-) -> None:
+def test_board_that_is_off_at_the_start_is_omitted(boards: Cluster, net: Path, covered: Path, tmp_path: Path) -> None:
     heard, hosts = list[RunEvent](), Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
     options = RunOptions(hosts=hosts, insecure=True, on_event=heard.append)
     boards.boards["two"].stop()
@@ -133,7 +131,7 @@ def test_a_board_that_is_off_when_all_begins_is_left_out(
 
 
 @pytest.mark.parametrize("way", ["kill", "cable"])
-def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered: Path, tmp_path: Path) -> None:
+def test_frames_continue_without_a_rank_or_host(way: str, boards: Cluster, covered: Path, tmp_path: Path) -> None:
     """Devices d2 and d3 are on one host: with it both are lost, and of plans that for both is taken."""
     heard = list[RunEvent]()
     hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
@@ -165,7 +163,7 @@ def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered:
     wait_until(lambda: not ranks(home, own=False), 30)
 
 
-def test_a_host_that_cannot_be_reached_when_ranks_are_started_is_a_loss(
+def test_host_that_is_unreachable_at_the_start_counts_as_failed(
     boards: Cluster, net: Path, covered: Path, tmp_path: Path
 ) -> None:
     hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
@@ -188,7 +186,7 @@ def test_a_host_that_cannot_be_reached_when_ranks_are_started_is_a_loss(
     assert all(compare_value("", wanted, outputs["output"]).passed for outputs in result.outputs)
 
 
-def test_what_cannot_be_deployed_is_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:
+def test_deploy_errors_are_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:
     hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
     with pytest.raises(UsageError, match=r"^deploy: MPI encrypts nothing: allow unencrypted connections"):
         install(net, RunOptions(hosts=hosts))

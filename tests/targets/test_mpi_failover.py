@@ -51,7 +51,7 @@ def kill(program: str, rank: int) -> threading.Thread:
     return thread
 
 
-def test_a_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) -> None:
+def test_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) -> None:
     one, directory, program = made
     frames, heard = one.frames(5) * 300, list[RunEvent]()
     wanted = [run_model(one.model, given) for given in frames[:5]]
@@ -69,7 +69,7 @@ def test_a_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) 
     assert not any(result.reports[3].segments_s) and not ranks(program)
 
 
-def test_a_loss_that_no_plan_covers_ends_the_run(made: tuple[Survivor, Path, str]) -> None:
+def test_failure_that_no_plan_covers_ends_the_run(made: tuple[Survivor, Path, str]) -> None:
     one, directory, program = made
     with pytest.raises(UsageError, match="the artifact has no failure plan without 'b', 'd'"):
         MpiTarget().run(directory, one.frames(1), RunOptions(start_without=("b", "d")))

@@ -55,7 +55,7 @@ def playing(name: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
-def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: Path) -> None:
+def test_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: Path) -> None:
     program = build.build_program(MpiArtifact.load(made).packages["a"], toolchain.find_toolchain())
 
     def end() -> None:
@@ -70,7 +70,7 @@ def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made
     wait_until(lambda: not ranks(program.name))
 
 
-def test_a_rank_that_stops_is_named(made: Path) -> None:
+def test_rank_that_stops_is_named(made: Path) -> None:
     """By one that waits for it; or by itself, where it was told to end first and then finds how late it is."""
     program = build.build_program(MpiArtifact.load(made).packages["a"], toolchain.find_toolchain())
     stopped = list[float]()
@@ -91,7 +91,7 @@ def test_a_rank_that_stops_is_named(made: Path) -> None:
     wait_until(lambda: not ranks(program.name))
 
 
-def test_a_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None:
+def test_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None:
     one = endless()
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): it still computes step 0 of frame 0"):
         MpiTarget().run(emit(one, tmp_path / "endless"), [one[2]], RunOptions(timeout_s=1))
@@ -137,7 +137,7 @@ def test_files_that_do_not_belong_together_are_named(change: Any, words: str, ar
     assert "device 'b' on host 'b'" in str(caught.value)
 
 
-def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
+def test_package_that_is_missing_is_named(artifact: Path) -> None:
     shutil.rmtree(artifact / "c")
     with pytest.raises(DicompilerError, match=r"a/c/program\.json: no such file: compile the model again"):
         MpiTarget().run(artifact, [halo()[2]], RunOptions(timeout_s=60))
@@ -151,7 +151,7 @@ def test_options_that_it_cannot_take_are_refused(options: RunOptions, made: Path
         MpiTarget().run(made, [halo()[2]], options)
 
 
-def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
+def test_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
     program, _, inputs = halo()
     device = [Device(name, name, 1e9, gpu=name == "b") for name in "abc"]
     platform = Platform("gpus", tuple(Host(n, 1 << 30) for n in "abc"), tuple(device), Network("switch", 1e9))
@@ -168,7 +168,7 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mpirun", "mpicxx", "cmake", "g++", "make"])
-def test_a_program_that_is_missing_is_named_with_the_command_that_installs_it(name: str, tmp_path: Path) -> None:
+def test_program_that_is_missing_is_named_with_the_command_that_installs_it(name: str, tmp_path: Path) -> None:
     for other in ("mpirun", "mpicxx", "cmake", "g++", "make"):
         if other != name:
             (tmp_path / other).symlink_to(toolchain.find_program(other))
@@ -189,7 +189,7 @@ def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp
         toolchain.find_include_directory()
 
 
-def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_path: Path) -> None:
+def test_sources_of_apt_are_those_of_this_system_with_another_release(tmp_path: Path) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text(
         "deb [arch=amd64] http://a.test/debian bookworm main contrib\n# deb x bookworm y\n"
@@ -207,7 +207,7 @@ def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_pa
         fetch_headers.find_apt_sources(tmp_path, "sid")
 
 
-def test_a_source_that_does_not_compile_is_named(artifact: Path) -> None:
+def test_reports_source_that_does_not_compile(artifact: Path) -> None:
     (artifact / "a" / "main.cc").write_text("int main() { return nothing; }\n")
     with pytest.raises(DicompilerError, match=r"cannot be built: .*main\.cc:1:.*error: .*nothing"):
         build.build_program(artifact / "a", toolchain.find_toolchain())
@@ -313,7 +313,7 @@ def inputs(place: Path) -> dict[str, Any]:
     }
 
 
-def test_an_input_that_does_not_fit_is_one_line_and_leaves_no_output(package: Path, tmp_path: Path) -> None:
+def test_input_that_does_not_fit_is_one_line_and_leaves_no_output(package: Path, tmp_path: Path) -> None:
     for name, words in inputs(tmp_path).items():
         done = call(package, "--inputs", name, "--outputs", "out", cwd=tmp_path)
         assert done.returncode == 1, name
@@ -323,7 +323,7 @@ def test_an_input_that_does_not_fit_is_one_line_and_leaves_no_output(package: Pa
         assert not list((tmp_path / "out").iterdir()), name
 
 
-def test_a_wrong_number_of_ranks_and_wrong_options_are_one_line(package: Path, tmp_path: Path) -> None:
+def test_wrong_number_of_ranks_and_wrong_options_are_one_line(package: Path, tmp_path: Path) -> None:
     found = call(package, "--frames", "0", "--inputs", "x", cwd=tmp_path)
     assert found.returncode == 1 and "option --frames cannot be '0'" in found.stderr
     found = call(package, "--colour", "red", cwd=tmp_path)

@@ -22,7 +22,7 @@ net (float[1, 16, 8, 8] x) => (float[1, 64, 8, 8] y) { [conv] y = Conv <pads = [
 
 
 @pytest.mark.parametrize("stop", [48, 32])
-def test_a_cut_within_a_larger_one_lies_there(stop: int, tmp_path: Path) -> None:
+def test_cut_within_a_larger_cut_shares_its_memory(stop: int, tmp_path: Path) -> None:
     """pi01 has filters 0 to 16 and 0 to `stop`, pi02 16 to 32 and `stop` - 32 to 64."""
     proto = onnx.parser.parse_model(TEXT)
     values = np.random.default_rng(0).standard_normal((64, 16, 3, 3)).astype(np.float32)

@@ -56,7 +56,7 @@ def steps(tokens: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_decoder_steps_as_the_whole_sequence_does_and_its_caches_stay(tmp_path: Path) -> None:
+def test_decoder_steps_as_the_whole_sequence_does_and_its_caches_stay(tmp_path: Path) -> None:
     proto = networks.build("llama_small", past=PAST, **DECODER)
     problem = load_problem(proto, uniform_platform(2))
     compiled = dicompiler.compile(proto, uniform_platform(2), plan=halves(problem.layers), output=tmp_path / "out")

@@ -127,7 +127,7 @@ BAD_CALLS = [
 
 @pytest.mark.parametrize("artifact", ["mpi"], indirect=True)
 @pytest.mark.parametrize("call", BAD_CALLS, ids=str)
-def test_what_a_program_says_does_not_become_code(call: object, artifact: Path, refused: Refused) -> None:
+def test_output_of_a_program_does_not_become_code(call: object, artifact: Path, refused: Refused) -> None:
     path = artifact / "pi01" / "program.json"
     document = json.loads(path.read_text())
     document["ranks"][0]["roles"][0].append(call)
@@ -183,7 +183,7 @@ def linked(name: str) -> Callable[[Path], None]:
     ],
     indirect=["artifact"],
 )
-def test_no_file_beside_an_artifact_is_read(
+def test_no_file_outside_an_artifact_is_read(
     artifact: Path, change: Callable[[Path], None], refused: Refused, request: pytest.FixtureRequest
 ) -> None:
     change(artifact)
@@ -214,7 +214,7 @@ def test_no_file_beside_an_artifact_is_read(
         lambda d: d.clear(),
     ],
 )
-def test_a_manifest_with_other_fields_is_one_line(
+def test_manifest_with_other_fields_is_one_line(
     change: Callable[[dict[str, object]], object], artifact: Path, refused: Refused
 ) -> None:
     rewrite(artifact / "pi02" / "manifest.json", change)

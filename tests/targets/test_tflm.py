@@ -45,7 +45,7 @@ def network(name: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("strategy", "devices"), PLANS)
 @pytest.mark.parametrize("name", ["lenet", "tiny", "block"])
-def test_split_networks_compute_what_onnxruntime_does_and_send_the_bytes_predicted(
+def test_split_networks_equal_onnxruntime_and_send_the_predicted_bytes(
     name: str, strategy: str, devices: int, tmp_path: Path
 ) -> None:
     model = Model.load(network(name))
@@ -90,7 +90,7 @@ def test_random_networks_under_random_plans_are_bit_equal_or_refused_in_one_line
 
 
 @pytest.mark.parametrize("name", ["tiny", "quirks"])
-def test_every_segment_gives_what_litert_gives_and_its_resolver_lists_its_operators(name: str, tmp_path: Path) -> None:
+def test_every_segment_equals_litert_and_its_resolver_lists_its_operators(name: str, tmp_path: Path) -> None:
     emitted(compiled(network(name), "modnn", 2), tmp_path / "out")
     for place in sorted((tmp_path / "out").glob("*/manifest.json")):
         manifest = load_json(place)
@@ -109,7 +109,7 @@ def test_every_segment_gives_what_litert_gives_and_its_resolver_lists_its_operat
         assert f"MicroMutableOpResolver<{len(found)}>" in resolver
 
 
-def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
+def test_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
     compilation = compiled(network("tiny"), "modnn", 2)
     emitted(compilation, tmp_path / "out", margin=0.0)
     tried = 0
@@ -125,7 +125,7 @@ def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "block", "light/squeezenet"])
-def test_no_transpose_stands_between_convolutions(name: str) -> None:
+def test_no_transpose_is_between_convolutions(name: str) -> None:
     from dicompiler_targets.tflm.lowering import lower_segment
 
     program = compiled(network(name)).program
@@ -134,7 +134,7 @@ def test_no_transpose_stands_between_convolutions(name: str) -> None:
     assert "TRANSPOSE" not in lower_segment(segment, program.weights).operators
 
 
-def test_the_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
+def test_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2].split(':'); from pathlib import Path; from support.tflm_runs import *; "
         "emitted(compiled(block(), 'modnn', 2), Path(sys.argv[1]))"
@@ -154,7 +154,7 @@ def test_the_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_pa
     assert len(files[0]) > 30 and files[0] == files[1]
 
 
-def test_a_compiled_artifact_verifies_and_its_memory_is_that_measured(tmp_path: Path) -> None:
+def test_compiled_artifact_verifies_and_its_memory_is_that_measured(tmp_path: Path) -> None:
     compilation = compile(network("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
     assert verify(tmp_path / "out").passed
     memory = load_json(tmp_path / "out" / "memory.json")
@@ -207,7 +207,7 @@ def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_cop
      ("30 KiB", "1 MiB", r"needs 31\.5 kB of RAM, \S+ B more than it has \(30\.7 kB\): cut layer 'conv1' "),
      ("1 MiB", "242 KiB", r"needs 248 kB of flash, \S+ B more than it has \(248 kB\): cut layer 'fc3' ")],
 )  # fmt: skip
-def test_a_board_too_small_is_an_error_with_the_bytes_and_the_layer(
+def test_board_too_small_is_an_error_with_the_bytes_and_the_layer(
     memory: str, flash: str, cause: str, tmp_path: Path
 ) -> None:
     text = f'host = [{{name = "d0", memory = "{memory}", flash = "{flash}"}}]\n'
@@ -218,7 +218,7 @@ def test_a_board_too_small_is_an_error_with_the_bytes_and_the_layer(
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_compile_leaves_nothing_behind_where_an_operator_cannot_be_expressed(tmp_path: Path) -> None:
+def test_compile_writes_nothing_if_an_operator_cannot_be_expressed(tmp_path: Path) -> None:
     text = '<ir_version: 9, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { y = CumSum(x, axis) }'
     model = onnx.parser.parse_model(text.replace("CumSum(x, axis)", "Erf(x)"))
     with pytest.raises(DicompilerError, match=r"node 'y' \(Erf\): TFLite-micro has no operator for it: use target"):
@@ -232,12 +232,12 @@ def test_without_the_packages_one_line_names_the_extra(monkeypatch: pytest.Monke
         emitted(compiled(network("lenet")), tmp_path / "out")
 
 
-def test_a_model_that_ends_the_interpreter_is_one_line() -> None:
+def test_model_that_ends_the_interpreter_is_one_line() -> None:
     with pytest.raises(DicompilerError, match="segment 'x': TFLite-micro cannot run it: "):
         arena_size.measure_arenas([b"TFL3" * 30], ["segment 'x'"])
 
 
-def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None:
+def test_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None:
     compilation = compiled(network("lenet"), "modnn", 2)
     assert compilation.program is not None
     frame = random_inputs(compilation.program.inputs)

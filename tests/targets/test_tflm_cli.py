@@ -49,7 +49,7 @@ def run(*arguments: object) -> int:
     ("target", "platform", "name", "shape"),
     [("tflm", "nano33x2", "lenet", SHAPE), ("sockets", "rpi4x2", "resnet8", (1, 3, 32, 32))],
 )
-def test_a_float_network_is_quantised_on_the_way_split_and_verified(
+def test_float_network_is_quantised_on_the_way_split_and_verified(
     target: str, platform: str, name: str, shape: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = samples(tmp_path / "samples.npz", input=normal(8, *shape))
@@ -70,7 +70,7 @@ def test_a_float_network_is_quantised_on_the_way_split_and_verified(
         assert "differs by 0 steps" in rows["output on pi01"]
 
 
-def test_verify_fails_where_a_model_gives_other_numbers(
+def test_verify_fails_if_a_model_gives_other_numbers(
     lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
@@ -113,14 +113,14 @@ def test_samples_that_do_not_fit(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-def test_a_truncated_file_of_samples(share: float, lenet: Path, tmp_path: Path, refused: Refused) -> None:
+def test_truncated_file_of_samples(share: float, lenet: Path, tmp_path: Path, refused: Refused) -> None:
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
     given.write_bytes(given.read_bytes()[: int(given.stat().st_size * share)])
     line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--quantize-samples", given)
     assert line == f"{given}: the samples cannot be read: it is not an .npz file of arrays"
 
 
-def test_a_missing_file_of_samples_and_a_network_that_is_quantised_already(
+def test_missing_file_of_samples_and_a_network_that_is_quantised_already(
     lenet: Path, tmp_path: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--quantize-samples", tmp_path / "none.npz")
@@ -187,14 +187,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_expressed_names_node_operator_and_remedy(name: str, tmp_path: Path, refused: Refused) -> None:
+def test_refusal_names_node_operator_and_remedy(name: str, tmp_path: Path, refused: Refused) -> None:
     text, expected = REFUSED[name]
     onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "model.onnx")
     options = ("--platform", "rpi4x1", "--strategy", "single", "--target", "tflm", "-o")
     assert refused(1, "compile", tmp_path / "model.onnx", *options, tmp_path / "out") == expected
 
 
-def test_a_network_of_qlinear_operators_keeps_its_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_of_qlinear_operators_keeps_its_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As onnxruntime's quantiser writes it in operator form."""
     onnx.save(networks.build("tiny"), tmp_path / "tiny.onnx")
     made = _in_operators(tmp_path / "tiny.onnx", tmp_path / "operators.onnx")

@@ -39,7 +39,7 @@ def test_every_source_compiles_without_a_warning(artifact: Path) -> None:
         subprocess.run(["g++", *FLAGS, "-fsyntax-only", *sources], cwd=artifact / device, check=True, timeout=120)
 
 
-def test_the_programs_exchange_over_tcp_what_the_tables_say(artifact: Path, tmp_path: Path) -> None:
+def test_programs_exchange_the_listed_tensors_over_tcp(artifact: Path, tmp_path: Path) -> None:
     found, expected = _play(artifact, tmp_path)
     assert found == b"".join(expected) and len(set(expected)) == len(expected)
 
@@ -159,7 +159,7 @@ def _ports_of(segments: Sequence[Mapping[str, Any]], kind: str, end: str, begin:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_what_is_there_at_the_same_time_never_shares_a_place(devices: int) -> None:
+def test_buffers_with_overlapping_lifetimes_never_share_bytes(devices: int) -> None:
     program = compiled(networks.build("tiny"), "modnn", devices).program
     assert program is not None
     for device in program.devices:

@@ -85,7 +85,7 @@ def test_slices_and_joins_alone_are_copies_that_numpy_agrees_with(
     assert np.array_equal(found, on_wire(expected))
 
 
-def test_what_is_computed_stays_and_its_ends_are_cut_and_joined() -> None:
+def test_computed_nodes_stay_and_border_slices_and_joins_are_hoisted() -> None:
     text = """<ir_version: 8, opset_import: ["" : 13]>
         g (float[1,2,6,4] x) => (float[1,2,2,4] y, float[1,2,4,4] z)
         <int64[1] two = {2}, int64[1] six = {6}, int64[1] four = {4}> {

@@ -74,7 +74,7 @@ def delivered(compilation: PipelineState, directory: Path) -> Mapping[str, NDArr
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_int8_parts_of_any_kind_are_bit_equal_to_the_whole_and_int8_travels(name: str, tmp_path: Path) -> None:
+def test_int8_parts_of_any_kind_are_bit_equal_to_the_whole_and_send_int8(name: str, tmp_path: Path) -> None:
     model = quantised(name)
     whole = delivered(compiled(model), tmp_path / "whole")["output"]
     base = prepare(model)
@@ -91,7 +91,7 @@ def test_int8_parts_of_any_kind_are_bit_equal_to_the_whole_and_int8_travels(name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(name: str, tmp_path: Path) -> None:
+def test_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(name: str, tmp_path: Path) -> None:
     model = quantised(name)
     compilation = compiled(model)
     assert compilation.program is not None
@@ -108,7 +108,7 @@ def test_the_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(na
         assert len(data) < 0.3 * len(_float_model(name, tmp_path / "float"))
 
 
-def test_a_channel_shuffle_and_averages_at_the_border_are_bit_equal_in_tiles(tmp_path: Path) -> None:
+def test_channel_shuffle_and_averages_at_the_border_are_bit_equal_in_tiles(tmp_path: Path) -> None:
     whole = delivered(compiled(quantised("quirks")), tmp_path / "whole")["output"]
     for devices in (2, 3):
         cut = delivered(compiled(quantised("quirks"), "modnn", devices), tmp_path / str(devices))["output"]
@@ -121,7 +121,7 @@ def _float_model(name: str, directory: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["tiny", "quirks", "resnet8"])
-def test_the_parts_of_a_quantised_network_are_bit_equal_in_onnxruntime_too(name: str) -> None:
+def test_parts_of_a_quantised_network_are_bit_equal_in_onnxruntime_too(name: str) -> None:
     case = Case.of(quantised(name), 2)
     found = list(splits(case.layers, ("height", "grid", "lop", "fused-grid"), 0, devices=2))
     assert len(found) == 4
@@ -133,7 +133,7 @@ def test_the_parts_of_a_quantised_network_are_bit_equal_in_onnxruntime_too(name:
         )
 
 
-def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() -> None:
+def test_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() -> None:
     layers = prepare(quantised("block")).layers
     assert layers is not None
     convolutions = [layer for layer in layers.layers if layer.nodes[layer.anchor].op == "Conv"]
@@ -203,7 +203,7 @@ def test_samples_that_do_not_fit_are_one_line(changes: dict[str, NDArray[Any]], 
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp_path: Path) -> None:
+def test_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no arrays")
     with pytest.raises(DicompilerError, match=r"cannot be read: it is not an \.npz file"):
         run_quantise(network("lenet"), tmp_path / "text.npz")
@@ -230,6 +230,6 @@ def test_inputs_of_int8_are_those_of_the_network_with_its_own_quantising(tmp_pat
         assert np.array_equal(output, expected[name])
 
 
-def test_an_input_that_is_read_unquantised_cannot_be_int8() -> None:
+def test_input_that_is_read_unquantised_cannot_be_int8() -> None:
     with pytest.raises(DicompilerError, match="input 'input' is also read in float32: omit inputs=int8"):
         take_int8(Model.load(network("lenet")))

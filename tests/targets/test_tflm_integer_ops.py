@@ -86,7 +86,7 @@ IN_FLOATS = [
 
 @pytest.mark.parametrize(("op", "shape", "constants", "attributes"), [*ON_NUMBERS, *IN_FLOATS])
 @pytest.mark.parametrize("scales", SCALES, ids=["finer", "both -128", "the same"])
-def test_an_operator_is_one_step_from_onnxruntime_and_what_litert_gives(
+def test_operator_equals_litert_and_is_within_one_step_of_onnxruntime(
     op: str, shape: Any, constants: Any, attributes: Any, scales: Any
 ) -> None:
     source = model(op, scales, shape, constants, attributes)
@@ -104,7 +104,7 @@ def test_an_operator_is_one_step_from_onnxruntime_and_what_litert_gives(
     assert ("DEQUANTIZE" in made.operators) == in_floats
 
 
-def test_softmax_keeps_to_the_numbers_where_its_output_has_the_one_scale_that_there_is() -> None:
+def test_softmax_is_computed_in_integers_if_its_output_has_the_required_scale() -> None:
     source = model("Softmax", (0.1, 4, 1 / 256, -128), (3, 7), (), {"axis": 1})
     program = compiled(source).program
     assert program is not None
@@ -117,7 +117,7 @@ def test_softmax_keeps_to_the_numbers_where_its_output_has_the_one_scale_that_th
 @pytest.mark.parametrize("include", [0, 1])
 @pytest.mark.parametrize("scales", SCALES[::2], ids=["finer", "the same"])
 @pytest.mark.parametrize("text", ["tile-height{layers=node parts=4}", "tile-grid{layers=node rows=3 columns=2}"])
-def test_an_average_is_the_same_number_however_the_image_is_cut(text: str, scales: Any, include: int) -> None:
+def test_average_is_the_same_number_however_the_image_is_cut(text: str, scales: Any, include: int) -> None:
     attributes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": include}
     source = model("AveragePool", scales, IMAGE, (), attributes)
     inputs = {"x": number(*IMAGE)}
@@ -136,7 +136,7 @@ def _cut_and_whole(source: Model, text: str, inputs: Mapping[str, Any]) -> tuple
     return play(annotated, inputs)["y"], play(whole, inputs)["y"]
 
 
-def test_a_network_that_is_quantised_is_that_from_end_to_end() -> None:
+def test_network_that_is_quantised_is_that_from_end_to_end() -> None:
     """The int8 network of a float one keeps to 8-bit numbers: norms are in the weights, averages of images are MEAN."""
     from support.tflm_runs import int8
 

@@ -72,7 +72,7 @@ def test_mobilenet_v2_in_tiles_and_in_output_channels_is_bit_equal_in_int8() -> 
     assert check("mobilenet_v2", "int8", 4, ("height", "lop")) == 2
 
 
-def test_an_output_that_is_a_third_too_large_is_beyond_the_tolerance() -> None:
+def test_output_that_is_a_third_too_large_is_beyond_the_tolerance() -> None:
     (allowed,) = make_tolerances(network("autoencoder", "int8")).values()
     reference = Case.of(network("autoencoder", "int8"), 1).reference["output"]
     assert compare_value("right", reference, reference, tolerance=allowed).passed

@@ -115,7 +115,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("op", "shape", "constants", "attributes", "opset", "inputs"), CASES)
-def test_an_operator_computes_what_onnxruntime_does(
+def test_operator_computes_the_same_as_onnxruntime(
     op: str, shape: tuple[int, ...], constants: tuple[Any, ...], attributes: Mapping[str, Any], opset: int, inputs: int
 ) -> None:
     source = model(op, shape, constants, attributes, opset, inputs)
@@ -160,7 +160,7 @@ def test_what_cannot_be_expressed_is_one_line_with_node_operator_and_remedy(give
     assert f"target tflm: node 'node' ({op}): {cause}" in text and text.count(": ") >= 3 and "\n" not in text
 
 
-def test_a_tensor_of_rank_5_and_one_of_another_type_are_refused() -> None:
+def test_tensor_of_rank_5_and_one_of_another_type_are_refused() -> None:
     with pytest.raises(DicompilerError, match="has rank 5: TFLite-micro supports up to 4"):
         lowered(model("Relu", (1, 2, 3, 4, 5), (), {}, 17, 1))
     text = '<ir_version: 8, opset_import: ["" : 17]> g (double[1,4] x) => (double[1,4] y) { y = Relu(x) }'

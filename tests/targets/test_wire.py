@@ -44,7 +44,7 @@ def checks(directory: Path, inputs: Any = None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 @pytest.mark.parametrize(("wire", "share"), [("float16", 2), ("bfloat16", 2), ("int8", 4)])
-def test_real_programs_send_what_was_predicted_and_deviate_by_what_is_stated(
+def test_real_programs_send_the_predicted_bytes_and_deviate_as_stated(
     lenet: onnx.ModelProto, target: str, wire: str, share: int, tmp_path: Path
 ) -> None:
     given = samples(lenet, tmp_path / "s.npz") if wire == "int8" else None
@@ -68,9 +68,7 @@ def test_real_programs_send_what_was_predicted_and_deviate_by_what_is_stated(
     assert again.metrics is not None and again.metrics.total_bytes == result.metrics.total_bytes
 
 
-def test_a_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(
-    lenet: onnx.ModelProto, tmp_path: Path
-) -> None:
+def test_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(lenet: onnx.ModelProto, tmp_path: Path) -> None:
     given = samples(lenet, tmp_path / "s.npz")
     plan = compile(lenet, "rpi4x2", "modnn", wire_dtype="int8,conv1=float32", wire_samples=given).plan
     assert plan is not None and plan.wire_format.ranges
@@ -107,7 +105,7 @@ def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
         ("int8", 5.0, True, False, "2 with values outside the samples' range, which are clipped"),
     ],
 )
-def test_numbers_that_a_type_cannot_hold_are_told(
+def test_reports_numbers_that_a_type_cannot_represent(
     wire: str, value: float, held: bool, near: bool, words: str, tmp_path: Path
 ) -> None:
     x = np.ones((1, 1, 8, 8), np.float32)
@@ -150,7 +148,7 @@ def test_samples_that_do_not_fit_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_narrow_already_travels_as_it_is_which_is_said_once(
+def test_narrow_tensors_are_sent_unchanged_with_one_warning(
     lenet: onnx.ModelProto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a network of 8-bit integers."""
@@ -168,7 +166,9 @@ def test_what_is_narrow_already_travels_as_it_is_which_is_said_once(
     assert kinds == [{onnx.TensorProto.FLOAT, onnx.TensorProto.INT8}, {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8}]
 
 
-def test_boards_take_int8_and_refuse_what_tflite_micro_has_not(lenet: onnx.ModelProto, tmp_path: Path) -> None:
+def test_boards_accept_int8_and_refuse_operators_that_tflite_micro_lacks(
+    lenet: onnx.ModelProto, tmp_path: Path
+) -> None:
     given = samples(lenet, tmp_path / "s.npz")
     compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="int8", wire_samples=given, output=tmp_path / "out")
     assert checks(tmp_path / "out")["output"].passed

@@ -160,11 +160,11 @@ ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
         ("type", f"{ON} switch1 for latency: plan() returned dict instead of a Plan"),
     ],
 )
-def test_a_wrong_strategy_is_caught(fault: Any, text: str) -> None:
+def test_wrong_strategy_is_caught(fault: Any, text: str) -> None:
     assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
 
 
-def test_a_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
+def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     wide = tuple(samples(["branches"], [make_cluster("switch", *[1.0] * 64)], ["latency"]))
     assert "in another process, it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
 
@@ -182,7 +182,7 @@ def test_a_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
         ("name", "artifact.json: target is 'sockets': expected 'bad-target'"),
     ],
 )
-def test_a_wrong_target_is_caught(fault: Any, text: str) -> None:
+def test_wrong_target_is_caught(fault: Any, text: str) -> None:
     error = fails(check_target, bad.BadTarget(fault), FEW, splits=["modnn"])
     assert error.startswith("target 'bad-target' of ")
     assert text in error
@@ -214,7 +214,7 @@ def test_detects_a_target_that_does_not_tolerate_failures_as_declared() -> None:
         ("outputs", "the graph's outputs have other names"),
     ],
 )
-def test_a_wrong_pass_is_caught(fault: Any, text: str) -> None:
+def test_wrong_pass_is_caught(fault: Any, text: str) -> None:
     error = fails(check_pass, bad.BadPass(fault), ["branches"])
     assert error.startswith("pass 'bad-pass' of module support.bad_plugins on branches: ")
     assert text in error
@@ -232,7 +232,7 @@ def test_a_wrong_pass_is_caught(fault: Any, text: str) -> None:
         ("hash", "it returns other seconds in another process"),
     ],
 )
-def test_a_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
+def test_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
     error = fails(check_cost_model, bad.BadCost(fault), FEW)
     assert error.startswith("cost model 'bad-cost' of module support.bad_plugins")
     assert text in error
@@ -249,7 +249,7 @@ def test_a_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
         ("elementwise", "although the rule is element-wise"),
     ],
 )
-def test_a_wrong_rule_is_caught(fault: str, text: str) -> None:
+def test_wrong_rule_is_caught(fault: str, text: str) -> None:
     error = fails(check_operator_rule, bad.bad_rule(fault), [POOL])
     assert error.startswith("rule MaxPool, case 0")
     assert text in error
@@ -265,7 +265,7 @@ def test_a_wrong_rule_is_caught(fault: str, text: str) -> None:
         ("figures", "it has no description: say where its figures come from"),
     ],
 )
-def test_a_wrong_platform_is_caught(fault: str, text: str) -> None:
+def test_wrong_platform_is_caught(fault: str, text: str) -> None:
     assert text in fails(check_platform_family, bad.bad_family(fault))
 
 

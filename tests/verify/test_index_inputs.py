@@ -106,7 +106,7 @@ def test_verifies_network_with_token_lookup(tmp_path: Path) -> None:
     dicompiler.run(tmp_path / "out")
 
 
-def test_error_says_which_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_lists_the_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = network({"ids": "INT64 8"}, "b = Mul(ids nine); y = Gather(kinds b)")
     compiled = dicompiler.compile(model, "rpi4x2", "single", output=tmp_path / "out")
     advice = "its inputs were random: give inputs that it accepts (--inputs X.npz with ids)"

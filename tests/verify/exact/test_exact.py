@@ -168,7 +168,7 @@ def test_rejects_negative_seed() -> None:
         check_model(network("tiny"), -1)
 
 
-def test_the_check_model_does_not_depend_on_the_process() -> None:
+def test_check_model_does_not_depend_on_the_process() -> None:
     program = (
         "import hashlib; from dicompiler import networks; from dicompiler.verify.exact import check_model\n"
         "from dicompiler.plugin_api import Model\n"
