@@ -252,7 +252,7 @@ def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
     by_role = [list(frames_s[role::roles]) for role in range(roles)]
     if len(frames_s) > roles:
         del by_role[0][0]
-    medians = [statistics.median(own) for own in by_role if own]
+    medians = [statistics.median(times) for times in by_role if times]
     return statistics.mean(medians) if medians else 0.0
 
 

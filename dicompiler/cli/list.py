@@ -123,8 +123,8 @@ def _describe_family(known: Registry, name: str) -> str:
     if platform is None:
         return "described in a file of this format"
     host = platform.hosts[0]
-    own = " + ".join(_describe_device(device) for device in platform.devices if device.host == host.name)
-    return f"{own}, {format_bytes(host.ram)}; {_describe_network(platform)}"
+    devices_text = " + ".join(_describe_device(device) for device in platform.devices if device.host == host.name)
+    return f"{devices_text}, {format_bytes(host.ram)}; {_describe_network(platform)}"
 
 
 def _show_platform(known: Registry, name: str) -> None:

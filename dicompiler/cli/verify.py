@@ -27,7 +27,7 @@ def command(directory: Path, inputs: Path | None, timeout_s: float | None, as_js
     from dicompiler.cli.progress import progress
     from dicompiler.driver.artifact import verify
 
-    given = read_inputs(inputs)
+    arrays = read_inputs(inputs)
     with progress(f"{directory}: running check models and programs"):
-        verification = verify(directory, given, timeout_s)
+        verification = verify(directory, arrays, timeout_s)
     show_verification(verification, directory, as_json)

@@ -51,7 +51,7 @@ def open_boards(
         first: Name of the first device.
         dilation: Factor by which everything runs slower than on the boards.
     """
-    min_segments_s = {name: tuple(dilation * value for value in own) for name, own in segments_s.items()}
+    min_segments_s = {name: tuple(dilation * value for value in call_times) for name, call_times in segments_s.items()}
     with emulate_network(dilate_network(platform, dilation)) as network:
         hosts = platform.host_of
         emulation = Emulation(
@@ -152,7 +152,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
             if name == "messages":
                 sends += _send_seconds(result)
     entry = runtime_benchmarks.benchmarks_entry(target, states)
-    frames_s = {name: min(own) for name, own in times.items()}
+    frames_s = {name: min(frame_times) for name, frame_times in times.items()}
     costs: dict[str, Any] = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
     return RuntimeCosts(**costs)
 

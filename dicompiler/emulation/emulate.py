@@ -285,7 +285,7 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
     """Raise DicompilerError if a board is faster than this host, or if all boards together need too many processors."""
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
-            board_text, host_text = (format_seconds(sum(own) / roles) for own in (board_s[name], seconds))
+            board_text, host_text = (format_seconds(sum(call_times) / roles) for call_times in (board_s[name], seconds))
             raise DicompilerError(
                 f"emulate: {name} computes for {board_text} per frame, but this host alone needs {host_text} for that: "
                 "emulate slower boards (--slower), or run everything slower (--dilation)"

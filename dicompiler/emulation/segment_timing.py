@@ -77,15 +77,15 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
             timers.append((device.device, [make_timer(program, call, memory) for call in calls]))
     turns, end = 0, time.monotonic() + LONG_TIMING_S * long
     while turns < MIN_TURNS or time.monotonic() < end:
-        for _, own in timers:
-            for timer in CALLS_PER_TURN * (*own, empty):
+        for _, device_timers in timers:
+            for timer in CALLS_PER_TURN * (*device_timers, empty):
                 timer.time_call()
-            for timer in (*own, empty):
+            for timer in (*device_timers, empty):
                 timer.end_turn()
         turns += 1
     seconds: dict[str, list[float]] = {device.device: [] for device in program.devices}
-    for name, own in timers:
-        seconds[name] += [max(0.0, timer.quick_call_s - empty.quick_call_s) for timer in own]
+    for name, device_timers in timers:
+        seconds[name] += [max(0.0, timer.quick_call_s - empty.quick_call_s) for timer in device_timers]
     return {name: tuple(values) for name, values in seconds.items()}
 
 

@@ -186,8 +186,8 @@ class _AutoSearch:
     @cached_property
     def uses_heads(self) -> bool:
         """True if the strategy `heads` replaces the strategies in NOT_FOR_ATTENTION."""
-        own = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
-        return bool(own) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
+        is_supported = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
+        return bool(is_supported) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
     def tables(self) -> CostTables:

@@ -222,8 +222,13 @@ class CandidateSearch:
             return
         limit = MAX_SPARING_LOSS * self.best.value(self.problem)
         largest = [weights.max(axis=1) for weights in tables.weight_bytes]
-        excess = [int(held[chosen] - held.min()) for held, chosen in zip(largest, selection, strict=True)]
-        threshold = sum(int(held[chosen]) for held, chosen in zip(largest, selection, strict=True)) / 100
+        excess = [
+            int(bytes_by_choice[chosen] - bytes_by_choice.min())
+            for bytes_by_choice, chosen in zip(largest, selection, strict=True)
+        ]
+        threshold = (
+            sum(int(bytes_by_choice[chosen]) for bytes_by_choice, chosen in zip(largest, selection, strict=True)) / 100
+        )
         for i in sorted(range(len(excess)), key=lambda i: -excess[i])[:MAX_SPARED_LAYERS]:
             if excess[i] <= threshold or self.budget.is_exceeded():
                 return

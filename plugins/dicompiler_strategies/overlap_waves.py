@@ -86,10 +86,10 @@ class _TaskOrder:
         for task in routing.tasks:
             boxes = read[_task_id(task)]
             producers = [producer for box in boxes if (producer := (box.origin or box).task)]
-            own = max((stage[key] for key in producers), default=0) + (_task_id(task) in waiting)
-            stage[_task_id(task)] = own
+            task_stage = max((stage[key] for key in producers), default=0) + (_task_id(task) in waiting)
+            stage[_task_id(task)] = task_stage
             local_tasks = [box.task for box in boxes if box.task is not None]
-            local[_task_id(task)] = [key for key in dict.fromkeys(local_tasks) if stage[key] == own]
+            local[_task_id(task)] = [key for key in dict.fromkeys(local_tasks) if stage[key] == task_stage]
         sent = frozenset(box.origin.task for box in routing.received_boxes if box.origin and box.origin.task)
         urgent = set(sent)
         for task in reversed(routing.tasks):

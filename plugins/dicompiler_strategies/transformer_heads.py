@@ -137,7 +137,10 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
     The first set has only the choices with the fewest weights on the fullest device. If the objective is not memory,
     choices that split rows, and then all choices, follow.
     """
-    fewest_weights = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weight_bytes]
+    fewest_weights = [
+        np.flatnonzero(layer_weights.max(axis=1) == layer_weights.max(axis=1).min())
+        for layer_weights in cost_tables.weight_bytes
+    ]
     all_choices = [np.arange(count) for count in cost_tables.choice_counts]
     is_memory = cost_tables.problem.objective == "memory"
     for kept in (fewest_weights,) if is_memory else (fewest_weights, _row_choices(cost_tables), all_choices):

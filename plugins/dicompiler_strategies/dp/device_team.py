@@ -101,10 +101,10 @@ class ProblemFacts:
         result = {}
         for layer in self.problem.layers.layers:
             names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name and name not in seen)
-            held = [self.problem.layers.tensors[name] for name in names]
-            held = [tensor for tensor in held if tensor.is_constant]
-            result[layer.name] = sum(raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in held)
-            seen.update(tensor.name for tensor in held)
+            constants = [self.problem.layers.tensors[name] for name in names]
+            constants = [tensor for tensor in constants if tensor.is_constant]
+            result[layer.name] = sum(raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in constants)
+            seen.update(tensor.name for tensor in constants)
         return result
 
     def row_seconds_of(self, layer: Layer, device: Device) -> Floats:

@@ -115,10 +115,12 @@ class Dp(Strategy):
         """Return the best path of a team. If `limited` is False, the search continues beyond the budget."""
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
-        own = budget if limited else WorkBudget()
-        path = find_cheapest_path(team, build_candidate_runs(team, rules, own), RunPricing(facts.problem), own)
+        team_budget = budget if limited else WorkBudget()
+        path = find_cheapest_path(
+            team, build_candidate_runs(team, rules, team_budget), RunPricing(facts.problem), team_budget
+        )
         if not limited:
-            budget.spend(own.spent_s)
+            budget.spend(team_budget.spent_s)
         return path
 
     def _plan_with_little_memory(

@@ -112,15 +112,15 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
     platform = tables.problem.platform
     place = device_host_matrix(platform)
     limits = np.array([float(host.memory - reserve.get(host.name, 0)) for host in platform.hosts])
-    weights = [held.astype(np.float64) @ place for held in tables.weight_bytes]
-    tight = sum((held.max(axis=0) for held in weights), np.zeros(len(limits))) > limits
+    weights = [layer_weights.astype(np.float64) @ place for layer_weights in tables.weight_bytes]
+    tight = sum((layer_weights.max(axis=0) for layer_weights in weights), np.zeros(len(limits))) > limits
     names: dict[str, int] = {}
     families = tuple(
         np.array([names.setdefault(_label_family(choice.label), len(names)) for choice in choices])
         for choices in tables.choices
     )
     kept = tuple(map(np.arange, tables.choice_counts))
-    chosen = tuple(np.ascontiguousarray(held[:, tight]) for held in weights)
+    chosen = tuple(np.ascontiguousarray(layer_weights[:, tight]) for layer_weights in weights)
     return ObjectiveTables(tables.node_seconds, tables.edge_seconds, kept, chosen, limits[tight], families)
 
 
@@ -172,7 +172,7 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
         node=node,
         edge=edge,
         kept_choices=keep,
-        weights=tuple(held[places] for held, places in zip(whole.weights, keep, strict=True)),
+        weights=tuple(layer_weights[places] for layer_weights, places in zip(whole.weights, keep, strict=True)),
         families=tuple(numbers[places] for numbers, places in zip(whole.families, keep, strict=True)),
     )
 

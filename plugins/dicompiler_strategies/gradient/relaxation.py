@@ -191,7 +191,7 @@ def families_by_value(tables: ObjectiveTables) -> Selections:
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []
     for node, families in zip(tables.node, tables.families, strict=True):
-        there = families[None] == np.array(numbers)[:, None]
-        columns.append(np.where(there.any(axis=1), there.argmax(axis=1), node.argmin()))
+        has_family = families[None] == np.array(numbers)[:, None]
+        columns.append(np.where(has_family.any(axis=1), has_family.argmax(axis=1), node.argmin()))
     values = tables.values(np.stack(columns, axis=1))
     return np.array(numbers)[np.argsort(values, kind="stable")]

@@ -216,17 +216,17 @@ class _SpaceBuilder:
     def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
         """Return L_dev of layer `at`: the cost of each sublayer of its POs on each device, shape (P, S, D)."""
         layer, count = self.layers.layers[at], len(self.devices)
-        there = [
+        computed_regions = [
             (p, s, region)
             for p, po in enumerate(pos)
             for s, region in enumerate(po.regions)
             if region is not None or layer.whole_reason
         ]
-        shares = [LayerShare(region) for _, _, region in there]
+        shares = [LayerShare(region) for _, _, region in computed_regions]
         seconds = self.problem.cost_model.seconds_table(self.layers, layer, shares, self.devices)
         power = np.array([device.power_active if self.energy else 1.0 for device in self.devices])
         costs = np.zeros((len(pos), count, count))
-        for (p, s, _), row in zip(there, seconds, strict=True):
+        for (p, s, _), row in zip(computed_regions, seconds, strict=True):
             costs[p, s] = MILLI_PER_UNIT * power * row
         return costs
 
@@ -324,10 +324,10 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
     The border between two neighbours is the middle of their overlap, or the start of the second if there is a gap:
     cover_extent([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)].
     """
-    there = [k for k, interval in enumerate(intervals) if interval is not None]
+    present_indices = [k for k, interval in enumerate(intervals) if interval is not None]
     covered: list[Interval | None] = [None] * len(intervals)
     start = 0
-    for k, after in zip(there, [*there[1:], None], strict=True):
+    for k, after in zip(present_indices, [*present_indices[1:], None], strict=True):
         stop = extent
         if after is not None:
             (_, end), (begin, _) = intervals[k] or (0, 0), intervals[after] or (0, 0)

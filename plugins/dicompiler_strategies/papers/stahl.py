@@ -204,14 +204,14 @@ def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
         length = reduction_length(layers, layer)
         if length is not None and find_cuttable_axis(layers, layer, "channel") is not None:
             before, fusable = _previous_layer(layers, layer, length, places)
-            held = layers.tensors[layer.inputs[0]].shape or ()
+            input_shape = layers.tensors[layer.inputs[0]].shape or ()
             kernels = [layers.tensors[name] for name in layer.nodes[layer.anchor].inputs if name]
             weights = max(
                 (volume(full_region(tensor.shape or ())) for tensor in kernels if tensor.is_constant), default=0
             )
             outputs = volume(full_region(output_shape(layers, layer)))
             places[layer.name] = len(sizes)
-            sizes.append(IlpLayer(layer.name, volume(full_region(held)), outputs, weights, before, fusable))
+            sizes.append(IlpLayer(layer.name, volume(full_region(input_shape)), outputs, weights, before, fusable))
     return tuple(sizes)
 
 

@@ -89,16 +89,16 @@ def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ..
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
             raise DicompilerError(f"target tflm: tensor {value.name!r} has no static shape: fix the inputs' (--shape)")
-    hoisted_segments = [tuple(map(hoist_segment_copies, one.segments)) for one in program.devices]
+    hoisted_segments = [tuple(map(hoist_segment_copies, device.segments)) for device in program.devices]
     lowered_models = [
-        tuple(None if one.segment is None else lower_segment(one.segment, program.weights) for one in parts)
-        for parts in hoisted_segments
+        tuple(None if s.segment is None else lower_segment(s.segment, program.weights) for s in segments)
+        for segments in hoisted_segments
     ]
     distinct: dict[bytes, str] = {}
-    for one, models in zip(program.devices, lowered_models, strict=True):
-        for segment, model in zip(one.segments, models, strict=True):
+    for device, models in zip(program.devices, lowered_models, strict=True):
+        for segment, model in zip(device.segments, models, strict=True):
             if model is not None:
-                distinct.setdefault(model.data, f"segment {segment.name!r} of device {one.device!r}")
+                distinct.setdefault(model.data, f"segment {segment.name!r} of device {device.device!r}")
     least = dict(zip(distinct, measure_arenas(list(distinct), list(distinct.values())), strict=True))
     return tuple(
         _compile_device(program, *each, least, margin)
@@ -144,11 +144,9 @@ def write_artifact(program: Program, margin: float, boards: Mapping[str, Host], 
     Raises:
         DicompilerError: A device's name cannot be the name of a directory, or TFLite-micro cannot express a segment.
     """
-    for one in program.devices:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", one.device) or one.device in RESERVED_NAMES:
-            raise DicompilerError(
-                f"device {one.device!r}: its name cannot be the name of a directory: rename the device"
-            )
+    for name in (device.device for device in program.devices):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name in RESERVED_NAMES:
+            raise DicompilerError(f"device {name!r}: its name cannot be the name of a directory: rename the device")
     compiled = compile_devices(program, margin)
     memory = make_memory_report({device.program.device: device.sizes for device in compiled}, boards, margin)
     digest = hashlib.sha256()
@@ -176,7 +174,7 @@ def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str,
     yield "resolver.cc", codegen.make_resolver(codes).encode()
     incoming = sum(step.kind == "receive" for step in device.program.steps)
     yield "arena.h", codegen.make_arena_header(device.layout, len(device.peers), incoming).encode()
-    moves = tuple(_collect_copies(one, device.layout.views) for one in device.hoisted_segments)
+    moves = tuple(_collect_copies(segment, device.layout.views) for segment in device.hoisted_segments)
     tables = codegen.make_program_source(program, device.program, device.layout, device.models, device.peers, moves)
     yield "program.cc", tables.encode()
     yield MANIFEST_FILE, format_json(_make_manifest(program, device)).encode()
@@ -198,9 +196,13 @@ def _make_manifest(program: Program, device: CompiledDevice) -> Json:
         "segments": [_describe_segment(device, i) for i in range(len(part.segments))],
         "steps": [[step.kind, step.index] for step in part.steps],
         "tensors": [
-            _describe_tensor(held.tensor)
-            | {"offset": held.offset, "first_step": held.first_step, "last_step": held.last_step}
-            for held in device.layout.buffers.values()
+            _describe_tensor(tensor_buffer.tensor)
+            | {
+                "offset": tensor_buffer.offset,
+                "first_step": tensor_buffer.first_step,
+                "last_step": tensor_buffer.last_step,
+            }
+            for tensor_buffer in device.layout.buffers.values()
         ],
     }
 

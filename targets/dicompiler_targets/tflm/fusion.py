@@ -89,8 +89,8 @@ def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | Non
     for index, key in ((1, "min"), (2, "max")):
         if node.has_input(index) and node.inputs[index] not in graph.constants:
             raise make_refusal(node, f"its {key} is computed", "TFLite-micro requires a constant; use target sockets")
-        given = graph.constants.get(node.inputs[index]) if node.has_input(index) else node.get_attribute(key)
-        value = None if given is None else float(np.asarray(given).reshape(()))
+        bound = graph.constants.get(node.inputs[index]) if node.has_input(index) else node.get_attribute(key)
+        value = None if bound is None else float(np.asarray(bound).reshape(()))
         bounds.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)
     return bounds[0], bounds[1]
 
@@ -143,8 +143,8 @@ def _scale_weights(
     rows = before.op == "Conv" or bool(before.get_attribute("transB", 0))
     weight = weight * (factor.reshape(-1, *(1,) * (weight.ndim - 1)) if rows else factor)
     names = (f"{node.output}/weight", f"{node.output}/bias")
-    given = (weight, np.broadcast_to(bias, factor.shape) * factor + shift)
-    constants = {name: np.ascontiguousarray(v, np.float32) for name, v in zip(names, given, strict=True)}
+    scaled = (weight, np.broadcast_to(bias, factor.shape) * factor + shift)
+    constants = {name: np.ascontiguousarray(v, np.float32) for name, v in zip(names, scaled, strict=True)}
     op = "Gemm" if before.op == "MatMul" and len(graph.shapes[before.inputs[0]]) == 2 else before.op
     attributes = {k: v for k, v in before.attributes.items() if k not in ("alpha", "beta")}
     merged = replace(before, op=op, inputs=(before.inputs[0], *names), outputs=node.outputs, attributes=attributes)

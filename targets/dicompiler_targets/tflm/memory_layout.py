@@ -118,14 +118,14 @@ def plan_memory(
     size = _get_end(spans, places)
     for name, (source, start) in views.items():
         places[name] = places[source] + start
-    held = {name: PlacedTensorBuffer(tensors[name], first[name], last[name], places[name]) for name in first}
+    placed_buffers = {name: PlacedTensorBuffer(tensors[name], first[name], last[name], places[name]) for name in first}
     arena_offsets = [
         next((places[i] for i, (k, begin, end) in enumerate(blocks) if k == model and begin <= time <= end), None)
         for model, time in zip(models, times, strict=True)
     ]
     ends = {(k, end) for k, _, end in blocks}
     frees = tuple((model, time) in ends for model, time in zip(models, times, strict=True))
-    return MemoryLayout(held, tuple(arena_offsets), frees, size, frozenset(views))
+    return MemoryLayout(placed_buffers, tuple(arena_offsets), frees, size, frozenset(views))
 
 
 def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:

@@ -181,28 +181,28 @@ def _run_segment(device_state: TflmDevice, index: int) -> None:
     start = time.perf_counter()
     sizes = {tensor["name"]: tensor["bytes"] for tensor in device_state.manifest["tensors"]}
     results = {name: np.zeros(sizes[name], np.uint8) for name in segment["outputs"]}
-    held = {name: np.frombuffer(device_state.tensors[name], np.uint8) for name in segment["inputs"]}
+    input_bytes = {name: np.frombuffer(device_state.tensors[name], np.uint8) for name in segment["inputs"]}
     if segment["model"] is not None:
-        outputs = _run_model(device_state, segment, held)
+        outputs = _run_model(device_state, segment, input_bytes)
         for copy in segment["output_copies"]:
             copy_strided(copy, outputs[copy["source"]], results[copy["target"]])
     for copy in segment["tensor_copies"]:
-        copy_strided(copy, held[copy["source"]], results[copy["target"]])
+        copy_strided(copy, input_bytes[copy["source"]], results[copy["target"]])
     device_state.tensors |= {name: array.tobytes() for name, array in results.items()}
     device_state.segments_s[index] += time.perf_counter() - start
 
 
 def _run_model(
-    device_state: TflmDevice, segment: Mapping[str, Any], held: Mapping[str, ByteArray]
+    device_state: TflmDevice, segment: Mapping[str, Any], input_bytes: Mapping[str, ByteArray]
 ) -> dict[int, ByteArray]:
-    """Run the model of a segment; return the outputs that are read, by index. `held` are the input bytes by name."""
+    """Run the model of a segment; return the outputs that are read, by index. `input_bytes` has its inputs by name."""
     interpreter = device_state.models[segment["model"]]
     for port in sorted({copy["target"] for copy in segment["input_copies"]}):
         details = interpreter.get_input_details(port)
         input_array = np.zeros(details["shape"], details["dtype"])
         for copy in segment["input_copies"]:
             if copy["target"] == port:
-                copy_strided(copy, held[copy["source"]], input_array.reshape(-1).view(np.uint8))
+                copy_strided(copy, input_bytes[copy["source"]], input_array.reshape(-1).view(np.uint8))
         interpreter.set_input(input_array, port)
     try:
         interpreter.invoke()
