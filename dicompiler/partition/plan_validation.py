@@ -124,7 +124,7 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
     mergers = [align_region(layers, layer, part.region or whole) for part in parts if part.reduce is None]
     if not mergers:
         raise DicompilerError(
-            f"plan: layers.{layer.name}: partial sums but no merger: add a part without 'reduce' "
+            f"plan: layers.{layer.name}: no part adds the partial sums: add a part without 'reduce' "
             '(for instance {"device": …, "region": "all"})'
         )
     extent = reduction_length(layers, layer)

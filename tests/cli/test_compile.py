@@ -147,9 +147,9 @@ class TestModels:
             ({"location": ""}, "is not a file in the model's directory"),
             ({"location": "loop"}, "there is no file"),
             ({"location": "directory"}, "there is no file"),
-            ({"offset": "-4"}, "bytes -4 to 1724 exceed the 4032 bytes of"),
+            ({"offset": "-4"}, "bytes -4 to 1724 are outside the 4032 bytes of"),
             ({"offset": "x"}, "has an invalid offset, length or type"),
-            ({"offset": "9" * 30}, "exceed the 4032 bytes of"),
+            ({"offset": "9" * 30}, "are outside the 4032 bytes of"),
             ({"length": "3"}, "'w1' has 3 bytes of data, but its shape 16x3x3x3 needs 1728"),
         ],
     )

@@ -142,7 +142,7 @@ def _map_external_data(
         raise DicompilerError(f"{data_place} has an invalid offset, length or type: export the model again") from None
     if offset < 0 or length < 0 or offset + length > len(data):
         raise DicompilerError(
-            f"{data_place}: bytes {offset} to {offset + length} exceed the {len(data)} bytes of {location!r}: "
+            f"{data_place}: bytes {offset} to {offset + length} are outside the {len(data)} bytes of {location!r}: "
             "the file is truncated, or belongs to another model"
         )
     return data[offset : offset + length]
