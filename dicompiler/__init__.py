@@ -40,7 +40,7 @@ __all__ = [
     "open_executor", "run",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # Type checkers report names that are not imported above.
+if not TYPE_CHECKING:  # Type checkers would accept any name.
     _import_name, __dir__ = lazy_module(__name__)
 
     def __getattr__(name: str) -> Any:

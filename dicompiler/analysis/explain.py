@@ -111,7 +111,7 @@ def _computing_devices(plan: Plan) -> set[str]:
 
 
 def _shared_plan(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan that splits each layer over all computing devices; other layers are as in `plan`."""
+    """Return a plan that splits each layer over all computing devices if possible; other parts are as in `plan`."""
     parts = {
         layer.name: next(_possible_splits(problem, layer), plan.layers[layer.name]) for layer in problem.layers.layers
     }

@@ -114,7 +114,7 @@ class _SpecParser:
             value, self.position = json.JSONDecoder().raw_decode(self.text, self.position)
         except json.JSONDecodeError as error:
             self.position = min(error.pos, len(self.text))
-            raise self.syntax_error("a whole quoted value", " (escapes are those of JSON)") from None
+            raise self.syntax_error("a value in double quotes, written like a JSON string") from None
         return str(value)
 
     def parse_values(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class _SpecParser:
             options[key] = self.parse_values()
             if not self.is_after_values():
                 expected = "',' between values, a blank between options or '}'"
-                raise self.syntax_error(expected, ' (quote other values: "…")')
+                raise self.syntax_error(expected, ' (put a value with other characters in quotes: "…")')
             self.skip_blanks()
         return tuple(options.items())
 

@@ -134,8 +134,8 @@ def simulate_outages(
             has_return = next_case is not None and set(next_down) < set(down)
             interval = _simulate_interval(case, remaining, begin, until, has_return, in_flight, keep_spans)
             ended_at = max([begin, until if has_return else 0.0, *(end for _, _, end in interval.frames)])
-            # A device that fails again before it rejoins has not returned. The plan in force does not change if the
-            # next case is equal.
+            # The interval continues if the next change selects the same case, or if the returning device fails again
+            # before it has rejoined.
             fails_again = has_return and next_index + 1 < len(changes) and changes[next_index + 1][0] <= ended_at
             if next_case != case and not fails_again:
                 break

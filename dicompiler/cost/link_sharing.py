@@ -34,8 +34,9 @@ class Flow(Generic[T]):
     """A connection from one device to another, which sends one message at a time.
 
     Attributes:
-        links: The largest share of each link that the flow can use.
-        queue: Messages to send, as (message, seconds if it is sent alone, rank); the first one is being sent.
+        links: For each link that the flow uses, the largest share of its bandwidth that the flow can use.
+        queue: Messages to send, as (message, seconds if it is sent alone, rank). The first one is being sent. Messages
+            of a lower rank are sent before those of a higher rank.
         started_at: Time at which the first message started.
         remaining_s: Seconds that the first message still needed at `updated_at` if it were sent alone.
         updated_at: Time of the last change of `speed`.

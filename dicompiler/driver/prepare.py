@@ -115,7 +115,7 @@ def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[s
 
 
 def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """Return the platform, or the platform that the strategy's own input describes if none is given."""
+    """Return the given platform; if it is None, the platform in the file that the strategy reads, such as a plan."""
     if platform is None:
         described = None if strategy is None else strategy.own_platform()
         if described is None:

@@ -274,7 +274,7 @@ def _slow_down(host_s: SegmentSeconds, platform: Platform, slower: float) -> Seg
 
 
 def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
-    """Return a description of the timed unit (see EmulationResult), and its seconds."""
+    """Return the phrase for the time that EmulationResult states, such as "a frame", and this time in seconds."""
     if in_flight > 1:
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count

@@ -288,9 +288,9 @@ def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]) -> list[float]:
-    """Return the coefficients of at least 0 for which rows · coefficients is nearest to `targets` (least squares).
+    """Return the nonnegative coefficients for which rows · coefficients is nearest to `targets` (least squares).
 
-    Every set of coefficients that may be nonzero is tried.
+    For each subset of the coefficients, the others are set to 0 and the subset is fitted.
     """
     import numpy
 
@@ -339,7 +339,7 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
 
 
 def random_tensor(value: dict[str, Any], random: Any) -> Any:
-    """Return a seeded random tensor: floats near 0, as weights are; bytes of all values; zeros for all other types.
+    """Return a seeded random tensor: floats near 0, like weights; 8-bit integers of the full range; zeros otherwise.
 
     Zeros are valid indices, and numpy cannot represent some of the other types.
     """

@@ -40,9 +40,9 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> dict[str
 
 
 def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """Return the seconds of the shortest frame of each program, and the seconds of handing a message over.
+    """Return the shortest frame time of each program, and the time to hand one message over, both in seconds.
 
-    The latter is None if the player does not report it.
+    The time of a message is None if the player does not report it.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []

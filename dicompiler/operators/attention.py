@@ -114,7 +114,7 @@ def rotary_embedding(operation: Operation, region: Region, reduce: Interval | No
     positions = operation.input_shape(positions_index) if operation.has_input(positions_index) else None
     row = len(shape) - 2 if len(shape) == 4 else 1
     out = list(region)
-    if positions is not None and len(positions) == 1:  # One number gives the position of the first row.
+    if positions is not None and len(positions) == 1:  # The rows count from one number: all are needed.
         out[row] = (0, shape[row])
     attributes = {}
     if len(shape) == 4:

@@ -83,7 +83,7 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             for interval in ((0, 1), (shape[axis] - 1, shape[axis]))
         )
         # An input axis is divided together with the output axis if the first and the last output element read different
-        # regions of it. It is not enough that one element does not read the whole axis: a Slice never does.
+        # regions of it. Reading a part of the axis is not sufficient: all elements of a Slice can read the same part.
         cut = {
             label
             for key in {**first.needs, **last.needs}
@@ -107,8 +107,8 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
                 labels.setdefault("height", labels.pop("channel"))
         for label in sorted(cut):
             labels.setdefault(label, axis)
-    # If a feature map is so small that each halo covers it, every output element reads all of it. Height and width then
-    # stay the axes that they are in an input of the same rank.
+    # If a feature map is smaller than the halo, every output element reads all of it, so no axis seems divided.
+    # Height and width then have the same positions as in an input of the same rank.
     for name in layer.inputs:
         has_same_rank = len(layers.tensors[name].shape or ()) == len(shape)
         for label, axis in labelled.get(name, {}).items() if has_same_rank else ():

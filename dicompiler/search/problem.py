@@ -405,7 +405,8 @@ class RemoteEvaluator:
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
     """Return the evaluator from its pickled form.
 
-    Its weights are zeros, which occupy no memory until they are read.
+    Weights are not pickled, because an evaluation needs only their shapes. Zeros replace them, which occupy no memory
+    until they are read.
     """
     problem, proto, weights = pickle.loads(pickled)
     if proto is None:

@@ -68,7 +68,7 @@ def describe_artifact(program: Program, target: str, digest: str) -> Json:
         The document, which matches the schema `artifact` except for its empty `files` and `checksum`.
 
     Raises:
-        DicompilerError: The program sends a tensor of a type or unknown size that cannot be sent.
+        DicompilerError: The program sends a tensor whose type cannot be sent, or whose size is unknown.
     """
     return {
         "format": ARTIFACT_FORMAT,

@@ -297,7 +297,9 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 
 
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
-    """Return the element-wise nodes after tensor `output` that a layer can absorb, such that one tensor leaves it.
+    """Return the element-wise nodes after tensor `output` that its layer can absorb.
+
+    A layer can absorb nodes if afterwards only one tensor leaves the layer. Examples, with x = `output`:
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 

@@ -72,9 +72,9 @@ class CpSat(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
 
-        With `simulate` and the objective latency, the strategy simulates the proven optimum, the optima with cheaper
-        sending, the plans that `gradient` finds in the same tables, and plans near the best of them. In the simulator,
-        sending and computing overlap. Elements that nothing reads are removed from the best plan.
+        With `simulate` and the objective latency, the strategy simulates the proven optimum, the optima of tables in
+        which sending costs less, the plans that `gradient` finds in the same tables, and plans near the best of them.
+        In the simulator, sending and computing overlap. Elements that nothing reads are removed from the best plan.
 
         Raises:
             DicompilerError: No plan fits into memory.

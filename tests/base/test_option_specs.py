@@ -89,8 +89,8 @@ def test_ignores_blanks_between_tokens() -> None:
         ("a{x=1,y=2}", 8, "',' between values, a blank between options or '}'", "'='"),
         ("a{x=1,}", 7, "a value", "'}'"),
         ("a{x=é}", 5, "a value, plain or in double quotes", "'é'"),
-        ('a{x="b}', 5, "a whole quoted value", "'\"'"),
-        ('a{x="\\q"}', 6, "a whole quoted value", "'\\\\'"),
+        ('a{x="b}', 5, "a value in double quotes, written like a JSON string", "'\"'"),
+        ('a{x="\\q"}', 6, "a value in double quotes, written like a JSON string", "'\\\\'"),
     ],
 )
 def test_errors_name_the_column(text: str, column: int, expected: str, found: str) -> None:

@@ -67,7 +67,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
 
     @property
     def is_large(self) -> bool:
-        """True if the values are stored as a weight, or would be if they were raw data of an initializer."""
+        """True if the values occupy at least MIN_WEIGHT_BYTES, the size from which values are stored as weights."""
         kind = self.source.data_type
         return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= MIN_WEIGHT_BYTES
 

@@ -148,7 +148,7 @@ def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
 
 
 def modulus_for(dtype: int) -> int:
-    """Return the odd modulus of `centred_mod` for an ONNX type."""
+    """Return the modulus m that `centred_mod` uses for tensors of an ONNX type. It is odd."""
     return ODD_MODULUS_16_BIT if dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else ODD_MODULUS
 
 

@@ -120,10 +120,8 @@ class ProblemFacts:
 class DeviceTeam(Memoizing):
     """The devices that share layers among themselves.
 
-    The platform is reduced to the members, sources and sinks. n is the number of its devices.
-
     Attributes:
-        problem: The problem on the reduced platform.
+        problem: The problem on a platform that has only the members, sources and sinks.
         members: Positions of the members in the platform.
         leader: Position of the member that computes layers which stay whole.
         weights: Weight of each member; its share of a layer is proportional to it.

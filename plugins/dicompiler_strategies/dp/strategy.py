@@ -20,8 +20,8 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 
-# Prices of weights if memory is scarce: the first price of all weights as a share of the best plan's cost, the factor
-# from round to round, and the number of rounds.
+# If memory is scarce, weights get a price. In the first round, the price of all weights is this share of the best
+# plan's cost. Each further round multiplies it by the growth.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
 # A block has at most _TOTAL_BLOCK_LAYERS / (layers of the network) layers, but this limit lies in the given range.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000

@@ -288,7 +288,7 @@ class _Batch:
         return self.model.nearest_sources[receivers] if is_input else self.layer_devices[flow.producer]
 
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
-        """Return the bytes of a tensor that were sent to the device named for each plan."""
+        """Return, for each plan, the number of bytes of a tensor that are sent to the plan's entry of `devices`."""
         total = np.zeros(len(self.plan_numbers))
         for piece in group.shared_bytes:
             is_reader = np.zeros(len(self.plan_numbers), bool)
@@ -298,7 +298,7 @@ class _Batch:
         return total
 
     def _count_transfer(self, flow: TensorFlow, devices: Positions, nbytes: int, chosen: Positions) -> None:
-        """Count a transfer to the device named for each plan, in the plans with the `chosen` numbers."""
+        """Count a transfer to each plan's entry of `devices`, in the plans with the `chosen` numbers."""
         if not len(chosen):
             return
         r, s = devices[chosen], self._sender(flow, devices)[chosen]

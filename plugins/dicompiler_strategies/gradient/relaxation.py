@@ -24,7 +24,7 @@ from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Sel
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
-MULTIPLICATIONS_PER_READ = 10  # As many multiplications of a matrix product take as long as one read.
+MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product in the time of one read.
 _MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use several threads for larger products.
 
 
@@ -95,8 +95,9 @@ class FlatTables:
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
         """Return ∂L/∂p, an array of shape (restarts, n) like `p`.
 
-        For the choices of layer a, it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za. `memory` is added, in proportion
-        to a choice's weights, on hosts with more weights than their limit.
+        For the choices of layer a, it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za: their own costs, and the mean
+        costs of the edges to the readers b and from the producers z. On hosts with more weights than their limit, a
+        choice also costs `memory`, times its share of the limit.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():

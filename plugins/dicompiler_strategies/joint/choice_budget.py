@@ -20,8 +20,8 @@ MAX_ARRAY_ELEMENTS = 1 << 23
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
     """Return the choice set `options`, or a smaller one if its tables would be too large or take too long to fill.
 
-    Filling may take `seconds` of the reference computer. First extra rows and row cuts are reduced, then the numbers of
-    devices.
+    Filling the tables may take `seconds` on the computer on which `FILLED_PARTS_PER_S` was measured. If it would take
+    longer, the set gets fewer alternatives of extra rows, then of row cuts, and then of the numbers of devices.
     """
     is_uniform = build_link_loads(problem).is_uniform
     devices, layers = len(problem.platform.devices), problem.layers.layers

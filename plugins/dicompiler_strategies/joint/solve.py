@@ -27,7 +27,7 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
 """Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
-AMPLE_COPIES = 8  # No device stores more copies of a tensor at once: received, joined, partial sums and buffers.
+AMPLE_COPIES = 8  # Upper limit of a tensor's copies on a device: received, joined, partial sums and buffers.
 MAX_LIMITED_LAYERS = 4  # The model keeps the weights and the tensors of at most this many layers within the memory.
 MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.
 

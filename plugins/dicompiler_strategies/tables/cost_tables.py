@@ -244,7 +244,7 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        # The arrays of a layer alone do not yet include transfers of network inputs and outputs.
+        # Costs of each layer by itself, without the transfers of network inputs and outputs.
         self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:

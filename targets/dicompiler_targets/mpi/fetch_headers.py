@@ -102,7 +102,7 @@ def find_apt_sources(apt: Path, codename: str) -> list[str]:
 
 
 def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
-    """Yield the package sources in a file of apt's deb822 format, whose paragraphs consist of lines KEY: VALUE."""
+    """Yield apt's package repositories for a release, from a file in deb822 format (paragraphs of lines KEY: VALUE)."""
     for stanza in re.split(r"\n\s*\n", text):
         fields = {
             name.lower(): " ".join(value.split())
@@ -116,7 +116,7 @@ def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
 
 
 def _parse_lines(text: str, codename: str) -> Iterable[str]:
-    """Yield the package sources in a file of apt's one-line format, whose lines are: deb URI RELEASE COMPONENT."""
+    """Yield apt's package repositories for a release, from a file with lines: deb URI RELEASE COMPONENT."""
     pattern = r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s"
     for match in re.finditer(pattern, text, re.MULTILINE):
         yield f"deb {match[1]} {DEBIAN_SUITE} main\n"

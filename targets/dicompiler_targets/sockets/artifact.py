@@ -184,7 +184,9 @@ class SocketsArtifact:
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
-    """Check that a manifest belongs to the artifact, and lists exactly the files that the device needs.
+    """Check that the manifest of `device` belongs to the artifact and lists exactly the files that the device needs.
+
+    `document` is the content of artifact.json.
 
     Raise KeyError if the manifest is inconsistent, and DicompilerError if the copied runtime is not the installed one.
     """

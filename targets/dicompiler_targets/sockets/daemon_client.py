@@ -329,7 +329,7 @@ class DaemonConnector:
 
     def _request_run(self, name: str) -> MessageChannel:
         if name not in self.cluster.addresses:
-            raise ConnectionError("it was not started")
+            raise ConnectionError("the device is not running")
         options, cluster = self.options, self.cluster
         request: dict[str, Any] = {"request": "run", "run": self.credentials.run, "digest": self._digest}
         request |= {"timeout": options.timeout_s, "heartbeat": options.heartbeat_s}

@@ -183,7 +183,7 @@ def end_process(process: DeviceProcess) -> None:
     """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # A process that is stuck in the kernel ends later.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # The process is stuck in the kernel.
             process.popen.wait(1)
     process.close()
 

@@ -9,11 +9,11 @@ from typing import Any
 
 
 class FrameReader:
-    """Reads the frames of `Session.stream` in a thread, or without a thread if they are a list or tuple.
+    """Reads the frames that the user passes to `Session.stream`.
 
-    The call of `stream` creates the reader. Each frame is checked and copied by `copy`, because an iterator may reuse
-    its arrays. The thread stops while `limit` frames were read and not released, and calls `notify` after each frame
-    and at the end.
+    A list or tuple is read directly. Frames of any other iterator are read in a thread, which checks and copies each
+    frame with `copy`, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the
+    end. It pauses while `limit` frames are read but not yet released by the session.
 
     Attributes:
         queue: The frames that were read and not taken.

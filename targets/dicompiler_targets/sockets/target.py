@@ -101,7 +101,7 @@ class SocketsTarget(Target):
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """The benchmark player, and a copy of the runtime that it imports to communicate with the devices."""
+        """Files of the program that measures runtime costs, by name, with a copy of the runtime that it imports."""
         from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("sockets", (".py",))

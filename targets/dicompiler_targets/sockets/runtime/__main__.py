@@ -127,7 +127,7 @@ def _end_with_stdin() -> None:
 
 
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
-    # Importing onnxruntime takes so long that `_end_with_stdin` must watch the starting process before.
+    # Importing onnxruntime takes long. It is imported here, so that `_end_with_stdin` already runs meanwhile.
     from .device import DeviceRun
     from .peers import ConnectionSettings
 

@@ -101,11 +101,11 @@ class DeviceRun:
         self._next_announced = 0
         self._last_change = 0  # The first frame after the last change of roles.
         self._peers_done: set[str] = set()
-        # Peers that have not been told yet that this device has applied the last change of roles.
+        # This device must still tell these peers that it has applied the last change of roles.
         self._peers_to_notify: set[str] = set()
-        # For each peer, the first frame of the last change of roles that the peer announced.
+        # For each peer that announced a change of roles: the first frame after its last announced change.
         self._early_changes: dict[str, int] = {}
-        # The first frame of an applied change of roles that the coordinator has not been told about.
+        # This device must still tell the coordinator that it has applied the change before this frame.
         self._unacknowledged_change: int | None = None
         self._inputs_by_role = [
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))}

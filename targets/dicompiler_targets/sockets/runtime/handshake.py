@@ -49,7 +49,7 @@ class RunCredentials:
         """Raise ProtocolError if the message does not have the fields of `make_proof` for these two ends."""
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run and run != self.run:
-            raise ProtocolError("it belongs to another run: start it again for this one")
+            raise ProtocolError("it belongs to another run: start it again for this run")
         if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
             raise ProtocolError(
                 f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} as the run reports"

@@ -393,7 +393,7 @@ class BufferPool:
         self._set_count = 1
 
     def take(self) -> BufferSet:
-        """Return a buffer set for a new frame; it is empty if MAX_BUFFER_SETS are in use."""
+        """Return a buffer set for a new frame; an empty one, so nothing is reused, if MAX_BUFFER_SETS are in use."""
         if self._free:
             return self._free.pop()
         if self._set_count == MAX_BUFFER_SETS:
@@ -448,7 +448,7 @@ def freed_to_system() -> Iterator[None]:
     try:
         yield
     finally:
-        # glibc should keep the freed memory of a frame for the next frame. Without mallopt, it learns the same values.
+        # glibc then keeps the freed memory of a frame for the next frame. glibc itself learns the same values.
         mallopt(_MMAP_THRESHOLD, _LARGE_THRESHOLD_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _LARGE_THRESHOLD_BYTES)
 
