@@ -122,8 +122,8 @@ def _describe_usage_error(error: click.ClickException) -> str:
     place = path.removeprefix("dicompiler").strip()
     if isinstance(error, click.NoSuchOption):
         params = [] if context is None else context.command.get_params(context)
-        known = [name for param in params if isinstance(param, click.Option) for name in param.opts]
-        message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, known)}"
+        valid_names = [name for param in params if isinstance(param, click.Option) for name in param.opts]
+        message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, valid_names)}"
     else:
         message = one_line(error.format_message()).rstrip(".")
         for theirs, ours in (("a valid integer range", "an integer"), ("a valid float range", "a number")):

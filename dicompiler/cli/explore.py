@@ -75,14 +75,14 @@ def command(
     check_writable(output)
     assert isinstance(platform, str) and isinstance(strategy, str)
     numbers = {"generations": generations, "population": population, "seed": seed}
-    given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
+    strategy_options: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
-        given["objectives"] = tuple(objectives.split(","))
+        strategy_options["objectives"] = tuple(objectives.split(","))
     with open_executor(executor) as workers, progress("reading the model") as tell:
         front = explore(
             request.model,
             platform,
-            override_options(strategy, given),
+            override_options(strategy, strategy_options),
             options.cost,
             output,
             format_shapes(options.shape),

@@ -41,17 +41,17 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
         return
     if kind not in PLUGIN_KIND_NAMES:
         raise UsageError(f"list: unknown kind {kind!r}{did_you_mean(kind, (*PLUGIN_KIND_NAMES, NETWORKS_KIND_NAME))}")
-    known = registry()
+    catalogue = registry()
     if name is not None and kind == "platforms" and not as_json:
-        _show_platform(known, name)
+        _show_platform(catalogue, name)
         return
     records = (
-        _plugin_records(known)
+        _plugin_records(catalogue)
         if kind == "plugins"
-        else [_entry_record(p) for p in known.entries(kind.replace("-", "_")).values()]
+        else [_entry_record(p) for p in catalogue.entries(kind.replace("-", "_")).values()]
     )
     if name is not None:
-        entry = known.find(kind.replace("-", "_"), _family_name(known, name) if kind == "platforms" else name)
+        entry = catalogue.find(kind.replace("-", "_"), _family_name(catalogue, name) if kind == "platforms" else name)
         records = [_entry_record(entry)]
     if as_json:
         print_json(records)
@@ -63,7 +63,7 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
     # The table shows only the first sentence; --json has the whole text.
     rows = [(r["name"], r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
     if kind == "platforms":
-        rows = [(name, _describe_family(known, name), origin) for name, _, origin in rows]
+        rows = [(name, _describe_family(catalogue, name), origin) for name, _, origin in rows]
         text = "host; network"
     print_table(("name", text, "from"), rows, wrap=1)
     if any(record.get("options") for record in records):
@@ -81,21 +81,21 @@ def _show_entry(record: dict[str, Any]) -> None:
         print_table(("option", "default", "meaning"), rows, wrap=2)
 
 
-def _platform_families(known: Registry) -> list[PlatformFamily]:
+def _platform_families(catalogue: Registry) -> list[PlatformFamily]:
     from dicompiler.ir.platform import PlatformFormat
 
-    values = [provided.value for provided in known.platforms.values()]
+    values = [provided.value for provided in catalogue.platforms.values()]
     return [value for value in values if not isinstance(value, PlatformFormat)]
 
 
-def _family_name(known: Registry, name: str) -> str:
+def _family_name(catalogue: Registry, name: str) -> str:
     """Return the platform family that a name belongs to ("rpi4x4" → "rpi4xN"), or the name itself."""
-    return next((family.name for family in _platform_families(known) if family.find(name) is not None), name)
+    return next((family.name for family in _platform_families(catalogue) if family.find(name) is not None), name)
 
 
-def _find_member(known: Registry, name: str) -> Platform | None:
+def _find_member(catalogue: Registry, name: str) -> Platform | None:
     """Return the platform with a name; for a family ("rpi4xN") its member with two hosts; None for a file format."""
-    families = _platform_families(known)
+    families = _platform_families(catalogue)
     member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name
     return next((platform for family in families if (platform := family.find(member_name)) is not None), None)
 
@@ -115,11 +115,11 @@ def _describe_network(platform: Platform) -> str:
     return f"{network.kind} of {format_quantity(network.bandwidth, BANDWIDTH)}{latency}"
 
 
-def _describe_family(known: Registry, name: str) -> str:
+def _describe_family(catalogue: Registry, name: str) -> str:
     """Return a text about the hosts of a platform family: compute rate, memory and network."""
     from dicompiler.base.units import format_bytes
 
-    platform = _find_member(known, name)
+    platform = _find_member(catalogue, name)
     if platform is None:
         return "described in a file of this format"
     host = platform.hosts[0]
@@ -127,13 +127,13 @@ def _describe_family(known: Registry, name: str) -> str:
     return f"{devices_text}, {format_bytes(host.ram)}; {_describe_network(platform)}"
 
 
-def _show_platform(known: Registry, name: str) -> None:
+def _show_platform(catalogue: Registry, name: str) -> None:
     """Print the hosts, devices and network of a built-in platform."""
     from dicompiler.cli.table import print_table, wrap_text
 
-    platform = _find_member(known, name)
+    platform = _find_member(catalogue, name)
     if platform is None:
-        raise UsageError(f"list: unknown platform {name!r}{did_you_mean(name, known.platforms)}")
+        raise UsageError(f"list: unknown platform {name!r}{did_you_mean(name, catalogue.platforms)}")
     click.echo(wrap_text(f"{platform.name}: {platform.description}"))
     click.echo()
     rows = [(device.name, device.host, str(device.cores), _describe_device(device)) for device in platform.devices]
@@ -147,9 +147,9 @@ def _show_networks(as_json: bool) -> None:
     from dicompiler.cli.table import print_json, print_table
 
     def record(name: str) -> dict[str, Any]:
-        known = [{"name": key, "default": value} for key, value in networks.network_options(name).items()]
+        options = [{"name": key, "default": value} for key, value in networks.network_options(name).items()]
         summary, parameters = networks.describe(name), networks.count_parameters(name)
-        return {"name": name, "summary": summary, "parameters": parameters, "options": known}
+        return {"name": name, "summary": summary, "parameters": parameters, "options": options}
 
     records = [record(name) for name in networks.NAMES]
     fixed: dict[str, Any] = {"summary": "from the onnx package", "parameters": None, "options": []}
@@ -196,12 +196,12 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0].strip()
 
 
-def _plugin_records(known: Registry) -> list[dict[str, Any]]:
+def _plugin_records(catalogue: Registry) -> list[dict[str, Any]]:
     """Return the loaded plugins, with the number of entries of each kind."""
     records = []
-    for plugin in known.plugins:
+    for plugin in catalogue.plugins:
         counts = {
-            name: _count_entries(known, name, plugin.name, plugin.distribution)
+            name: _count_entries(catalogue, name, plugin.name, plugin.distribution)
             for name in PLUGIN_KIND_NAMES
             if name != "plugins"
         }
@@ -217,8 +217,8 @@ def _plugin_records(known: Registry) -> list[dict[str, Any]]:
     return records
 
 
-def _count_entries(known: Registry, name: str, plugin: str, distribution: str) -> int:
-    entries = known.entries(name.replace("-", "_")).values()
+def _count_entries(catalogue: Registry, name: str, plugin: str, distribution: str) -> int:
+    entries = catalogue.entries(name.replace("-", "_")).values()
     return sum((entry.plugin, entry.distribution) == (plugin, distribution) for entry in entries)
 
 

@@ -145,8 +145,7 @@ def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
         raise UsageError(f"--shape is an option of pass {INFER_SHAPES_PASS!r}, which is not in the pipeline")
     if NORMALISE_PASS not in names:
         specs = (Spec(NORMALISE_PASS), *specs)
-    known = registry()
-    return tuple(known.make("passes", _add_shapes(spec, shapes)) for spec in specs)
+    return tuple(registry().make("passes", _add_shapes(spec, shapes)) for spec in specs)
 
 
 def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:

@@ -243,7 +243,7 @@ in_flight_option = click.option(
     "--in-flight",
     metavar="N",
     type=click.IntRange(min=1, max=1024),
-    callback=lambda _context, _option, given: given or 0,
+    callback=lambda _context, _option, count: count or 0,
     help="Allow N frames in flight. Default: three per device.",
 )
 stream_options = combine(
@@ -296,13 +296,13 @@ class StreamOptions:
         check_output_file(self.outputs)
         check_output_file(self.log)
 
-    def run(self, directory: Path, given: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
-        """Run the artifact with the inputs `given`; only the outputs of the first frame are kept."""
+    def run(self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
+        """Run the artifact with these inputs; only the outputs of the first frame are kept."""
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
 
         with progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"):
-            return run(directory, given, self.frames, options=replace(options, kept_frames=1))
+            return run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
         """Return the prediction for the run; None if no log is written.

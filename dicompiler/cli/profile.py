@@ -1,4 +1,7 @@
-"""`dicompiler profile`: measure a network's layers on this device, on boards over ssh, or with a package elsewhere."""
+"""`dicompiler profile`: measure a network's layers on this device or on boards over ssh.
+
+The command can also write a directory whose script measures the layers on a device without dicompiler.
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
     Of several rounds, the one with the least median frame counts, because other load on this host only delays frames.
     """
     if not target.can_emulate:
-        raise UsageError("it cannot emulate boards")
+        raise UsageError("its programs cannot run on emulated boards")
     times, sends = {name: list[float]() for name in PLAYED_BENCHMARKS}, list[float]()
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as scratch:
         states = {

@@ -197,18 +197,18 @@ class _NetworkBuilder:
         piece = max(ETHERNET_FRAME_BYTES, int(rate / 8 * MAX_BURST_S))
         burst = piece + int(rate / 8 * TIMER_DELAY_S)
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
-        words = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
-        self._run_command(self.tc, "-n", namespace, "qdisc", "add", "dev", device, *words)
+        arguments = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
+        self._run_command(self.tc, "-n", namespace, "qdisc", "add", "dev", device, *arguments)
         self._run_ip(namespace, f"link set {device} gso_max_size {piece}")
 
     def _run_ip(self, namespace: str, *lines: str) -> None:
         self._run_command(self.ip, "-n", namespace, "-batch", "-", stdin="\n".join(lines))
 
-    def _run_command(self, *words: str, stdin: str = "") -> None:
-        result = subprocess.run(words, input=stdin, capture_output=True, text=True)
+    def _run_command(self, *arguments: str, stdin: str = "") -> None:
+        result = subprocess.run(arguments, input=stdin, capture_output=True, text=True)
         if result.returncode:
             cause = (result.stderr.strip().splitlines() or ["no error message"])[0]
             raise DicompilerError(
-                f"emulate: this host cannot create the network ({' '.join(words[:6])}: {cause}): its kernel needs "
+                f"emulate: this host cannot create the network ({' '.join(arguments[:6])}: {cause}): its kernel needs "
                 "network namespaces, veth and tbf"
             )

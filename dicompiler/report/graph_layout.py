@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 BOX_GAP_PX, LANE_WIDTH_PX = 16.0, 12.0
-"""Distance of two boxes, and width of a lane."""
+"""Distance between two neighbouring boxes of a row, and width of a lane (a gap through which a long edge passes)."""
 SWEEP_COUNT = 8
 LANE_WEIGHT = 1e-6
-"""Weight of a lane; a box has 1."""
+"""Weight of a lane in the least squares of positions. A box has the weight 1, so boxes move lanes, not the reverse."""
 
 LayoutItem = tuple[int, int]
 """A node and a row: the box of the node if this is its row, else the lane of its edges in that row."""
@@ -146,9 +146,8 @@ def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence
     for size in sizes:
         offsets.append(left + size / 2)
         left += size + BOX_GAP_PX
-    blocks: list[
-        tuple[float, float, int]
-    ] = []  # Items that touch each other: their mean position, total weight and number.
+    # A block is a group of items that touch each other: their mean position, total weight and number.
+    blocks: list[tuple[float, float, int]] = []
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1
         while blocks and blocks[-1][0] >= mean:

@@ -87,8 +87,8 @@ def test_plays_mpi(tmp_path: Path) -> None:
     command = [sys.executable, "play.py", "0", "messages"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["frames"]) >= 5 and min(told["frames"]) > 0 and told["send"] > 0
+    message = json.loads(done.stdout)
+    assert len(message["frames"]) >= 5 and min(message["frames"]) > 0 and message["send"] > 0
 
 
 def test_reports_targets_that_cannot_be_measured(
@@ -179,8 +179,8 @@ def test_uses_stated_costs_if_the_runtime_cannot_be_measured(caplog: pytest.LogC
             == measure_runtime_costs("tflm")
             == registry().make("targets", "tflm").runtime_costs
         )
-    (told,) = caplog.messages  # one warning only
-    assert told == (
+    (message,) = caplog.messages  # one warning only
+    assert message == (
         "the runtime costs of tflm on this host cannot be measured, so its stated costs are used: "
-        "it cannot emulate boards"
+        "its programs cannot run on emulated boards"
     )
