@@ -62,10 +62,10 @@ class TestStart:
         assert done.stderr == "heavy: []\n"
 
     @pytest.mark.parametrize("name", COMMANDS)
-    def test_summaries_are_the_commands_own(self, name: str) -> None:
-        own = importlib.import_module(f"dicompiler.cli.{name}").command
-        assert own.name == name
-        assert own.help.partition("\n")[0] == COMMANDS[name]
+    def test_summaries_equal_those_of_the_commands(self, name: str) -> None:
+        click_command = importlib.import_module(f"dicompiler.cli.{name}").command
+        assert click_command.name == name
+        assert click_command.help.partition("\n")[0] == COMMANDS[name]
 
     def test_objectives_are_those_of_the_metrics(self) -> None:
         done = command("plan", "--help")
@@ -108,7 +108,7 @@ class TestUsage:
             (["compile", "m", "--strategy", "a", "--plan", "b", "-o", "o"], "compile: --strategy and --plan exclude"),
         ],
     )
-    def test_they_name_the_nearest(self, arguments: list[str], line: str) -> None:
+    def test_usage_errors_name_the_nearest_valid_name(self, arguments: list[str], line: str) -> None:
         assert failed(2, *arguments).startswith(f"dicompiler: error: {line}")
 
     def test_value_outside_its_range_or_choices(self) -> None:
@@ -117,7 +117,7 @@ class TestUsage:
 
 
 class TestEnds:
-    """How a command ends when something breaks: with a plugin whose pass breaks as it is told."""
+    """Exit code and message of a command whose pass fails. Its plugin's option selects the failure."""
 
     SOURCE = """
         import os, signal
@@ -144,7 +144,7 @@ class TestEnds:
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> str:
-        """A site that says of itself to be one of dicompiler's own: what a third party breaks is its own fault."""
+        """Return a directory with a plugin of a distribution named dicompiler, so that its errors are internal."""
         info = tmp_path / "site" / "dicompiler-2.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dicompiler\nVersion: 2.0\n")

@@ -1,4 +1,4 @@
-"""`dicompiler compile` with wrong models: one clear line, exit code 1 or 2, nothing left behind."""
+"""`dicompiler compile` rejects wrong models with one line and exit code 1 or 2, and leaves no file behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TestModels:
     """Model files that cannot be compiled."""
 
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-    def test_truncated_file(self, model: Path, tmp_path: Path, refused: Refused, share: float) -> None:
+    def test_rejects_truncated_file(self, model: Path, tmp_path: Path, refused: Refused, share: float) -> None:
         data = model.read_bytes()
         model.write_bytes(data[: int(share * len(data))])
         line = refused(1, "compile", model, *COMPILE, tmp_path / "out")
@@ -33,13 +33,13 @@ class TestModels:
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
         assert line.startswith(f"{path}: ") and "not an ONNX model" in line
 
-    def test_file_that_is_missing_or_a_directory(self, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_missing_file_and_directory(self, tmp_path: Path, refused: Refused) -> None:
         line = refused(1, "compile", tmp_path / "none.onnx", *COMPILE, tmp_path / "out")
         assert line == f"{tmp_path / 'none.onnx'}: cannot read the model: No such file or directory"
         line = refused(1, "compile", tmp_path, *COMPILE, tmp_path / "out")
         assert line == f"{tmp_path}: cannot read the model: Is a directory"
 
-    def test_missing_and_truncated_external_data(self, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_missing_and_truncated_external_data(self, tmp_path: Path, refused: Refused) -> None:
         path, data = tmp_path / "model.onnx", tmp_path / "model.data"
         onnx.save(network(), path, save_as_external_data=True, location=data.name, size_threshold=0)
         data.write_bytes(data.read_bytes()[:-8])
@@ -49,10 +49,10 @@ class TestModels:
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
         assert line == f"{path}: external data of 'w1': there is no file {str(data)!r}: copy it next to the model"
 
-    @pytest.mark.parametrize("what", ["IR version", "opset"])
-    def test_rejects_version_that_is_too_new(self, tmp_path: Path, refused: Refused, what: str) -> None:
+    @pytest.mark.parametrize("version", ["IR version", "opset"])
+    def test_rejects_version_that_is_too_new(self, tmp_path: Path, refused: Refused, version: str) -> None:
         proto = network()
-        if what == "IR version":
+        if version == "IR version":
             proto.ir_version = 60
         else:
             proto.opset_import[0].version = 60
@@ -60,11 +60,11 @@ class TestModels:
         path.write_bytes(proto.SerializeToString())
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
         pattern = (
-            rf"{re.escape(str(path))}: {what} 60 is too new: onnxruntime [\d.]+ goes up to \d+: export the model .*"
+            rf"{re.escape(str(path))}: {version} 60 is too new: onnxruntime [\d.]+ goes up to \d+: export the model .*"
         )
         assert re.fullmatch(pattern, line)
 
-    def test_dimensions_that_are_not_fixed(self, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_open_dimensions_and_contradicting_shapes(self, tmp_path: Path, refused: Refused) -> None:
         proto = network()
         proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
         path = tmp_path / "open.onnx"
@@ -77,7 +77,7 @@ class TestModels:
         line = refused(1, "compile", path, "--shape", "x=1x5x12x12", *COMPILE, tmp_path / "out")
         assert "dimension 1 is 5 where the model has 3" in line
 
-    def test_model_that_is_not_legal(self, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_unknown_operator_and_missing_tensor(self, tmp_path: Path, refused: Refused) -> None:
         proto = network()
         proto.graph.node[1].op_type = "Relv"
         path = tmp_path / "odd.onnx"
@@ -91,7 +91,7 @@ class TestModels:
         assert "nobody" in line
 
     @pytest.mark.parametrize(
-        ("change", "words"),
+        ("change", "message"),
         [
             (lambda p: p.graph.node[2].attribute.append(helper.make_attribute("group", 0)), "Conv 'y': group is [0]"),
             (
@@ -117,18 +117,20 @@ class TestModels:
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[2], "dim_value", 2**40), "and has 4.29 GB"),
         ],
     )
-    def test_model_that_contradicts_itself(
-        self, tmp_path: Path, refused: Refused, change: Callable[[onnx.ModelProto], Any], words: str
+    def test_rejects_inconsistent_model(
+        self, tmp_path: Path, refused: Refused, change: Callable[[onnx.ModelProto], Any], message: str
     ) -> None:
         proto, path = network(), tmp_path / "odd.onnx"
         change(proto)
         path.write_bytes(proto.SerializeToString())
         for strategy in ("single", "modnn"):
-            assert words in refused(1, "compile", path, "--strategy", strategy, *COMPILE, tmp_path / "out")
+            assert message in refused(1, "compile", path, "--strategy", strategy, *COMPILE, tmp_path / "out")
 
     @pytest.mark.parametrize("name", ["größe/x", "../../etc/passwd", "a b", "\n\r", "💥", "x" * 5000, ".", "'", '"'])
-    def test_names_may_be_anything(self, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """They are no file names: nothing is written elsewhere, and every name comes back as it was."""
+    def test_accepts_any_tensor_and_node_name(
+        self, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Names in the model are not used as file names, and the artifact states the original name of the input."""
         proto, path = network(), tmp_path / "model.onnx"
         proto.graph.input[0].name = proto.graph.node[0].input[0] = name
         proto.graph.node[0].name = proto.graph.node[2].name = name
@@ -140,7 +142,7 @@ class TestModels:
         assert [value["name"] for value in document["inputs"]] == [name]
 
     @pytest.mark.parametrize(
-        ("change", "words"),
+        ("change", "message"),
         [
             ({"location": "../model.onnx"}, "is not a file in the model's directory"),
             ({"location": "/etc/passwd"}, "is not a file in the model's directory"),
@@ -153,8 +155,8 @@ class TestModels:
             ({"length": "3"}, "'w1' has 3 bytes of data, but its shape 16x3x3x3 needs 1728"),
         ],
     )
-    def test_external_data_that_is_not_there(
-        self, tmp_path: Path, refused: Refused, change: dict[str, str], words: str
+    def test_rejects_invalid_reference_to_external_data(
+        self, tmp_path: Path, refused: Refused, change: dict[str, str], message: str
     ) -> None:
         path = tmp_path / "model.onnx"
         onnx.save(network(), path, save_as_external_data=True, location="model.data", size_threshold=0)
@@ -165,9 +167,9 @@ class TestModels:
             entry.value = change.get(entry.key, entry.value)
         path.write_bytes(proto.SerializeToString())
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
-        assert line.startswith(f"{path}: ") and "'w1'" in line and words in line
+        assert line.startswith(f"{path}: ") and "'w1'" in line and message in line
 
-    def test_link_that_leads_to_itself(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_symbolic_link_to_itself(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         loop = tmp_path / "loop"
         loop.symlink_to(loop)
         for arguments in (

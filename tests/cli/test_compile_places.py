@@ -1,4 +1,4 @@
-"""`dicompiler compile` into places that cannot take an artifact: one line, and what was there stays."""
+"""`dicompiler compile` reports output paths that cannot be written in one line, and keeps existing files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINGLE = ("--platform", "rpi4x2", "--strategy", "single", "-o")
 
 
 class TestPlaces:
-    """Where nothing can or may be written."""
+    """Output paths that cannot or must not be written."""
 
     def test_rejects_foreign_directories_files_and_missing_parents(
         self, model: Path, tmp_path: Path, refused: Refused
@@ -36,25 +36,27 @@ class TestPlaces:
         assert str(tmp_path / "none") in line
 
     @pytest.mark.parametrize("room", ["16k", "48k", "80k"])
-    def test_disk_that_fills_up(self, model: Path, tmp_path: Path, room: str, refused: Refused) -> None:
+    def test_compile_reports_disk_that_becomes_full(
+        self, model: Path, tmp_path: Path, room: str, refused: Refused
+    ) -> None:
         with small_disk(tmp_path / "disk", room) as disk:
             line = refused(1, "compile", model, *SINGLE, disk / "out")
             assert line == f"{disk / 'out'}: it cannot be written: No space left on device"
 
-    def test_disk_that_is_full(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_commands_report_full_disk(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
         opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}")
         with small_disk(tmp_path / "disk", "64k") as disk:
             fill(disk)
-            for arguments, file, words in (
+            for arguments, file, cause in (
                 (("plan", model, *SINGLE, disk / "plan.json"), "plan.json", "it cannot be written"),
                 ((*opt, "-o", disk / "y.onnx"), "y.onnx", "cannot write the model"),
                 ((*opt, "--save-plan", disk / "p.json", "-o", tmp_path / "y.onnx"), "p.json", "it cannot be written"),
                 (("run", artifact, "--outputs", disk / "y.npz"), "y.npz", "it cannot be written"),
                 (("keys", artifact, "-o", disk / "keys"), "keys", "it cannot be written"),
             ):
-                assert refused(1, *arguments) == f"{disk / file}: {words}: No space left on device"
+                assert refused(1, *arguments) == f"{disk / file}: {cause}: No space left on device"
 
-    def test_external_weights_that_do_not_fit(self, tmp_path: Path) -> None:
+    def test_full_disk_keeps_earlier_model_with_external_weights(self, tmp_path: Path) -> None:
         with small_disk(tmp_path / "disk", "64k") as disk:
             model = Model.load(network())
             model.save(disk / "y.onnx", external=True)
@@ -65,9 +67,11 @@ class TestPlaces:
             (disk / "filler").unlink()
             assert dict(files(disk)) == before
 
-    def test_place_that_cannot_be_written(self, model: Path, artifact: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_output_path_that_cannot_be_written(
+        self, model: Path, artifact: Path, tmp_path: Path, refused: Refused
+    ) -> None:
         (tmp_path / "directory").mkdir()
-        for place, words in (
+        for path, cause in (
             (tmp_path / "directory", "it is a directory: give the name of a file"),
             (model / "y", f"there is no directory {str(model)!r}"),
             (tmp_path / "none" / "y", f"there is no directory {str(tmp_path / 'none')!r}"),
@@ -76,21 +80,21 @@ class TestPlaces:
         ):
             opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}")
             for arguments in (
-                ("plan", model, *COMPILE, place),
-                (*opt, "-o", place),
-                (*opt, "-o", tmp_path / "y.onnx", "--save-plan", place),
-                ("run", artifact, "--outputs", place),
+                ("plan", model, *COMPILE, path),
+                (*opt, "-o", path),
+                (*opt, "-o", tmp_path / "y.onnx", "--save-plan", path),
+                ("run", artifact, "--outputs", path),
             ):
-                assert refused(1, *arguments) == f"{place}: {words}"
+                assert refused(1, *arguments) == f"{path}: {cause}"
 
-    def test_read_only_file_system(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_read_only_file_system(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         with small_disk(tmp_path / "disk", "64k") as disk:
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
             for command in ("compile", "plan"):
                 line = refused(1, command, model, *COMPILE, disk / "out")
                 assert line == f"{disk / 'out'}: it cannot be written: Read-only file system: choose another place"
 
-    def test_one_place_for_two_files(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_one_path_for_two_outputs(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         opt = ("opt", model, "-p", "infer-shapes,form-layers,tile-height{layers=h}", "-o", tmp_path / "y")
         line = refused(2, *opt, "--save-plan", tmp_path / "y")
         assert line.startswith("opt: --output and --save-plan are both ")
@@ -98,9 +102,9 @@ class TestPlaces:
         assert line == f"{model}: it is a file: give the name of a directory"
 
     @pytest.mark.parametrize("room", [0, 3000, 9000])
-    def test_limit_on_files(self, model: Path, tmp_path: Path, room: int) -> None:
+    def test_file_size_limit_leaves_no_file_behind(self, model: Path, tmp_path: Path, room: int) -> None:
         before = dict(files(tmp_path))
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "dicompiler.cli", "compile", str(model), *SINGLE, str(tmp_path / "out")],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"},
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
@@ -110,11 +114,11 @@ class TestPlaces:
             timeout=120,
             check=False,
         )
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"dicompiler: error: {tmp_path / 'out'}: it cannot be written: File too large\n"
+        assert (process.returncode, process.stdout) == (1, "")
+        assert process.stderr == f"dicompiler: error: {tmp_path / 'out'}: it cannot be written: File too large\n"
         assert dict(files(tmp_path)) == before
 
-    def test_artifact_is_replaced_only_by_a_complete_one(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_failed_compilation_keeps_earlier_artifact(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         assert main(["compile", str(model), *COMPILE, str(tmp_path / "out")]) == 0
         model.write_bytes(model.read_bytes()[:500])
         refused(1, "compile", model, *COMPILE, tmp_path / "out")

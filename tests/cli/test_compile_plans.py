@@ -1,4 +1,4 @@
-"""`dicompiler compile` with plans that do not fit: one line with file, key and cause."""
+"""`dicompiler compile` rejects plans that do not fit the network, with file, key and cause in one line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dicompiler.cli import main
 
 
 class TestPlans:
-    """Plans that are not for this network or these devices."""
+    """Plans for another network or for other devices."""
 
     def plan(self, model: Path, tmp_path: Path) -> Path:
-        """A plan file that fits the model."""
+        """Write a plan for the model and return its path."""
         path = tmp_path / "plan.json"
         assert main(["plan", str(model), "--platform", "rpi4x2", "--strategy", "modnn", "-o", str(path)]) == 0
         return path
 
-    def test_plan_for_another_network(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_plan_for_another_network(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = self.plan(model, tmp_path)
         proto = network()
         proto.graph.node[1].op_type = "Sigmoid"
@@ -34,7 +34,7 @@ class TestPlans:
         remedy = "create a plan with 'dicompiler plan'"
         assert line == f"plan: the plan was made for a network with another structure: {remedy}"
 
-    def test_retrained_network_keeps_its_plan(self, model: Path, tmp_path: Path) -> None:
+    def test_accepts_plan_after_weights_change(self, model: Path, tmp_path: Path) -> None:
         plan = self.plan(model, tmp_path)
         proto = network()
         for tensor in proto.graph.initializer:
@@ -42,7 +42,7 @@ class TestPlans:
         onnx.save(proto, model)
         assert main(["compile", str(model), "--plan", str(plan), *COMPILE, str(tmp_path / "out")]) == 0
 
-    def test_layer_that_is_unknown_or_missing(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_plan_without_a_layer(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = self.plan(model, tmp_path)
         document = json.loads(plan.read_text())
         document["layers"]["hh"] = document["layers"].pop("h")
@@ -51,7 +51,7 @@ class TestPlans:
         line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
         assert "'h'" in line and "plan" in line
 
-    def test_plan_over_the_memory_of_a_host(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_plan_that_exceeds_memory_of_a_host(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         platform = tmp_path / "small.toml"
         platform.write_text(
             'format = "dicompiler.platform/2"\nname = "small"\n'
@@ -99,23 +99,25 @@ PLANS: dict[str, tuple[Any, str]] = {
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A plan that fits, as text, for no network in particular."""
-    place = tmp_path_factory.mktemp("plan")
-    onnx.save(network(), place / "model.onnx")
-    path = str(place / "plan.json")
-    command = ["plan", str(place / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", path]
+    """Return the text of a valid plan without `model_digest`, so that changed networks accept the plan."""
+    directory = tmp_path_factory.mktemp("plan")
+    onnx.save(network(), directory / "model.onnx")
+    path = str(directory / "plan.json")
+    command = ["plan", str(directory / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", path]
     assert main(command) == 0
-    found = json.loads((place / "plan.json").read_text())
-    found.pop("model_digest")
-    return json.dumps(found)
+    plan_document = json.loads((directory / "plan.json").read_text())
+    plan_document.pop("model_digest")
+    return json.dumps(plan_document)
 
 
 class TestMorePlans:
     """Plans with a mistake in one place."""
 
     @pytest.mark.parametrize("case", PLANS)
-    def test_regions_and_ranges(self, model: Path, tmp_path: Path, refused: Refused, document: str, case: str) -> None:
-        (layer, regions, *ranges), words = PLANS[case]
+    def test_rejects_invalid_regions_and_ranges(
+        self, model: Path, tmp_path: Path, refused: Refused, document: str, case: str
+    ) -> None:
+        (layer, regions, *ranges), message = PLANS[case]
         parts = [{"device": "pi01", "region": region} for region in regions]
         parts += [{"device": "pi02", "region": "all", "reduce": reduce} for reduce in ranges]
         changed = json.loads(document)
@@ -123,7 +125,7 @@ class TestMorePlans:
         path = tmp_path / "plan.json"
         path.write_text(json.dumps(changed))
         line = refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
-        assert words in line and (line.startswith((f"{path}: ", "plan: ")))
+        assert message in line and (line.startswith((f"{path}: ", "plan: ")))
 
     def test_overlapping_parts_are_computed_twice_and_correctly(
         self, model: Path, tmp_path: Path, document: str, capsys: pytest.CaptureFixture[str]
@@ -138,7 +140,7 @@ class TestMorePlans:
         capsys.readouterr()
 
     @pytest.mark.parametrize(
-        ("change", "words"),
+        ("change", "message"),
         [
             ({"source": ["cam"]}, "rpi4x2: unknown device 'cam' (known: pi01, pi02)"),
             ({"source": []}, "source: a list of 0 entries is too short"),
@@ -149,15 +151,15 @@ class TestMorePlans:
             ({"layers": []}, "layers: expected an object, got the list []"),
         ],
     )
-    def test_everything_else(
-        self, model: Path, tmp_path: Path, refused: Refused, document: str, change: dict[str, Any], words: str
+    def test_rejects_invalid_top_level_keys(
+        self, model: Path, tmp_path: Path, refused: Refused, document: str, change: dict[str, Any], message: str
     ) -> None:
         path = tmp_path / "plan.json"
         path.write_text(json.dumps({**json.loads(document), **change}))
-        assert words in refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
+        assert message in refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
 
     @pytest.mark.parametrize(
-        ("content", "words"),
+        ("content", "message"),
         [
             (b"\0\0", "not JSON"),
             (b'{"format": NaN}', "NaN is not a JSON number"),
@@ -169,15 +171,15 @@ class TestMorePlans:
         ],
     )
     def test_rejects_a_file_that_is_not_a_plan(
-        self, model: Path, tmp_path: Path, refused: Refused, content: bytes, words: str
+        self, model: Path, tmp_path: Path, refused: Refused, content: bytes, message: str
     ) -> None:
         path = tmp_path / "plan.json"
         path.write_bytes(content)
         line = refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
-        assert line.startswith(str(path)) and words in line
+        assert line.startswith(str(path)) and message in line
 
     @pytest.mark.parametrize(
-        ("code", "text", "words"),
+        ("code", "text", "message"),
         [
             (1, "tile-height{layers=h parts=13}", "tile-height: layer 'h' has 12 rows, too few for 13 parts"),
             (1, "lop{layers=h parts=17}", "lop: layer 'h' has 16 output channels, too few for 17 parts"),
@@ -193,7 +195,7 @@ class TestMorePlans:
         ],
     )
     def test_rejects_impossible_split(
-        self, model: Path, tmp_path: Path, refused: Refused, code: int, text: str, words: str
+        self, model: Path, tmp_path: Path, refused: Refused, code: int, text: str, message: str
     ) -> None:
         proto = network()
         weight = numpy_helper.from_array(np.ones((144, 5), np.float32), "w3")
@@ -205,4 +207,4 @@ class TestMorePlans:
         onnx.save(proto, model)
         pipeline = f"infer-shapes,form-layers,{text}"
         line = refused(code, "opt", model, "-p", pipeline, "--platform", "rpi4x2", "-o", tmp_path / "y.onnx")
-        assert words in line
+        assert message in line

@@ -1,4 +1,4 @@
-"""`dicompiler compile` with files that describe no cluster: one line with file, key and cause."""
+"""`dicompiler compile` rejects invalid platform files, with file, key and cause in one line."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ PLATFORMS = {
 
 
 class TestPlatforms:
-    """Platform files that describe no cluster."""
+    """Invalid platform files."""
 
     @pytest.mark.parametrize("case", PLATFORMS)
-    def test_mistake_in_a_platform(self, model: Path, tmp_path: Path, refused: Refused, case: str) -> None:
-        old, new, words = PLATFORMS[case]
+    def test_rejects_mistake_in_a_platform(self, model: Path, tmp_path: Path, refused: Refused, case: str) -> None:
+        old, new, message = PLATFORMS[case]
         assert PLATFORM.count(old) == 1 or case == "other host"
         path = tmp_path / "lab.toml"
         path.write_text(PLATFORM.replace(old, new))
         line = refused(1, "compile", model, "--platform", path, "-o", tmp_path / "out")
-        assert line.startswith(f"{path}: ") and words in line
+        assert line.startswith(f"{path}: ") and message in line
 
     @pytest.mark.parametrize(
-        ("content", "words"),
+        ("content", "message"),
         [
             (b"", "missing key 'host'"),
             (PLATFORM.encode("utf-16"), "cannot be read: not UTF-8 text: byte 0 is not valid"),
@@ -60,19 +60,19 @@ class TestPlatforms:
         ],
     )
     def test_rejects_a_file_that_is_not_a_platform(
-        self, model: Path, tmp_path: Path, refused: Refused, content: bytes | None, words: str
+        self, model: Path, tmp_path: Path, refused: Refused, content: bytes | None, message: str
     ) -> None:
         path = tmp_path / "lab.toml"
         path.mkdir() if content is None else path.write_bytes(content)
         line = refused(1, "compile", model, "--platform", path, "-o", tmp_path / "out")
-        assert line.startswith(f"{path}: {words}")
+        assert line.startswith(f"{path}: {message}")
 
     def test_byte_order_mark_is_accepted(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "lab.toml").write_text(PLATFORM, encoding="utf-8-sig")
         command = ["compile", str(model), "--platform", str(tmp_path / "lab.toml"), "-o", str(tmp_path / "out")]
         assert main(command) == 0
 
-    def test_platform_without_a_name(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_missing_and_unknown_platform(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         line = refused(1, "compile", model, "--platform", tmp_path / "no.toml", "-o", tmp_path / "out")
         assert line.startswith(f"{tmp_path / 'no.toml'}: no such platform file")
         line = refused(2, "compile", model, "--platform", "rpi4x0", "-o", tmp_path / "out")

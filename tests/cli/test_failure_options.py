@@ -1,4 +1,4 @@
-"""`--tolerate-failures` and `--fail`: what commands print, write and refuse."""
+"""Output and errors of commands with `--tolerate-failures` and `--fail`."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def said(capsys: pytest.CaptureFixture[str], command: str, *words: object) -> str:
-    assert main([command, *map(str, words)]) == 0
+def run_command(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> str:
+    assert main([command, *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
-def document(capsys: pytest.CaptureFixture[str], command: str, *words: object) -> Any:
-    found = json.loads(said(capsys, command, *words, "--json"))
-    validate({command: found}, "results", command)
-    return found
+def document(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> Any:
+    result = json.loads(run_command(capsys, command, *arguments, "--json"))
+    validate({command: result}, "results", command)
+    return result
 
 
 def test_compile_and_plan_print_the_cost_of_failure_plans(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common: Sequence[object] = (tiny, "--platform", "rpi4x3", "--strategy", "modnn", "--tolerate-failures", 1, "-o")
-    text = said(capsys, "compile", *common, tmp_path / "out")
+    text = run_command(capsys, "compile", *common, tmp_path / "out")
     assert "failed  " in text and "to tolerate these failures the fullest host needs" in text
     plan = load_plan(tmp_path / "out" / "plan.json")
     assert [loss.failed for loss in plan.failures] == [("pi01",), ("pi02",), ("pi03",)]
-    found = document(capsys, "compile", *common, tmp_path / "out")
-    assert [failure["failed"] for failure in found["failures"]] == [[], ["pi01"], ["pi02"], ["pi03"]]
-    assert found["failures"][1]["extra_weight_bytes"] > 0 < found["failures"][1]["metrics"]["latency_s"]
+    result = document(capsys, "compile", *common, tmp_path / "out")
+    assert [failure["failed"] for failure in result["failures"]] == [[], ["pi01"], ["pi02"], ["pi03"]]
+    assert result["failures"][1]["extra_weight_bytes"] > 0 < result["failures"][1]["metrics"]["latency_s"]
     planned = document(capsys, "plan", *common, tmp_path / "plan.json")["failures"]
-    assert [(one["failed"], one["extra_weight_bytes"]) for one in planned] == [
-        (one["failed"], one["extra_weight_bytes"]) for one in found["failures"]
+    assert [(failure["failed"], failure["extra_weight_bytes"]) for failure in planned] == [
+        (failure["failed"], failure["extra_weight_bytes"]) for failure in result["failures"]
     ]
     assert load_plan(tmp_path / "plan.json") == plan
-    given = (tiny, "--platform", "rpi4x3", "--plan", tmp_path / "plan.json", "-o", tmp_path / "again")
-    assert document(capsys, "compile", *given)["failures"] == found["failures"]
+    options = (tiny, "--platform", "rpi4x3", "--plan", tmp_path / "plan.json", "-o", tmp_path / "again")
+    assert document(capsys, "compile", *options)["failures"] == result["failures"]
     assert (tmp_path / "again" / "plan.json").read_text() == dumps(plan)
-    assert "Failed devices" not in said(capsys, "report", tmp_path / "out", "-o", tmp_path / "r.html")
+    assert "Failed devices" not in run_command(capsys, "report", tmp_path / "out", "-o", tmp_path / "r.html")
     assert "Failed devices" in (tmp_path / "r.html").read_text()
 
 
 def test_compare_shows_the_worst_case(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = (tiny, "--platform", "rpi4x3", "--strategies", "single,modnn")
-    printed = said(capsys, "compare", *common, "--tolerate-failures", 1)
+    printed = run_command(capsys, "compare", *common, "--tolerate-failures", 1)
     assert column(printed, "failed")["single"] == "pi01" and float(column(printed, "worst ms")["single"]) > 0
-    assert "worst ms" not in said(capsys, "compare", *common)
+    assert "worst ms" not in run_command(capsys, "compare", *common)
     rows = document(capsys, "compare", *common, "--tolerate-failures", "pi02")["results"]
-    assert "failures" not in rows[0]  # pi02 takes no part
+    assert "failures" not in rows[0]  # The plan of strategy single does not use pi02.
     assert [failure["failed"] for failure in rows[1]["failures"]] == [[], ["pi02"]]
 
 
 def test_simulate_plays_failures(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = (tiny, "--platform", "rpi4x3", "--strategy", "modnn", "--frames", 20, "--trace", tmp_path / "t.json")
-    found = document(capsys, "simulate", *common, "--fail", "pi03@20ms-500ms", "--fail", "pi02@30ms")
-    pieces = found["intervals"]
-    assert [one["down"] for one in pieces[:3]] == [[], ["pi03"], ["pi03", "pi02"]]
-    assert sum(one["frames"] for one in pieces) == len(found["stream"]["frames"]) == 20
-    assert pieces[1]["replayed_frames"] > 0 and len(found["failures"]) == 7
+    result = document(capsys, "simulate", *common, "--fail", "pi03@20ms-500ms", "--fail", "pi02@30ms")
+    intervals = result["intervals"]
+    assert [interval["down"] for interval in intervals[:3]] == [[], ["pi03"], ["pi03", "pi02"]]
+    assert sum(interval["frames"] for interval in intervals) == len(result["stream"]["frames"]) == 20
+    assert intervals[1]["replayed_frames"] > 0 and len(result["failures"]) == 7
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert "interruption s" in said(capsys, "simulate", *common, "--fail", "pi03@20ms")
+    assert "interruption s" in run_command(capsys, "simulate", *common, "--fail", "pi03@20ms")
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,10 @@ def test_simulate_plays_failures(tiny: Path, tmp_path: Path, capsys: pytest.Capt
 def test_rejects_invalid_failures(
     tiny: Path, tmp_path: Path, line: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [{"MODEL": str(tiny), "OUT": str(tmp_path / "p.json")}.get(word, word) for word in line.split()]
-    assert main(words) == code
+    arguments = [
+        {"MODEL": str(tiny), "OUT": str(tmp_path / "p.json")}.get(argument, argument) for argument in line.split()
+    ]
+    assert main(arguments) == code
     error = capsys.readouterr().err
     assert message in error and sum("error:" in line for line in error.splitlines()) == 1
     assert not list(tmp_path.iterdir())
@@ -116,8 +118,10 @@ def test_rejects_invalid_failures(
 def test_rejects_failures_for_a_plan_with_failure_plans(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = tmp_path / "p.json"
-    said(capsys, "plan", tiny, "--platform", "rpi4x2", "--strategy", "modnn", "--tolerate-failures", 1, "-o", made)
-    words = [tiny, "--platform", "rpi4x2", "--plan", made, "--tolerate-failures", 1, "-o", tmp_path / "out"]
-    assert main(["compile", *map(str, words)]) == 2
+    plan_path = tmp_path / "p.json"
+    run_command(
+        capsys, "plan", tiny, "--platform", "rpi4x2", "--strategy", "modnn", "--tolerate-failures", 1, "-o", plan_path
+    )
+    arguments = [tiny, "--platform", "rpi4x2", "--plan", plan_path, "--tolerate-failures", 1, "-o", tmp_path / "out"]
+    assert main(["compile", *map(str, arguments)]) == 2
     assert "the plan already contains failure plans: omit tolerate_failures" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What commands say of a plan and a run, and of what is given to the wrong one of them."""
+"""Output of commands about plans and runs, and errors for a file that belongs to another command."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ bandwidth = "1 Gbit/s"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("saying")
+    directory = tmp_path_factory.mktemp("output")
     onnx.save(networks.build("lenet"), directory / "lenet.onnx")
     (directory / "boards.toml").write_text(UNPOWERED)
     return directory
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(words) == 0
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
     return capsys.readouterr().out
 
 
@@ -56,34 +56,36 @@ def test_compile_and_run_print_strategy_prediction_and_advice(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    words = ("compile", "lenet.onnx", "--platform", "boards.toml", "-o", "net")
-    told = said(capsys, *words, "--strategy", "auto{strategies=single,modnn tries=0}")
-    assert "\nplan: by auto, which chose " in told and "\nbottleneck: " in told and "\nadvice: " in told
-    assert "energy" not in told and max(map(len, told.splitlines())) <= 80
+    arguments = ("compile", "lenet.onnx", "--platform", "boards.toml", "-o", "net")
+    text = run_command(capsys, *arguments, "--strategy", "auto{strategies=single,modnn tries=0}")
+    assert "\nplan: by auto, which chose " in text and "\nbottleneck: " in text and "\nadvice: " in text
+    assert "energy" not in text and max(map(len, text.splitlines())) <= 80
     summary = load_summary(Path("net"))
-    assert summary is not None and f"plan: by auto, which chose {summary.chosen_strategy}\n" in told
+    assert summary is not None and f"plan: by auto, which chose {summary.chosen_strategy}\n" in text
     decision = reopen_artifact("net")[0].decision
     assert decision is not None and decision.chosen_strategy == summary.chosen_strategy
 
-    one = said(capsys, "run", "net")
-    assert "\nframe: " in one and " measured on\n" in one.replace("measured on this", "measured on\nthis")
-    assert "queueing" not in one
-    many = said(capsys, "run", "net", "--frames", "9", "--in-flight", "3")
-    assert "\nqueueing: up to 3 frames were in flight" in many and " before its start " in " ".join(many.split())
-    told = " ".join(said(capsys, "simulate", "lenet.onnx", "--platform", "boards.toml", "--frames", "9").split())
-    assert " it waited " in told and "A frame without queueing takes " in told
-    assert "\nframe period: " in many
-    assert max(map(len, many.splitlines())) <= 80
+    single_frame = run_command(capsys, "run", "net")
+    assert "\nframe: " in single_frame and " measured on\n" in single_frame.replace(
+        "measured on this", "measured on\nthis"
+    )
+    assert "queueing" not in single_frame
+    stream = run_command(capsys, "run", "net", "--frames", "9", "--in-flight", "3")
+    assert "\nqueueing: up to 3 frames were in flight" in stream and " before its start " in " ".join(stream.split())
+    text = " ".join(run_command(capsys, "simulate", "lenet.onnx", "--platform", "boards.toml", "--frames", "9").split())
+    assert " it waited " in text and "A frame without queueing takes " in text
+    assert "\nframe period: " in stream
+    assert max(map(len, stream.splitlines())) <= 80
 
 
 def test_json_and_terminal_agree(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    words = ("lenet.onnx", "--platform", "rpi4x2", "--strategy", "auto{strategies=single,modnn tries=0}", "-o")
-    for command_, written in (("compile", "told"), ("plan", "told.json")):
-        document = json.loads(said(capsys, command_, *words, written, "--json"))
-        terminal = " ".join(said(capsys, command_, *words, written).split())
+    arguments = ("lenet.onnx", "--platform", "rpi4x2", "--strategy", "auto{strategies=single,modnn tries=0}", "-o")
+    for command_, written in (("compile", "out"), ("plan", "out.json")):
+        document = json.loads(run_command(capsys, command_, *arguments, written, "--json"))
+        terminal = " ".join(run_command(capsys, command_, *arguments, written).split())
         for line in CompileSummary(**document["summary"]).lines:
             assert line in terminal
 
@@ -93,19 +95,21 @@ def test_energy_is_shown_only_if_the_platform_has_powers(
 ) -> None:
     monkeypatch.chdir(place)
     for platform, powered in (("boards.toml", False), ("rpi4x2", True)):
-        words = ("lenet.onnx", "--platform", platform)
-        said(capsys, "compile", *words, "--strategy", "modnn", "-o", f"{powered}")
-        (place / "rows.json").write_text(said(capsys, "compare", *words, "--strategies", "modnn,single", "--json"))
+        arguments = ("lenet.onnx", "--platform", platform)
+        run_command(capsys, "compile", *arguments, "--strategy", "modnn", "-o", f"{powered}")
+        (place / "rows.json").write_text(
+            run_command(capsys, "compare", *arguments, "--strategies", "modnn,single", "--json")
+        )
         few = ("--generations", "2", "--population", "8")
-        front = said(capsys, "explore", *words, *few, "-o", f"front-{powered}")
-        said(
+        front = run_command(capsys, "explore", *arguments, *few, "-o", f"front-{powered}")
+        run_command(
             capsys, "report", f"{powered}", "--compare", "rows.json", "--front", f"front-{powered}", "-o", "report.html"
         )
         page = (place / "report.html").read_text()
         assert ("energy" in front, ">energy" in page) == (powered, powered)
         assert ("energy" in (place / f"front-{powered}" / "front.json").read_text()) is powered
-    words = ("explore", "lenet.onnx", "--platform", "boards.toml", "--objectives", "energy", *few, "-o", "none")
-    assert main(words) == 2 and "the platform does not state powers" in capsys.readouterr().err
+    arguments = ("explore", "lenet.onnx", "--platform", "boards.toml", "--objectives", "energy", *few, "-o", "none")
+    assert main(arguments) == 2 and "the platform does not state powers" in capsys.readouterr().err
     assert not (place / "none").exists()
 
 
@@ -121,7 +125,7 @@ def test_lists_fit_80_columns_and_show_options_and_rates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for kind in (*PLUGIN_KIND_NAMES, "networks"):
-        assert max(map(len, said(capsys, "list", kind).splitlines())) <= 80, kind
+        assert max(map(len, run_command(capsys, "list", kind).splitlines())) <= 80, kind
     assert re.search(
         r"^rpi4xN +13\.6 GFLOP/s, 6\.4 W, 4\.29 GB; gateway", command("list", "platforms").stdout, re.MULTILINE
     )
@@ -135,7 +139,7 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
     net = place / "net"
     main(["compile", str(place / "lenet.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", str(net)])
     model = net / "reference" / "model.onnx"
-    for words, line in (
+    for arguments, line in (
         (
             ("compile", str(net), "--platform", "rpi4x2", "-o", "x"),
             f"it is an artifact of 'dicompiler compile' (its own is {model})",
@@ -145,7 +149,7 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
         (("report", str(net / "pi01"), "-o", "x"), f"it is part of the artifact {str(net)!r}: give the path of "),
         (("run", str(place / "lenet.onnx")), "not an artifact of dicompiler: compile a model into it first"),
     ):
-        assert main(words) == 1
+        assert main(arguments) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert line in error, error
     with pytest.raises(DicompilerError, match="not an artifact"):

@@ -1,4 +1,4 @@
-"""The page: every layer, part and byte of the artifact, escaped, the same bytes each time; errors in one line."""
+"""The report page shows all layers, parts and bytes of an artifact, escapes names, and is reproducible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ODD = "a<b>&\"c'</script>"
 
 
 def odd_names() -> onnx.ModelProto:
-    """A convolution and its sum with the input, with names that are markup."""
+    """Return a small model with names that contain HTML markup."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (float[1, 4, 12, 12] x) => (float[1, 4, 12, 12] y) {
           h = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
@@ -51,7 +51,7 @@ def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def log(lenet: Path) -> Path:
-    """Of two frames, one after another."""
+    """Return the log of a run of two frames, one after another."""
     path = lenet.with_name("run.json")
     assert main(["run", str(lenet), "--frames", "2", "--in-flight", "1", "--log", str(path)]) == 0
     return path
@@ -63,57 +63,57 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 
 
 def details(page: str) -> list[str]:
-    """What is shown on demand."""
+    """Return the texts that the page shows on demand."""
     return [html.unescape(text) for text in re.findall(r'data-d="([^"]*)"', page)]
 
 
 class TestPage:
     def test_every_layer_and_part_of_the_plan_is_drawn(self, lenet: Path) -> None:
-        facts = load_report_data(lenet)
-        page = render_report(facts)
-        layers = [layer.name for layer in facts.routing.layers.layers]
+        data = load_report_data(lenet)
+        page = render_report(data)
+        layers = [layer.name for layer in data.routing.layers.layers]
         drawn = re.findall(r'class="node layer"', page)
         assert len(drawn) == len(layers) == 8
         shown = [text for text in details(page) if "output " in text and "part" in text]
         assert [text.partition("\n")[0] for text in shown] == layers
         for text, name in zip(shown, layers, strict=True):
-            assert [line.partition(":")[0] for line in text.splitlines()[3:]] == [t.device for t in facts.tasks[name]]
+            assert [line.partition(":")[0] for line in text.splitlines()[3:]] == [t.device for t in data.tasks[name]]
 
-    def test_bytes_it_shows_are_those_that_are_sent(self, lenet: Path) -> None:
-        facts = load_report_data(lenet)
-        assert sum(facts.received_bytes.values()) == facts.metrics.total_bytes > 0
-        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes per frame"', render_report(facts))
-        assert sum(int(count) for _, _, count in cells) == facts.metrics.total_bytes
-        assert {(a, b) for a, b, _ in cells} == {(t.sender, t.receiver) for t in facts.program.transfers}
+    def test_shown_bytes_equal_sent_bytes(self, lenet: Path) -> None:
+        data = load_report_data(lenet)
+        assert sum(data.received_bytes.values()) == data.metrics.total_bytes > 0
+        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes per frame"', render_report(data))
+        assert sum(int(count) for _, _, count in cells) == data.metrics.total_bytes
+        assert {(a, b) for a, b, _ in cells} == {(t.sender, t.receiver) for t in data.program.transfers}
 
-    def test_predicted_timeline_is_the_simulation(self, lenet: Path) -> None:
-        facts = load_report_data(lenet)
-        bars = predicted_bars(facts)
-        assert len(bars) == len(facts.simulation.spans)
-        for device in facts.devices:
+    def test_predicted_timeline_equals_simulation(self, lenet: Path) -> None:
+        data = load_report_data(lenet)
+        bars = predicted_bars(data)
+        assert len(bars) == len(data.simulation.spans)
+        for device in data.devices:
             computes = sum(bar.end - bar.start for bar in bars if (bar.device, bar.kind) == (device, "run"))
-            assert computes == pytest.approx(facts.device(device).compute_s)
-        assert max(bar.end for bar in bars) <= facts.metrics.latency_s * (1 + 1e-9)
+            assert computes == pytest.approx(data.device(device).compute_s)
+        assert max(bar.end for bar in bars) <= data.metrics.latency_s * (1 + 1e-9)
 
     def test_log_adds_every_segment_of_the_last_frame(self, lenet: Path, log: Path) -> None:
-        facts = load_report_data(lenet, run_log=log)
-        bars = measured_bars(facts)
-        for device in facts.program.devices:
-            own = [bar for bar in bars if bar.device == device.device and bar.is_current_frame]
-            assert sum(bar.kind == "run" for bar in own) == len(device.segments)
-            assert sum(bar.kind == "send" for bar in own) == sum(s.kind == "send" for s in device.steps)
-            assert all(0 <= bar.start <= bar.end for bar in own)
-        assert "measured, the last frame" in render_report(facts) and "measured, the last frame" not in render_report(
+        data = load_report_data(lenet, run_log=log)
+        bars = measured_bars(data)
+        for device in data.program.devices:
+            frame_bars = [bar for bar in bars if bar.device == device.device and bar.is_current_frame]
+            assert sum(bar.kind == "run" for bar in frame_bars) == len(device.segments)
+            assert sum(bar.kind == "send" for bar in frame_bars) == sum(s.kind == "send" for s in device.steps)
+            assert all(0 <= bar.start <= bar.end for bar in frame_bars)
+        assert "measured, the last frame" in render_report(data) and "measured, the last frame" not in render_report(
             load_report_data(lenet)
         )
 
     def test_prediction_and_measurement_share_an_axis(self, lenet: Path, log: Path) -> None:
-        facts = load_report_data(lenet, run_log=log)
-        page = render_report(facts)
-        assert page.count('class="axis"') == 1 and page.count('class="note">measured<') == len(facts.devices)
-        assert len(re.findall(r'class="row(?: odd)?"', page)) == 2 * len(facts.devices)
-        end = max(bar.end for bars in (predicted_bars(facts), measured_bars(facts)) for bar in bars)
-        last = max(predicted_bars(facts), key=lambda bar: bar.end)
+        data = load_report_data(lenet, run_log=log)
+        page = render_report(data)
+        assert page.count('class="axis"') == 1 and page.count('class="note">measured<') == len(data.devices)
+        assert len(re.findall(r'class="row(?: odd)?"', page)) == 2 * len(data.devices)
+        end = max(bar.end for bars in (predicted_bars(data), measured_bars(data)) for bar in bars)
+        last = max(predicted_bars(data), key=lambda bar: bar.end)
         drawn = [int(x) + int(w) for x, w in re.findall(r'<rect x="(\d+)" y="\d+" width="(\d+)"[^>]*data-d=', page)]
         assert max(drawn) == pytest.approx(1e6, abs=2)
         assert any(abs(x - 1e6 * last.end / end) < 2 for x in drawn)
@@ -131,12 +131,12 @@ class TestPage:
         assert any(text.startswith(ODD) for text in details(page))
         assert "\x07" not in page
 
-    def test_nothing_is_asked_of_a_network(self, lenet: Path, log: Path) -> None:
+    def test_page_loads_nothing_from_the_network(self, lenet: Path, log: Path) -> None:
         page = render_report(load_report_data(lenet, run_log=log))
         assert not re.findall(r"(?:https?:|//\w|url\(|@import|\bsrc=)", page)
         assert "default-src 'none'" in html.unescape(page)
 
-    def test_same_artifact_gives_the_same_bytes(self, lenet: Path, log: Path, tmp_path: Path) -> None:
+    def test_page_is_equal_for_each_hash_seed(self, lenet: Path, log: Path, tmp_path: Path) -> None:
         pages = []
         for seed in ("1", "2"):
             place = tmp_path / seed
@@ -155,33 +155,36 @@ class TestPage:
         assert "by strategy modnn, for latency" in render_report(load_report_data(lenet))
         dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
         assert "read from a file, for latency" in render_report(load_report_data(tmp_path / "given"))
-        (tmp_path / "given" / "reference" / "provenance.json").unlink()  # of a compilation that knows of none
+        # Artifacts need not contain the file that records the strategy.
+        (tmp_path / "given" / "reference" / "provenance.json").unlink()
         write_integrity(tmp_path / "given")
         assert "the strategy is not recorded" in render_report(load_report_data(tmp_path / "given"))
 
-    def test_more_devices_than_colours(self, tmp_path: Path) -> None:
+    def test_colours_repeat_with_many_devices(self, tmp_path: Path) -> None:
         page = render_report(load_report_data(made(tmp_path, "lenet", platform="rpi4x12")))
         assert 'class="chip d3 again">12<' in page
 
-    def test_replicas(self, tmp_path: Path) -> None:
+    def test_page_describes_replicas(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", platform="rpi4x4", strategy="replicate", objective="throughput")
         page = render_report(load_report_data(artifact))
         assert "replicas" in page and "time between frames is below" in page
 
     @pytest.mark.parametrize("target", ["mpi", "tflm"])
-    def test_other_targets(self, tmp_path: Path, target: str) -> None:
+    def test_page_shows_memory_of_other_targets(self, tmp_path: Path, target: str) -> None:
         artifact = made(tmp_path, "lenet", target=target)
-        facts = load_report_data(artifact)
-        assert f"target {target}" in render_report(facts) and facts.memory_courses.keys() == set(facts.devices)
+        data = load_report_data(artifact)
+        assert f"target {target}" in render_report(data) and data.memory_courses.keys() == set(data.devices)
 
-    def test_target_that_measures_only_sums(self, tmp_path: Path) -> None:
+    def test_page_says_that_target_measures_only_sums(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", target="tflm")
         assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
         assert "measures only sums" in render_report(load_report_data(artifact, run_log=tmp_path / "run.json"))
 
 
-class TestOther:
-    def test_strategies_and_front(self, lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class TestComparisonAndFront:
+    def test_page_shows_compared_strategies_and_front(
+        self, lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         model = tmp_path / "lenet.onnx"
         onnx.save(build("lenet"), model)
         network = [str(model), "--platform", "rpi4x3"]
@@ -204,9 +207,9 @@ class TestOther:
 
 
 class TestBadInput:
-    """One line with the remedy, and no page."""
+    """Wrong inputs give one line with the remedy, and no page."""
 
-    def test_no_artifact(self, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_directory_without_artifact(self, tmp_path: Path, refused: Refused) -> None:
         (tmp_path / "empty").mkdir()
         for directory in (tmp_path / "empty", tmp_path / "nowhere"):
             assert "compile a model to this directory first" in refused(
@@ -215,36 +218,36 @@ class TestBadInput:
 
     @pytest.mark.parametrize("file", ["artifact.json", "plan.json", "platform.toml", "reference/model.onnx",
                                       "reference/provenance.json"])  # fmt: skip
-    def test_damaged_artifact(self, lenet: Path, tmp_path: Path, refused: Refused, file: str) -> None:
+    def test_rejects_damaged_artifact(self, lenet: Path, tmp_path: Path, refused: Refused, file: str) -> None:
         broken = tmp_path / "net"
         shutil.copytree(lenet, broken)
         (broken / file).write_bytes((broken / file).read_bytes()[:40])
         assert str(broken / file) in refused(1, "report", broken, "-o", tmp_path / "r.html")
 
-    def test_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
         other = made(tmp_path, "lenet", strategy="single")
         line = refused(1, "report", other, "--log", log, "-o", tmp_path / "r.html")
         assert "the log is of another artifact" in line and "--log" in line
 
-    def test_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
         document = json.loads(log.read_text())
         for key, value in (("format", "dicompiler.run/9"), ("devices", [{}]), ("frames_s", ["soon"])):
             (tmp_path / "run.json").write_text(json.dumps({**document, key: value}))
             line = refused(1, "report", lenet, "--log", tmp_path / "run.json", "-o", tmp_path / "r.html")
             assert str(tmp_path / "run.json") in line and key in line
 
-    def test_comparison_of_another_network(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_comparison_of_another_network(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
         model = tmp_path / "tiny.onnx"
         onnx.save(build("tiny"), model)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "dicompiler.cli", "compare", str(model), "--platform", "rpi4x2", "--strategies",
              "single", "--json"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, check=True, timeout=120,
         )  # fmt: skip
-        (tmp_path / "c.json").write_bytes(done.stdout)
+        (tmp_path / "c.json").write_bytes(process.stdout)
         line = refused(1, "report", lenet, "--compare", tmp_path / "c.json", "-o", tmp_path / "r.html")
         assert "another network" in line
 
-    def test_options_that_exclude_each_other(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_options_that_exclude_each_other(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
         both = ("--compare", "c.json", "--strategies", "single")
         assert "exclude each other" in refused(2, "report", lenet, *both, "-o", tmp_path / "r.html")
