@@ -158,14 +158,14 @@ def lowering(network: str, rounds: int) -> None:
         make(network, path, planned)
         model, platform, chosen = Model.load(path), Platform.load(PLATFORM, _families()), plan.load_plan(planned)
 
-        def lower() -> None:
+        def write_programs() -> None:
             out = scratch / "out"
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir()
             MpiTarget().emit(lower(replace(prepare(model), plan=chosen, platform=platform)), out)
 
         copy_s = fastest(lambda: shutil.copyfile(path, scratch / "copy.onnx"), rounds)
-        lower_s = fastest(lower, rounds)
+        lower_s = fastest(write_programs, rounds)
         size = path.stat().st_size
     limit = COPIES * copy_s + EXTRA_S
     click.echo(
