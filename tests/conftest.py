@@ -1,4 +1,4 @@
-"""What holds for every test: it has a time limit, can be interrupted, and runs alone where it is marked so."""
+"""Hooks for every test: a time limit, and exclusive use of the machine for tests that are marked `alone`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.taking_turns import turn
 
 os.environ |= CACHED
 
-# A shell's background jobs and nohup ignore it, and so would all that tests start and interrupt.
+# nohup and background jobs of a shell ignore SIGINT. Processes that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,6 +1,7 @@
-"""Uses an installed dicompiler as a user does; tests/run starts it with a fresh environment, outside of the checkout.
+"""Check an installed dicompiler as a user would run it.
 
-Nothing goes in; it ends with exit code 0 if everything that was installed works, else with a traceback.
+tests/run starts this script in a fresh environment, outside of the checkout. It prints a line per passed check, and
+ends with a traceback if a check fails.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ PROGRAM = Path(sys.executable).with_name("dicompiler")
 
 
 def run(*arguments: str) -> str:
-    """The standard output of a `dicompiler` command, which must succeed."""
+    """Run a `dicompiler` command, which must succeed, and return its standard output."""
     done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{arguments}: exit code {done.returncode}: {done.stderr}"
     return done.stdout
 
 
 def listed(kind: str) -> dict[str, Any]:
-    """What `dicompiler list` knows of a kind: name → the whole record."""
+    """Return the records that `dicompiler list KIND --json` prints, by name."""
     return {record["name"]: record for record in json.loads(run("list", kind, "--json"))}
 
 
 def check_files() -> None:
-    """The files that are no modules are in the wheel, and it is the wheel that is used."""
+    """Check that dicompiler is imported from the wheel, and that the wheel includes the files that are not modules."""
     installed = Path(dicompiler.__file__).parent
     assert installed.is_relative_to(sys.prefix), installed
     files = {str(file) for file in metadata.files("dicompiler") or ()}
@@ -46,7 +47,7 @@ def check_files() -> None:
 
 
 def check_plugins() -> None:
-    """The built-in plugins and a third party's come in by their entry points."""
+    """Check that the built-in plugins and those of the package acme-dicompiler are found by their entry points."""
     version = metadata.version("dicompiler")
     assert run("--version") == f"dicompiler {version}\n"
     strategies = listed("strategies")
@@ -60,7 +61,7 @@ def check_plugins() -> None:
 
 
 def check_way() -> None:
-    """A network is compiled, run and verified, by what is built in and by what the plugin provides."""
+    """Compile, run, verify and report a network, once with built-in plugins and once with those of acme-dicompiler."""
     onnx.save(networks.build("tiny"), "tiny.onnx")
     theirs = ("--platform", "acme-boardx4", "--cost", "acme-per-call", "--target", "acme-inline")
     for strategy, others in (("pipeline", ("--platform", "rpi4x4")), ("acme-round-robin", theirs)):

@@ -1,4 +1,4 @@
-"""All of LeNet on one device, with frames dealt out or not: for tests of what is predicted of it."""
+"""Problems and plans that compute all of LeNet on one device, with or without replicas."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dicompiler.search.problem import Problem
 
 
 def posed(platform: Platform, objective: str = "throughput") -> Problem:
-    """LeNet on a platform; only multiplications take time."""
+    """Return the problem of LeNet on a platform; only convolutions and matrix products take time."""
     return load_problem(networks.build("lenet", 0), platform, objective=objective, cost=FREE)
 
 
 def alone(problem: Problem, replicas: tuple[dict[str, str], ...] = ()) -> Plan:
-    """All on d0."""
+    """Return the plan that computes all layers on device d0, with these replicas."""
     plan = problem.build_plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})
     return replace(plan, replicas=replicas)

@@ -1,5 +1,7 @@
-"""Plugins with one fault each, which dicompiler.testing must find. A module of its own, so that a second process can
-import it."""
+"""Plugins with one fault each, which dicompiler.testing must find.
+
+They have a module of their own so that a second process can import them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from dicompiler.testing import make_cluster
 
 @dataclass(frozen=True)
 class BadStrategy(Strategy):
-    """Everything on the first device that computes, but for its fault."""
+    """A strategy that places all layers on the first computing device, except for its fault."""
 
     name: ClassVar[str] = "bad-strategy"
     fault: Literal["none", "half", "camera", "counts", "hash", "memory", "source", "refuses", "type"] = "none"
@@ -69,7 +71,7 @@ CALLS: list[int] = []
 
 @dataclass(frozen=True)
 class BadTarget(Target):
-    """The sockets target, but for its fault."""
+    """A target that forwards all calls to the sockets target, except for its fault."""
 
     name: ClassVar[str] = "bad-target"
     fault: str = "none"
@@ -126,7 +128,7 @@ class BadTarget(Target):
 
 @dataclass(frozen=True)
 class BadPass(Pass):
-    """Gives back what it is given, but for its fault."""
+    """A pass that returns an equal model, except for its fault."""
 
     name: ClassVar[str] = "bad-pass"
     fault: Literal["none", "numbers", "illegal", "changes", "random", "provides", "outputs"] = "none"
@@ -158,7 +160,7 @@ class BadPass(Pass):
 
 @dataclass(frozen=True)
 class BadCost(CostModel):
-    """The analytic cost model, but for its fault."""
+    """A cost model that returns the times of the analytic one, except for its fault."""
 
     name: ClassVar[str] = "bad-cost"
     fault: Literal["none", "negative", "nan", "shape", "fill", "random", "hash", "text"] = "none"
@@ -179,7 +181,7 @@ class BadCost(CostModel):
 
 @dataclass(frozen=True)
 class Breaking(Strategy):
-    """Breaks."""
+    """A strategy that raises KeyError."""
 
     name: ClassVar[str] = "breaking"
 
@@ -189,7 +191,7 @@ class Breaking(Strategy):
 
 @dataclass(frozen=True)
 class Careful(CostModel):
-    """Says nothing of single parts, and expects no better of itself."""
+    """A cost model whose `seconds` raises KeyError, and whose table needs that error to be passed on."""
 
     name: ClassVar[str] = "careful"
 
@@ -203,17 +205,17 @@ class Careful(CostModel):
             self.seconds(layers, layer, shares[0], devices[0])
         except KeyError:
             return np.ones((len(shares), len(devices)))
-        raise AssertionError("it does say something")
+        raise AssertionError("seconds() did not raise KeyError")
 
 
 def bad_rule(fault: str) -> OperatorRule:
-    """MaxPool's rule, but for its fault."""
+    """Return the operator rule of MaxPool, except for the fault."""
 
     def piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
         right = pool(operation, region, reduce)
         (need,) = right.needs
         assert need is not None
-        if fault == "short" and need[2][1] - need[2][0] > 3:  # a row of the halo too few
+        if fault == "short" and need[2][1] - need[2][0] > 3:  # The halo misses one row.
             return replace(right, needs=((*need[:2], (need[2][0], need[2][1] - 1), need[3]),))
         if fault == "shifted" and need[2][1] < operation.input_shape(0)[2]:
             return replace(right, needs=((*need[:2], (need[2][0] + 1, need[2][1] + 1), need[3]),))
@@ -229,12 +231,12 @@ def bad_rule(fault: str) -> OperatorRule:
 
 
 def broken(*_: object) -> Any:
-    """A rule's function that breaks."""
+    """Raise KeyError, as a faulty function of an operator rule might."""
     raise KeyError("lost")
 
 
 def bad_family(fault: str) -> PlatformFamily:
-    """N equal devices, but for the fault."""
+    """Return a platform family of N equal devices, except for the fault."""
 
     def make(count: int) -> Platform:
         made = make_cluster(

@@ -1,6 +1,6 @@
-"""A headless Chromium, spoken to over pipes in the DevTools protocol: what a page draws, says and asks for.
+"""A headless Chromium for tests of HTML pages, controlled over pipes with the DevTools protocol.
 
-In: an HTML file, a width. Out: values of expressions, console messages, requests, a PDF or a screenshot.
+It opens a file and returns values of JavaScript expressions, console messages, requested URLs, a PDF or a screenshot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,17 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 @dataclass
 class Browser:
-    """A browser with one page. events: all that it told beside answers: (method, parameters)."""
+    """A browser with one open page.
+
+    Attributes:
+        process: The browser's process.
+        to: File descriptor to which commands are written.
+        of: File descriptor from which answers and events are read.
+        events: Method and parameters of each event since the page was opened.
+        session: DevTools session of the page.
+        count: Number of commands that were sent.
+        rest: Bytes that were read after the last complete message.
+    """
 
     process: subprocess.Popen[bytes]
     to: int
@@ -49,7 +59,11 @@ class Browser:
     rest: bytes = b""
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What a method of the protocol answers. RuntimeError where it refuses."""
+        """Call a method of the DevTools protocol and return its result.
+
+        Raises:
+            RuntimeError: The browser reports an error, or does not answer in time.
+        """
         self.count += 1
         message: dict[str, Any] = {"id": self.count, "method": method, "params": parameters}
         if self.session:
@@ -70,14 +84,17 @@ class Browser:
             ready, _, _ = select.select([self.of], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self.of, 1 << 16) if ready else b""
             if not data:
-                raise RuntimeError("the browser says nothing more")
+                raise RuntimeError("the browser sent no message in time, or ended")
             self.rest += data
         text, _, self.rest = self.rest.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
         return message
 
     def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Loads a file in a window of that size, a phone's where it is narrow; returns once all is there."""
+        """Open a file in a window of this size, and return when the page is loaded.
+
+        A window of less than 500 pixels' width emulates a phone.
+        """
         self.events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                   mobile=width < 500)  # fmt: skip
@@ -89,34 +106,34 @@ class Browser:
             self.events.append((found["method"], found["params"]))
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript comes to in the page."""
+        """Return the value of a JavaScript expression in the page; raise RuntimeError if it throws an exception."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the page, exceptions, and what breaks its policy."""
+        """Return the page's console messages, exceptions, and log entries such as violations of its security policy."""
         self.value("new Promise((done) => setTimeout(done, 50))")
         wrong = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [json.dumps(parameters) for method, parameters in self.events if method in wrong]
 
     def requests(self) -> list[str]:
-        """The addresses of all that it asked for."""
+        """Return the URLs that the page requested, its own included."""
         return [p["request"]["url"] for method, p in self.events if method == "Network.requestWillBeSent"]
 
     def pdf(self) -> bytes:
-        """The page printed, as its own style says."""
+        """Return the page as a PDF, printed with the page size of its style sheet."""
         return base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
 
     def screenshot(self, whole: bool = True) -> bytes:
-        """A PNG of the window, or of the whole page."""
+        """Return a PNG of the whole page, or of the window only."""
         return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser of a new, empty profile; ended with all that it started."""
+    """Start a browser with an empty profile, and kill it with its child processes at the end."""
     program = shutil.which("chromium")
     assert program, "chromium is missing: apt install chromium"
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
@@ -145,7 +162,7 @@ def browser() -> Iterator[Browser]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the browser and its own processes, which are a group of their own."""
+    """Kill the browser and its child processes, which share a process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait()

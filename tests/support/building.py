@@ -1,4 +1,4 @@
-"""Calls build systems for tests, and makes files look newer than what was built from them."""
+"""Run build systems in tests, and change the modification times of source files."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ SPLIT = ("--platform", "rpi4x2", "--strategy", "modnn")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, in which `dicompiler` is the one that is tested."""
+    """Return this process's environment, in which `dicompiler` is the tested one, with `more` variables."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return os.environ | {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path), "LC_ALL": "C.UTF-8"} | more
 
 
 def later(path: Path) -> None:
-    """Makes a file look as if it had been written just after all that is there."""
+    """Make a file newer than all other files in its directory and below, so that a build system rebuilds from it."""
     newest = max(entry.stat().st_mtime_ns for entry in path.parent.rglob("*"))
     os.utime(path, ns=(newest + 10**7, newest + 10**7))
 
 
 def run(directory: Path, *line: object, code: int = 0, **more: str) -> str:
-    """What a program prints: stdout where it ends well, else stderr."""
+    """Run a command line in `directory`, check its exit code, and return stdout if `code` is 0, else stderr."""
     done = subprocess.run(
         [str(word) for word in line],
         cwd=directory,
@@ -37,7 +37,7 @@ def run(directory: Path, *line: object, code: int = 0, **more: str) -> str:
 
 
 def dicompiler(directory: Path, *arguments: object, code: int = 0, **more: str) -> str:
-    """What `dicompiler` prints; of an error the one line."""
+    """Run `dicompiler` in `directory` and return its output; if `code` is not 0, check that stderr is one line."""
     said = run(directory, sys.executable, "-m", "dicompiler.cli", *arguments, code=code, **more)
     assert not code or said.count("\n") == 1
     return said

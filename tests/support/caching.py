@@ -1,5 +1,4 @@
-"""What lets CMake take from a cache what was compiled from the same sources before: tests build the same programs again
-and again, in other directories."""
+"""Environment variables with which CMake uses ccache, because tests build the same programs in many directories."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 CACHED = (
     {
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
-        # Where tests build; paths to libraries stay as they are, whatever the depth of what is built.
+        # ccache makes paths below this directory relative, so that builds in different test directories share results.
         "CCACHE_BASEDIR": tempfile.gettempdir(),
         "CCACHE_NOHASHDIR": "1",
         "CCACHE_DIR": str(Path.home() / ".cache" / "ccache"),
@@ -18,4 +17,4 @@ CACHED = (
     if shutil.which("ccache")
     else {}
 )
-"""For the environment; empty where there is no ccache."""
+"""Additional environment variables; empty if ccache is not installed."""

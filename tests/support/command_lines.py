@@ -1,4 +1,4 @@
-"""Command lines of every kind, for tests of what they print."""
+"""One command line for most subcommands, for tests of their output."""
 
 from __future__ import annotations
 

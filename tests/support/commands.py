@@ -1,4 +1,4 @@
-"""Calls `dicompiler` as users do, in a process of its own."""
+"""Run `dicompiler` as users do, in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = ("--shape", "x=1x3x16x16")
 def command(
     *arguments: object, cwd: Path | None = None, stdout: IO[Any] | int = subprocess.PIPE, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `dicompiler` in a process of its own."""
+    """Run `dicompiler` in a separate process, with `env` as additional environment variables."""
     return subprocess.run(
         [sys.executable, "-m", "dicompiler.cli", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
@@ -37,7 +37,7 @@ def command(
 
 
 def failed(code: int, *arguments: object, **env: str) -> str:
-    """The one line that a failing command prints on stderr; nothing may be on stdout."""
+    """Run `dicompiler`, check that it fails with this exit code, and return the only line that it prints."""
     done = command(*arguments, **env)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert done.stderr.count("\n") == 1

@@ -30,14 +30,14 @@ PROGRAMS = {"dicompiler": [sys.executable, "-m", "dicompiler.cli"], "python": [s
 
 @dataclass(frozen=True)
 class Shown:
-    """A command line and the output that the document shows below it; '' where it leaves it away."""
+    """A command line in a document, and the output below it; "" if the document omits the output."""
 
     line: str
     output: str
 
 
 def shown(text: str) -> tuple[Shown, ...]:
-    """All commands of the document in order."""
+    """Return all commands of the document in order."""
     return tuple(command for block in BLOCK.findall(text) for command in _commands(block))
 
 
@@ -48,7 +48,7 @@ def _commands(block: str) -> Iterator[Shown]:
 
 
 def run(line: str, directory: Path) -> str:
-    """What a command prints, stderr first. CalledProcessError where it fails."""
+    """Run a command line and return its stderr followed by its stdout; raise CalledProcessError if it fails."""
     first, *rest = shlex.split(line)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -58,7 +58,7 @@ def run(line: str, directory: Path) -> str:
 
 
 def run_python(code: str, directory: Path) -> str:
-    """What a program of a document prints on stdout. CalledProcessError where it fails."""
+    """Run a document's Python program and return its stdout; raise CalledProcessError if it fails."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=directory, env=env, capture_output=True, text=True, check=True, timeout=120
@@ -67,7 +67,7 @@ def run_python(code: str, directory: Path) -> str:
 
 
 def written(text: str, directory: Path) -> str:
-    """The document with the output that its commands have now, where it shows any."""
+    """Return the document with the current output of each command whose output it shows."""
 
     def block(match: re.Match[str]) -> str:
         lines = []
@@ -80,12 +80,12 @@ def written(text: str, directory: Path) -> str:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced code blocks of a document in one language."""
+    """Return the content of the document's fenced code blocks in one language."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def tutorial_files(text: str, directory: Path) -> None:
-    """Writes what the tutorial's reader has before the first command."""
+    """Write the files that the tutorial's reader has before its first command: camera.onnx and cluster.toml."""
     shutil.copy(EXPORTED, directory / "camera.onnx")
     (directory / "cluster.toml").write_text(blocks(text, "toml")[0])
 

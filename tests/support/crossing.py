@@ -1,7 +1,4 @@
-"""Runs programs of 64-bit ARM boards on this machine, with qemu-user and the libraries of the cross compiler.
-
-In: a directory to fill. Out: the words that go before a program, and the environment in which Open MPI's ranks meet.
-"""
+"""Run programs of 64-bit ARM boards on this machine, with qemu-user and the libraries of the cross compiler."""
 
 from __future__ import annotations
 
@@ -26,8 +23,11 @@ RANKS = {"PMIX_MCA_gds": "hash", "OMPI_MCA_btl": "tcp,self"}
 
 
 def emulator(place: Path) -> list[str]:
-    """qemu as a board with Cortex-A72 cores: onnxruntime reads /proc/cpuinfo, and fails with that of this machine. What
-    boards have and the cross compiler lacks is zlib, which Open MPI loads and does not call here."""
+    """Return the command prefix that runs a program on an emulated board with Cortex-A72 cores, with files in `place`.
+
+    onnxruntime reads /proc/cpuinfo and fails with that of this machine, so `place` has a replacement. It also has an
+    empty zlib, which Open MPI loads but does not call, because the cross compiler lacks that library.
+    """
     (place / "proc").mkdir(parents=True)
     (place / "proc" / "cpuinfo").write_text("".join(CORE.format(i) for i in range(os.cpu_count() or 1)))
     (place / "lib").symlink_to(SYSTEM)

@@ -1,4 +1,4 @@
-"""Distributions that tests install in a directory, and the command line that finds them there."""
+"""Installed distributions with entry points in a directory, and the command line that finds them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def distribution(site: Path, name: str, version: str, points: dict[str, str]) -> None:
-    """Writes the metadata of an installed distribution, as an installer does."""
+    """Write the metadata of an installed distribution to `site`; `points` maps names of entry points to modules."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -20,7 +20,7 @@ def distribution(site: Path, name: str, version: str, points: dict[str, str]) ->
 
 
 def command(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a process that finds the distributions of `site`."""
+    """Run the command line in a process that finds the distributions in `site`."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "dicompiler.cli", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path]), **env},
@@ -32,7 +32,7 @@ def command(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
 
 
 def listed(site: Path, kind: str, **env: str) -> dict[str, dict[str, Any]]:
-    """What `list KIND --json` prints, by name; nothing may be on stderr."""
+    """Return the records of `list KIND --json` by name, and check that nothing is printed on stderr."""
     done = command(site, "list", kind, "--json", **env)
     assert (done.returncode, done.stderr) == (0, "")
     return {record["name"]: record for record in json.loads(done.stdout)}

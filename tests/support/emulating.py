@@ -1,4 +1,4 @@
-"""Runs on emulated boards of which one thing is believed and another is true. Needs root."""
+"""Runs on emulated boards whose rates or links differ from those that the compiler assumed. Needs root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ FRAMES, ATTEMPTS = 8, 5
 
 
 def boards(rates: Sequence[float], bandwidth: float = 2e7, latency: float = 0.002) -> Platform:
-    """On a switch, with rates in FLOP/s."""
+    """Return Raspberry Pi 4 boards on a switch.
+
+    Args:
+        rates: Rate of each board in FLOP/s.
+        bandwidth: Bandwidth of the links in bytes/s.
+        latency: Latency of the links in seconds.
+    """
     given = Platform.load(f"rpi4x{len(rates)}")
     devices = tuple(replace(device, rate=rate) for device, rate in zip(given.devices, rates, strict=True))
     return replace(given, devices=devices, network=Network("switch", bandwidth, latency))
@@ -26,14 +32,19 @@ def boards(rates: Sequence[float], bandwidth: float = 2e7, latency: float = 0.00
 
 @dataclass(frozen=True)
 class Ran:
-    """log: of a run of the artifact `net` beside it on boards that are `truth`."""
+    """A finished emulated run.
+
+    Attributes:
+        log: The run log; the artifact is in the directory `net` next to it.
+        truth: The platform that was emulated.
+    """
 
     log: Path
     truth: Platform
 
 
 def late(found: EmulationResult) -> float:
-    """By what share the device of which that is most true computed longer than its board would."""
+    """Return the largest share by which any device computed longer than its emulated board would have."""
     due = {name: FRAMES * sum(seconds) for name, seconds in found.segments_s.items()}
     return max(report.compute_s / due[report.device] for report in found.result.reports) - 1
 
@@ -47,8 +58,10 @@ def ran(
     strategy: str = "modnn",
     tolerate_failures: int = 0,
 ) -> Ran:
-    """Compiles for `guess`, and runs as on `truth`, as if those were the same. Where this host was busy it does so
-    again, and the run that was least late counts."""
+    """Compile a network for the platform `guess`, and run it on emulated boards of `truth` (`guess` if None).
+
+    If the host is busy, the run is repeated, and the run that was delayed least is returned.
+    """
     dicompiler.compile(
         networks.build(network, 0), guess, strategy, tolerate_failures=tolerate_failures, output=place / "net"
     )

@@ -1,4 +1,4 @@
-"""Passes for tests of who runs them: one annotates, one rewrites, one breaks as it is told."""
+"""Passes for tests of the pass manager: an annotating one, a rewriting one, and one that fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compilation() -> PipelineState:
 
 @dataclass(frozen=True)
 class Annotate(Pass):
-    """Gives the compilation a plan and leaves the model alone."""
+    """A pass that adds a plan and does not change the model."""
 
     name: ClassVar[str] = "annotate"
     provides: ClassVar[tuple[str, ...]] = ("plan",)
@@ -35,7 +35,7 @@ class Annotate(Pass):
 
 @dataclass(frozen=True)
 class Rename(Pass):
-    """Gives every node of the model another operator type."""
+    """A pass that changes the operator type of every node."""
 
     name: ClassVar[str] = "rename"
     op: str = "Abs"
@@ -50,7 +50,7 @@ class Rename(Pass):
 
 @dataclass(frozen=True)
 class Breaks(Pass):
-    """Fails in the way that it is told."""
+    """A pass that raises KeyError ("inside") or DicompilerError ("input"), or else returns a value of a wrong type."""
 
     name: ClassVar[str] = "breaks"
     how: str = "inside"

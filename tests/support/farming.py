@@ -1,7 +1,4 @@
-"""Clusters of Dask for tests, in network namespaces, and work that does damage where it is done.
-
-In: boards. Out: a scheduler in the hub's namespace and a worker in each board's, all real processes.
-"""
+"""Dask clusters in network namespaces, and functions for their workers that kill processes."""
 
 from __future__ import annotations
 
@@ -24,17 +21,20 @@ from dicompiler.cost.cost_model import AnalyticModel
 PORT = 8786
 ADDRESS = f"{HUB}:{PORT}"
 OTHER = "from distributed import versions as v; v._version_cached = lambda name: '2024.1.0'; "
-"""A scheduler that says that all it runs is of another version."""
+"""Code for a scheduler that reports another version of each package."""
 
 
 def slow(number: int, of: int) -> int:
-    """The later ones end first."""
+    """Return `number` after a pause that is shorter for larger numbers, so that later tasks end first."""
     time.sleep(0.02 * (of - number))
     return number
 
 
 def killer(victim: int | str) -> None:
-    """Ends a process as nobody can prevent, once: the first who can remove a file (a path), or a process by its id."""
+    """Kill a process with SIGKILL: the process with the ID `victim`, or this one if it can remove the file `victim`.
+
+    Only one process can remove the file, so only the first caller dies.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         if isinstance(victim, str):
             os.unlink(victim)
@@ -42,20 +42,20 @@ def killer(victim: int | str) -> None:
 
 
 def deadly(number: int, path: str, worker: int) -> int:
-    """The number, but the first worker at number `worker` is lost over it."""
+    """Return `number`; for the number `worker`, first kill this process if it can remove the file at `path`."""
     if number == worker:
         killer(path)
     return number
 
 
 def suicide(_number: int) -> None:
-    """Nobody ever gets through this."""
+    """Kill this process, each time."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Deadly(AnalyticModel):
-    """What costs one other process its life, that which asks first while the file `path` is there."""
+    """The analytic cost model. The first process other than `home` that calls it and can remove `path` kills itself."""
 
     home: int = 0
     path: str = ""
@@ -68,7 +68,10 @@ class Deadly(AnalyticModel):
 
 @contextlib.contextmanager
 def dask(boards: Cluster, place: Path, start: str = "") -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """scheduler, and the board's name for each worker → its process. start: what the scheduler runs first."""
+    """Start a Dask scheduler in the hub's namespace, and a worker on each board.
+
+    The result maps "scheduler" and the boards' names to processes. The scheduler runs the Python code `start` first.
+    """
     code = f"{start}from distributed.cli.dask_scheduler import main; main()"
     more = ("--host", HUB, "--port", PORT, "--no-dashboard")
     started = {"scheduler": _start(boards.space, place, code, *more)}

@@ -1,5 +1,4 @@
-"""For tests and benchmarks of what fits into boards: quantised networks, boards of any size, and whether parts compute
-the same bits as the uncut network does in the same runtime."""
+"""Quantised networks and boards of any size, for tests and benchmarks of networks that hardly fit in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from dicompiler_targets.tflm.target import TflmTarget
 
 
 def relative(size: int = 64) -> onnx.ModelProto:
-    """A small relative of MobileNetV2: as there the widest maps are the earliest, and rows go by strides of 2."""
+    """Return a small network like MobileNetV2: the first tensors are the largest, and some layers have stride 2."""
     net = NetworkBuilder("relative", (1, 3, size, size))
     x = net.clip(net.conv("input", "stem", 8, 3, 2, 1), "stem.relu", 0, 6)
     for name, wide, channels, stride in (("one", 8, 8, 1), ("two", 48, 8, 2), ("three", 48, 8, 1), ("four", 48, 16, 2)):
@@ -35,7 +34,7 @@ def relative(size: int = 64) -> onnx.ModelProto:
 
 
 def quantised(network: onnx.ModelProto) -> Model:
-    """The network in int8, with an input of int8 too, as a camera's driver would give it: four times less to hold."""
+    """Return the network in int8. Its input is also int8, as from a camera, and needs a quarter of the memory."""
     shape = [d.dim_value for d in network.graph.input[0].type.tensor_type.shape.dim]
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "samples.npz"
@@ -45,7 +44,7 @@ def quantised(network: onnx.ModelProto) -> Model:
 
 
 def boards(count: int, ram: str, flash: str = "2 MiB") -> Platform:
-    """Boards m1, m2, … of that size."""
+    """Return boards m1, m2, … with this RAM and flash."""
     text = 'network = {kind = "switch", bandwidth = "0.8 Mbit/s"}\n'
     for number in range(1, count + 1):
         text += f'[[host]]\nname = "m{number}"\nmemory = "{ram}"\nflash = "{flash}"\n'
@@ -54,12 +53,12 @@ def boards(count: int, ram: str, flash: str = "2 MiB") -> Platform:
 
 
 def fitted(model: Model, platform: Platform, directory: Path, strategy: str = "fit") -> PipelineState:
-    """The artifact that the strategy makes for the boards."""
+    """Compile the model for the boards with target tflm, and write the artifact to `directory`."""
     return compile(model, platform, strategy, target="tflm", output=directory)
 
 
 def run(directory: Path, model: Model) -> RunResult:
-    """Two frames in TFLite-micro."""
+    """Run an artifact in TFLite Micro for two frames with random inputs of `model`."""
     from dicompiler.verify.comparison import graph_inputs
 
     frames = [random_inputs(graph_inputs(model), seed) for seed in (0, 1)]
@@ -67,6 +66,6 @@ def run(directory: Path, model: Model) -> RunResult:
 
 
 def same_bits(model: Model, directory: Path, whole: Path) -> bool:
-    """Whether an artifact gives what that of the uncut network on one board gives."""
+    """Return True if the artifacts in `directory` and in `whole`, that of the uncut network, have equal outputs."""
     pairs = zip(run(directory, model).outputs, run(whole, model).outputs, strict=True)
     return all(np.array_equal(own[name], theirs[name]) for own, theirs in pairs for name in theirs)
