@@ -1,7 +1,7 @@
-"""Networks for microcontrollers × kinds of split on 1, 2 and 4 devices, in TFLite-micro, in float32 and in int8.
+"""Compare splits of networks for microcontrollers in TFLite Micro, on 1, 2 and 4 devices, in float32 and in int8.
 
-In: names of networks and kinds. Out: a row for each on stdout, what failed below it, progress on stderr; exit code 1
-where anything was missed. Run it as README.md says; nothing is written.
+The script prints a table with a row per plan, and then the failures; progress is printed on stderr. The exit code is 1
+if an output is outside its tolerance. How to run it: see README.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,17 @@ SAMPLES = 16
 
 @dataclass(frozen=True)
 class Row:
-    """One plan: how far it is from onnxruntime, of int8 also from the same network uncut and from LiteRT."""
+    """The comparison of one plan.
+
+    Attributes:
+        network: Name of the network.
+        numbers: `float32` or `int8`.
+        devices: Number of devices.
+        kind: Kind of split, or `whole`.
+        cut: Number of layers that are cut.
+        checks: Comparison with onnxruntime, and for int8 also with the uncut network and with LiteRT.
+        seconds: Seconds for compiling and running.
+    """
 
     network: str
     numbers: str
@@ -54,7 +64,7 @@ class Row:
     seconds: float
 
     def cells(self) -> list[str]:
-        """As the table shows it."""
+        """Return the cells of the table's row."""
         details = [check.detail.split(" (")[0].removeprefix("differs by ") for check in self.checks]
         head = [self.network, self.numbers, str(self.devices), self.kind, str(self.cut)]
         return [*head, *details, *["–"] * (3 - len(details)), f"{self.seconds:.1f}"]
@@ -66,7 +76,7 @@ class Row:
 
 
 def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
-    """The network whole on one device, then the kinds on two and on four."""
+    """Yield the row of the uncut network on one device, then those of each kind of split on two and four devices."""
     network, options = NETWORKS[name]
     source = Model.load(networks.build(network, 1, **options))
     model = source if numbers == "float32" else int8(source, SAMPLES)
@@ -118,7 +128,7 @@ def _checks(
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(ALL), help="Only these kinds (repeatable).")
 @click.option("--numbers", multiple=True, type=click.Choice(("float32", "int8")), help="Only these.")
 def main(names: Sequence[str], kinds: Sequence[str], numbers: Sequence[str]) -> None:
-    """Split networks for microcontrollers in every way and compare what TFLite-micro makes of them."""
+    """Split networks for microcontrollers in every way, and compare their outputs in TFLite Micro."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     table = Table("network", "numbers", "devices", "kind", "layers cut", "onnxruntime", "uncut", "LiteRT", "s")
     failures: list[str] = []

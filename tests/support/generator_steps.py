@@ -1,6 +1,6 @@
-"""More steps of the random networks of generators.py: operators that keep integers whole, in the forms of each opset.
+"""Steps that append an operator to a random network of generators.py, in the form of the network's opset.
 
-In: a network while it grows. Out: the same network with a node or two more, or as it was where none fits.
+All values stay integers. A step does nothing if the network's tensors do not suit the operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST = 14
 
 
 def constant(net: Net, values: Any, dtype: Any = np.int64) -> str:
-    """A constant with these values."""
+    """Add a constant with these values, and return its name."""
     name = f"w{len(net.weights)}"
     net.weights.append(numpy_helper.from_array(np.array(values, dtype), name))
     return name
@@ -205,7 +205,7 @@ def unsqueezed(net: Net) -> None:
 
 
 def without_rule(net: Net) -> None:
-    """An operator that stays whole."""
+    """Append ReverseSequence, which has no operator rule and is therefore never split."""
     name, shape = net.pick()
     if net.opset >= 10 and len(shape) > 1:
         lengths = constant(net, [net.rng.randint(1, shape[0]) for _ in range(shape[1])])

@@ -1,6 +1,6 @@
-"""Small programs written by hand, with the whole models that they are splits of: for executors and targets.
+"""Handwritten programs with the unsplit models that they compute, for tests of executors and targets.
 
-Each function gives (program, model, inputs); the numbers are small integers, so that every split is bit-equal.
+Each function returns (program, model, inputs). All numbers are small integers, so that outputs must be bit-equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 
 
 def parse(text: str, weights: Mapping[str, Weight]) -> onnx.ModelProto:
-    """The model of the text; names that it reads and that are in `weights` become data-less initializers."""
+    """Return the model of a graph in ONNX text; names in `weights` that it reads become initializers without data."""
     model = parser.parse_model(HEAD + text)
     used = dict.fromkeys(name for node in model.graph.node for name in node.input)
     model.graph.initializer.extend(make_placeholder(name, weights[name]) for name in used if name in weights)
@@ -29,20 +29,20 @@ def parse(text: str, weights: Mapping[str, Weight]) -> onnx.ModelProto:
 
 
 def segment(name: str, device: str, text: str, weights: Mapping[str, Weight]) -> Segment:
-    """A segment of that graph text (without its name)."""
+    """Return a segment from ONNX text that omits the graph's name."""
     model = parse(f"{name} {text}", weights)
     names = [tuple(v.name for v in values) for values in (model.graph.input, model.graph.output)]
     return Segment(name, device, model, names[0], names[1])
 
 
 def steps(text: str) -> tuple[Step, ...]:
-    """ "receive 0, run 0, send 1" as steps."""
+    """Return the steps of a device from text such as "receive 0, run 0, send 1"."""
     words = [step.split() for step in text.split(",")]
     return tuple(Step(kind, int(index)) for kind, index in words)  # type: ignore[arg-type]
 
 
 def integers(shape: tuple[int, ...], seed: int, dtype: Any = np.float32) -> NDArray[Any]:
-    """Seeded integers from -3 to 3."""
+    """Return random integers from -3 to 3."""
     found: NDArray[Any] = np.random.default_rng(seed).integers(-3, 4, shape).astype(dtype)
     return found
 
@@ -52,7 +52,10 @@ def value(name: str, *shape: int, dtype: int = onnx.TensorProto.FLOAT) -> Tensor
 
 
 def halo(size: int = 16, channels: int = 4) -> Made:
-    """Two convolutions cut in height over a and b, which swap one row of the first one's output; c joins the halves."""
+    """Return two convolutions that are cut in height over devices a and b, whose output halves device c joins.
+
+    Between the convolutions, a and b exchange one row.
+    """
     half, last = size // 2, size
     w = {
         "w1": Weight.from_array(integers((channels, 3, 3, 3), 1)),
@@ -130,8 +133,14 @@ def halo(size: int = 16, channels: int = 4) -> Made:
 
 
 def partial(dtype: str = "float", rows: int = 1) -> Made:
-    """A matrix product whose reduction axis is cut over a and b; the partial sums are merged on both (all-reduce), and
-    both deliver the output. `dtype`: the type that x and out have; b hands its part of x to a."""
+    """Return a matrix product that is split along its reduction axis over devices a and b.
+
+    Both devices add the partial sums (all-reduce) and deliver the output.
+
+    Args:
+        dtype: ONNX type of the inputs and the output.
+        rows: Number of rows of the inputs.
+    """
     onnx_type = onnx.TensorProto.DataType.Value(dtype.upper())
     numpy_type = onnx.helper.tensor_dtype_to_np_dtype(onnx_type)
     weight = integers((32, 24), 4)
@@ -173,7 +182,7 @@ def partial(dtype: str = "float", rows: int = 1) -> Made:
 
 
 def unknown_shape() -> Made:
-    """One device; the shapes of input and output are known only when they are there."""
+    """Return a program of one device whose input and output shapes are known only at run time."""
     w: dict[str, Weight] = {}
     text = "(float[n,m] x) => (float[k,2] out) { t = Transpose(x)\n out = Tile(t, times) }"
     text = text.replace("{", "<int64[2] times = {2, 1}> {", 1)
@@ -185,7 +194,7 @@ def unknown_shape() -> Made:
 
 
 def endless() -> Made:
-    """a hands x to b, whose segment counts for hours. There is nothing to compare it with."""
+    """Return a program in which device a sends x to b, whose loop runs for hours; its output cannot be compared."""
     w: dict[str, Weight] = {}
     count = """
         (float[1] x) => (float[1] out) <int64 times = {1000000000000}, bool yes = {1}> {
@@ -205,7 +214,7 @@ def endless() -> Made:
 
 
 def failing() -> Made:
-    """a hands x to b, which gathers with it as index: an x of more than 3 makes b's segment raise."""
+    """Return a program in which device a sends an index to b, whose Gather fails if the index is above 3."""
     w: dict[str, Weight] = {}
     one = segment("b0", "b", "(int64[1] x) => (float[1] out) <float[4] t = {1, 2, 3, 4}> { out = Gather(t, x) }", w)
     devices = (

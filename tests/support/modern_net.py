@@ -1,4 +1,4 @@
-"""A graph that is written node by node, as exporters write it, with seeded weights, and blocks of many networks."""
+"""A builder of graphs node by node, as exporters write them, with seeded weights and blocks of common networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
 
 class Net:
-    """A graph that grows: each call of `op` adds a node and gives the name of its first output."""
+    """A growing graph: each call of `op` adds a node and returns the name of its first output."""
 
     def __init__(self, opset: int = 17, dtype: Any = np.float32) -> None:
         self.opset, self.dtype, self.random = opset, dtype, np.random.default_rng(0)
@@ -112,7 +112,7 @@ class Net:
         return self.linear(y, width, width)
 
     def block(self, x: str, rows: int, width: int, form: str = "erf", norm: str = "primitive") -> str:
-        """A transformer's block that normalises first."""
+        """Append a transformer block that normalises before attention and before its two linear layers."""
         x = self.op("Add", x, self.attention(self.layer_norm(x, width, norm), rows, width, 4))
         inner = self.gelu(self.linear(self.layer_norm(x, width, norm), width, 2 * width), form)
         return self.op("Add", x, self.linear(inner, 2 * width, width))

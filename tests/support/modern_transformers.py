@@ -31,7 +31,7 @@ def bert(dtype: Any = np.float32) -> onnx.ModelProto:
 
 
 def bert_fused() -> onnx.ModelProto:
-    """What onnxruntime's own optimiser makes of BERT."""
+    """Return BERT with the fused operators into which onnxruntime's optimiser rewrites it."""
     net, rows, width = Net(), 8, 32
     ids, segments, mask = (net.input(n, (1, rows), TensorProto.INT32) for n in ("input_ids", "token_type_ids", "mask"))
     tables = [net.weight(50, width), net.weight(16, width), net.weight(2, width), net.weight(width), net.weight(width)]
@@ -113,7 +113,7 @@ def llama(cache: int = 0) -> onnx.ModelProto:
 
 
 def llama_fused() -> onnx.ModelProto:
-    """The same with onnxruntime's fused operators."""
+    """Return a Llama decoder with onnxruntime's fused operators."""
     net, rows, width = Net(), 8, 32
     x = net.op("Gather", net.weight(50, width), net.input("input_ids", (1, rows), INT))
     places = net.input("position_ids", (1, rows), INT)

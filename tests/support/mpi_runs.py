@@ -1,4 +1,4 @@
-"""Artifacts of the MPI target for tests, and how its programs are called without dicompiler."""
+"""Artifacts of the MPI target, and their programs' processes and environment without dicompiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dicompiler_targets.mpi import MpiTarget, toolchain
 
 
 def emit(made: Made, directory: Path, **options: Any) -> Path:
-    """Writes the program's artifact; options are the target's."""
+    """Write the artifact of a handwritten program; `options` are those of the MPI target."""
     directory.mkdir(exist_ok=True)
     MpiTarget(**options).emit(PipelineState(model=made[1], program=made[0]), directory)
     write_integrity(directory)
@@ -27,7 +27,7 @@ def emit(made: Made, directory: Path, **options: Any) -> Path:
 
 
 class Alike(Sequence[Any]):
-    """So many frames that are all the same, and take the memory of one."""
+    """A sequence that repeats one frame `count` times without copies of it."""
 
     def __init__(self, frame: Any, count: int) -> None:
         self._frame, self._places = frame, range(count)
@@ -44,10 +44,13 @@ class Alike(Sequence[Any]):
 
 
 def ranks(name: str, own: bool = True) -> dict[int, int]:
-    """Rank → process, of the running programs whose path holds `name`. own: only those that this process started."""
+    """Return the process ID of each rank whose program's path includes `name`.
+
+    With `own`, only descendants of this process are included.
+    """
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may have ended meanwhile
+        with contextlib.suppress(OSError):  # The process may have ended.
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
             rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", (entry / "environ").read_bytes().decode(errors="replace"))
             if name in line.split("\0")[0] and rank is not None and (not own or _ours(int(entry.name))):
@@ -62,7 +65,7 @@ def _ours(pid: int) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Ours, in which root may start ranks, and programs and headers are found as the target finds them."""
+    """Return this process's environment, extended so that root may start ranks, and programs and headers are found."""
     roots = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), toolchain.get_search_path()]

@@ -1,4 +1,4 @@
-"""For tests of strategies: clusters by rates, and a plan's whole verification inside this process."""
+"""Clusters, a simple cost model, and the verification of a strategy's plan within this process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def verify(source: onnx.ModelProto, platform: Platform, strategy: Strategy, objective: str = "latency") -> Plan:
-    """The strategy's plan, after these checks: check models of two seeds are bit-equal, and every transfer is as long
-    as the plan predicts."""
+    """Return the strategy's plan, after `check_plan` has compared its outputs and sent bytes with the expected ones."""
     problem = load_problem(source, platform, objective=objective)
     plan = strategy.plan(problem)
     exact, *_ = check_plan(problem, plan)

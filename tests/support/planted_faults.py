@@ -157,7 +157,7 @@ def moved_pads(placed: Placed) -> Iterator[Fault]:
         rank = len(pads) // 2
         for axis in range(rank):
             if node.op_type != "Conv" and placed.shapes[node.output[0]][2 + axis] == 1:
-                continue  # the one window of a pool has the same rows in it
+                continue  # A pool's only window then still has the same rows.
             for source, target in ((axis, rank + axis), (rank + axis, axis)):
                 kernel = placed.attribute(node, "kernel_shape")[axis] if node.op_type != "Conv" else 1 << 30
                 if pads[source] > 0 and pads[target] + 1 < kernel:

@@ -1,4 +1,7 @@
-"""Tables as commands print them where there is no terminal: what finds no place stands below, with the names again."""
+"""Read the tables that commands print without a terminal.
+
+Columns that do not fit form a second table below, with the same first column.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 
 
 def column(printed: str, header: str) -> dict[str, str]:
-    """The first cell of each row → the one under `header`. KeyError where there is no such column."""
+    """Map the first cell of each row to the cell under `header`; raise KeyError if there is no such column."""
     for block in printed.split("\n\n"):
         first, *rows = [re.split(r"  +", line.strip()) for line in block.splitlines()] or [[]]
         if header in first:

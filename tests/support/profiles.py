@@ -1,4 +1,4 @@
-"""A network, devices, and profiles of it as documents and files: for tests of cost models."""
+"""A network, devices, and profiles (measured layer times), for tests of cost models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NONE = Device("none", "none", 0.0)
 
 
 def network() -> LayerGraph:
-    """Three convolutions, a pool and a classifier."""
+    """Return three convolutions, a pool and a fully connected layer."""
     return stack((1, 4, 16, 16), [("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1),
                                   ("pool", 2, 2, 0), ("flatten",), ("fc", 10)])  # fmt: skip
 
 
 def entry(cut: str, size: int, seconds: float, work: tuple[int, int] = (1000, 1000)) -> dict[str, Any]:
-    """One measurement of a profile; `work`: FLOP and bytes."""
+    """Return one measurement of a profile; `work` has its FLOPs and moved bytes."""
     return {
         "cut": cut,
         "size": size,
@@ -39,7 +39,10 @@ def entry(cut: str, size: int, seconds: float, work: tuple[int, int] = (1000, 10
 
 
 def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, Any]:
-    """A profile in which each layer takes 1 µs a FLOP and 1 ms more, measured at halves and quarters of axis 2."""
+    """Return a profile of a graph's layers in which each part takes 1 ms plus 1 µs per FLOP.
+
+    Layers of rank 4 are measured whole, and at halves and quarters of axis 2. `changes` replace keys of the profile.
+    """
     found: dict[str, Any] = {}
     for layer in graph.layers:
         own = found.setdefault(
@@ -71,6 +74,6 @@ def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, 
 
 
 def written(directory: Path, profile: dict[str, Any], name: str = "p.json") -> str:
-    """The path of the profile as a file."""
+    """Write a profile to a file and return the file's path."""
     (directory / name).write_text(json.dumps(profile))
     return str(directory / name)

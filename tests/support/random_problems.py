@@ -1,4 +1,4 @@
-"""Random networks with random plans on devices of different rates: what is predicted of them, for property tests."""
+"""Random networks and plans on devices of different rates, for property tests of predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOARDS = Platform(
 
 @cache
 def random_problem(seed: int, objective: str = "latency") -> Problem:
-    """A random network on BOARDS."""
+    """Return the problem of a random network on BOARDS."""
     proto = onnx.shape_inference.infer_shapes(random_model(Random(seed)))
     for index, node in enumerate(proto.graph.node):
         node.name = node.name or f"{node.op_type.lower()}{index}"
@@ -34,5 +34,5 @@ def random_problem(seed: int, objective: str = "latency") -> Problem:
 
 
 def any_plan(seed: int, problem: Problem) -> Plan:
-    """A random legal plan of it."""
+    """Return a random valid plan of the problem."""
     return random_plan(Random(seed), problem.layers, DEVICES)

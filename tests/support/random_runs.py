@@ -1,4 +1,4 @@
-"""Random networks under random plans, run by a target's own processes."""
+"""Checks of a target that runs random networks under random plans in separate processes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dicompiler.verify.executor import run_model
 
 
 def sent_bytes(result: RunResult) -> Mapping[int, int]:
-    """Transfer → bytes that were sent of it."""
+    """Return the number of sent bytes by index of the transfer."""
     return {index: count for report in result.reports for index, count in report.sent_bytes.items()}
 
 
 def check_random(target: Target, seed: int, count: int, place: Path) -> None:
-    """Every sink of `count` frames delivers the bits of the whole network, and the bytes sent are those predicted."""
+    """Run `count` frames; check that every sink's outputs are bit-equal and that the sent bytes are as predicted."""
     placed, model, _ = compiled(seed)
     assert placed.plan is not None and placed.routing is not None
     program = build_program(placed.model, placed.plan.devices)
@@ -49,7 +49,7 @@ def check_random(target: Target, seed: int, count: int, place: Path) -> None:
 
 
 def check_random_states(target: Target, seed: int, count: int, place: Path) -> None:
-    """As `check_random`, of a network with states, which devices keep from frame to frame."""
+    """Check a network with states, which devices keep between frames, in the same way as `check_random`."""
     rng = Random(seed)
     placed = placed_states(rng)
     model = placed.reference

@@ -1,7 +1,4 @@
-"""Command lines that must fail: what they print on stderr, and that they leave nothing behind.
-
-In: a directory to watch, arguments. Out: the one line that was printed.
-"""
+"""Check that a command line fails with one line on stderr and changes no files."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ COMPILE = ("--platform", "rpi4x2", "-o")
 
 
 def network(seed: int = 7) -> onnx.ModelProto:
-    """Two convolutions and a pool."""
+    """Return a network of two convolutions and a pool."""
     proto = onnx.parser.parse_model(TEXT)
     rng = np.random.default_rng(seed)
     for name, shape in (("w1", (16, 3, 3, 3)), ("w2", (4, 16, 3, 3))):
@@ -56,18 +53,18 @@ def network(seed: int = 7) -> onnx.ModelProto:
 
 
 def image(seed: int = 1) -> Any:
-    """An input of the network."""
+    """Return a random input of `network`."""
     return np.random.default_rng(seed).standard_normal((1, 3, 12, 12)).astype(np.float32)
 
 
 class Refused:
-    """Runs a command line that must fail, and looks at what it prints and leaves."""
+    """A check of commands that must fail, in the directory `place`."""
 
     def __init__(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.place, self.capsys = place, capsys
 
     def __call__(self, code: int, *arguments: object) -> str:
-        """The line on stderr; nothing is on stdout and no file has come, gone or changed."""
+        """Run a command, check that it fails with exit code `code` and changes no file, and return its error."""
         before = dict(files(self.place))
         self.capsys.readouterr()
         got = main([str(argument) for argument in arguments])
@@ -81,14 +78,14 @@ class Refused:
 
 
 def files(place: Path) -> Iterator[tuple[str, bytes]]:
-    """Every path below `place`, links too, with the content of files."""
+    """Yield each path below `place`, links included, with the content of files."""
     for path in sorted(place.rglob("*")):
         yield str(path), path.read_bytes() if path.is_file() else b""
 
 
 @contextmanager
 def small_disk(place: Path, room: str) -> Iterator[Path]:
-    """A file system of `room` (of mount's "size=") at `place`, in memory. Takes root."""
+    """Mount a file system in memory at `place`, of the size `room` in mount's notation. Needs root."""
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(place)], check=True)
     try:
@@ -98,7 +95,7 @@ def small_disk(place: Path, room: str) -> Iterator[Path]:
 
 
 def fill(place: Path) -> None:
-    """A file that takes all the room that is left."""
+    """Fill the file system of `place` with one file."""
     with (place / "filler").open("wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):

@@ -1,4 +1,4 @@
-"""Artifacts whose reports are looked at."""
+"""Compile networks for tests of reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dicompiler.networks import build
 
 
 def made(tmp_path: Path, network: Any, platform: str = "rpi4x3", strategy: str = "modnn", **more: Any) -> Path:
-    """An artifact."""
+    """Compile a network (a model, or the name of a built-in one), and return the directory of the artifact."""
     model = build(network) if isinstance(network, str) else network
     dicompiler.compile(model, platform=platform, strategy=strategy, output=tmp_path / "net", **more)
     return tmp_path / "net"

@@ -1,8 +1,7 @@
-"""The kinds of split, made for any network by the annotating passes: what the matrix of networks and kinds runs.
+"""The kinds of split, applied to any network by the annotating passes, for the matrix of networks and kinds.
 
-In: the layers of a network. Out: pipelines, and what `Case` finds when it runs one of them, on four devices unless told
-otherwise. Every layer that allows the kind is cut; the others stay whole and are dealt out to the devices in turn, so
-that data travels.
+Every layer that allows a kind is cut. The other layers are assigned whole to the devices in turn, so that tensors are
+sent between devices.
 """
 
 from __future__ import annotations
@@ -42,8 +41,14 @@ _WEIGHTED = ("Conv", "Gemm", "MatMul")
 
 @dataclass(frozen=True)
 class Split:
-    """`pipeline` annotates the layers; `cut` are those that it cuts. `number` counts the random sets of a fused kind
-    (0: the largest set)."""
+    """One way to split a network.
+
+    Attributes:
+        kind: Kind of split, one of ALL.
+        pipeline: The passes that annotate the layers.
+        cut: Names of the layers that are cut.
+        number: Index of the set of fused layers: 0 is the largest set, later ones are random.
+    """
 
     kind: str
     pipeline: tuple[Spec, ...]
@@ -57,18 +62,24 @@ def layers_of(compilation: PipelineState) -> LayerGraph:
 
 
 def cluster(devices: int = DEVICES) -> Platform:
-    """So many devices, each on a host of its own."""
+    """Return this number of devices, each on a separate host."""
     return Platform.load(f"rpi4x{devices}")
 
 
 def rows_and_columns(devices: int = DEVICES) -> tuple[int, int]:
-    """The grid with most tiles for so many devices (at least two) that has two rows, or one."""
+    """Return the rows and columns of the grid of tiles: two rows for four or more devices, else one row."""
     return (2, devices // 2) if devices > 3 else (1, devices)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network to be split: prepared, on the cluster; `inputs` of it and the whole model's outputs for them."""
+    """A network that is to be split.
+
+    Attributes:
+        compilation: The prepared network and its cluster.
+        inputs: Random inputs of the network.
+        reference: Outputs of the whole network for these inputs.
+    """
 
     compilation: PipelineState
     inputs: dict[str, NDArray[Any]]
@@ -76,7 +87,7 @@ class Case:
 
     @classmethod
     def of(cls, source: Any, devices: int = DEVICES) -> Case:
-        """From anything that Model.load takes; with its own weights."""
+        """Return the case of a model (or file) with its weights, on this number of devices."""
         compilation = replace(prepare(Model.load(source)), platform=cluster(devices))
         model, layers = compilation.model, layers_of(compilation)
         values = [TensorSpec(name, layers.tensors[name].dtype, layers.tensors[name].shape) for name in layers.inputs]
@@ -88,18 +99,20 @@ class Case:
         return layers_of(self.compilation)
 
     def plan(self, split: Split) -> Plan:
-        """The plan that the pipeline of `split` makes from its text, as `dicompiler opt -p` would."""
+        """Return the plan that the passes of `split` make, parsed from text as in `dicompiler opt -p`."""
         plan = PassManager(make_pipeline(",".join(map(str, split.pipeline)))).run(self.compilation).plan
         assert plan is not None
         return plan
 
     def with_plan(self, plan: Plan) -> PipelineState:
-        """The compilation, to be split as the plan says."""
+        """Return the prepared network with this plan."""
         return replace(self.compilation, plan=plan)
 
     def verify(self, split: Split, seeds: Sequence[int] | None = None) -> tuple[Check, Check, Check]:
-        """(exact, real weights, bytes): bit-equal check models of all seeds that are needed, outputs of every sink
-        within tolerance, and every transfer as long as predicted."""
+        """Return three checks of a split: exact outputs, outputs with real weights, and sent bytes.
+
+        The exact check compares check models (the network with integer weights) of all seeds bit by bit.
+        """
         exact, *outputs, sent = verify_plan(self.compilation, self.plan(split), self.inputs, self.reference, seeds)
         return exact, next((check for check in outputs if not check.passed), outputs[0]), sent
 
@@ -107,8 +120,10 @@ class Case:
 def splits(
     layers: LayerGraph, kinds: Sequence[str] = ALL, sets: int = 20, seed: int = 0, devices: int = DEVICES
 ) -> Iterator[Split]:
-    """The splits of these kinds; of the fused ones over the largest set and over `sets` random ones. Kinds that cut no
-    layer of the network are left out."""
+    """Yield the splits of these kinds, except for kinds that cut no layer of the network.
+
+    For a fused kind, these are the split of the largest set of layers, and of up to `sets` random sets.
+    """
     for kind in kinds:
         if kind in FUSED:
             yield from _fused_splits(layers, kind, sets, seed, devices)
@@ -119,7 +134,7 @@ def splits(
 
 
 def _rest(layers: LayerGraph, cut: Iterable[str], count: int) -> list[Spec]:
-    """The layers that no other pass cuts, one device after another."""
+    """Return passes that assign the layers that are not in `cut` to `count` devices in turn."""
     taken = set(cut)
     left = [layer.name for layer in layers.layers if layer.name not in taken]
     devices = [device.name for device in cluster(count).devices]
@@ -128,7 +143,7 @@ def _rest(layers: LayerGraph, cut: Iterable[str], count: int) -> list[Spec]:
 
 
 def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
-    """Runs of whole layers, as many on each device."""
+    """Return passes that assign consecutive whole layers to each device, with equal numbers of layers."""
     names = [layer.name for layer in layers.layers]
     bounds = [len(names) * i // devices for i in range(devices + 1)]
     specs = [
@@ -140,7 +155,10 @@ def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
 
 
 def pieces(layers: LayerGraph, layer: Layer, label: AxisLabel, most: int) -> int:
-    """Into how many parts, at most `most`, the layer can be cut along the axis of that name; 1 where it cannot be."""
+    """Return the largest number of parts, up to `most`, into which a layer can be cut along an axis.
+
+    It is 1 if the layer cannot be cut.
+    """
     axis = named_axes(layers).get(layer.output, {}).get(label)
     if layer.whole_reason or axis is None or axis not in cuttable_axes(layers, layer):
         return 1
@@ -150,7 +168,7 @@ def pieces(layers: LayerGraph, layer: Layer, label: AxisLabel, most: int) -> int
 
 
 def _by_count(name: str, counts: dict[str, int], devices: int) -> tuple[list[Spec], list[str]]:
-    """A pass for all layers that are cut into as many parts."""
+    """Return one pass for each number of parts, and the names of the layers that are cut."""
     specs = [
         Spec.from_mapping(name, {"layers": tuple(n for n, own in counts.items() if own == count), "parts": str(count)})
         for count in range(devices, 1, -1)
@@ -175,13 +193,16 @@ def _grid_options(devices: int) -> dict[str, str]:
 
 
 def in_grid(layers: LayerGraph, layer: Layer, devices: int = DEVICES) -> bool:
-    """Whether it can be cut into all tiles of the grid."""
+    """Return True if the layer can be cut into all tiles of the grid."""
     rows, columns = rows_and_columns(devices)
     return pieces(layers, layer, "height", rows) == rows and pieces(layers, layer, "width", columns) == columns
 
 
 def _lip(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
-    """Merged on one device, scattered by channels, on every device: in turn."""
+    """Split layers by input channels; the layers use the three ways to merge partial sums in turn.
+
+    The sum is computed on one device, in slices of channels on all devices, or completely on all devices.
+    """
     chosen = [layer for layer in layers.layers if (reduction_length(layers, layer) or 0) >= devices]
     specs = []
     for merge in _MERGES:
@@ -197,7 +218,7 @@ def _merge(layers: LayerGraph, layer: Layer, index: int, devices: int) -> str:
 
 
 def _fuse(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
-    """Chains from a layer with weights to the next that sums over input channels, one behind the other."""
+    """Fuse each chain from a layer with weights to the next layer that sums over input channels."""
     specs: list[Spec] = []
     cut: list[str] = []
     for layer in layers.layers:
@@ -209,7 +230,7 @@ def _fuse(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
 
 
 def _chain(layers: LayerGraph, first: Layer, devices: int) -> tuple[str, ...]:
-    """The names from `first` to the layer that it can be fused with; none where there is none."""
+    """Return the names of the layers from `first` to the one with which it can be fused; empty if there is none."""
     if first.nodes[first.anchor].op not in _WEIGHTED or pieces(layers, first, "channel", devices) < devices:
         return ()
     chain = [first]
@@ -227,7 +248,10 @@ def _chain(layers: LayerGraph, first: Layer, devices: int) -> tuple[str, ...]:
 
 
 def _accepted(layers: LayerGraph, spec: Spec, devices: int) -> bool:
-    """Whether the pass takes these layers: only it knows whether channels become one range of input channels."""
+    """Return True if the pass accepts its layers.
+
+    Only the pass knows whether the output channels form one range of input channels of the last layer.
+    """
     annotation = registry().make("passes", spec)
     try:
         annotation.annotate(
@@ -249,14 +273,14 @@ MAKERS: dict[str, Callable[[LayerGraph, int], tuple[list[Spec], list[str]]]] = {
 
 
 def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
-    """Whether a fused tile of that kind can go through the layer."""
+    """Return True if the layer can be inside a fused tile of this kind."""
     labels: tuple[AxisLabel, ...] = ("height",) if kind == "fused-height" else ("height", "width")
     own = named_axes(layers).get(layer.output, {})
     return not layer.whole_reason and all(own.get(label) in cuttable_axes(layers, layer) for label in labels)
 
 
 def exits(layers: LayerGraph, kind: str, devices: int = DEVICES) -> dict[str, tuple[Layer, ...]]:
-    """Each layer whose output can be tiled, with the largest set (of two or more) of which it is the one exit."""
+    """Map each layer that can be tiled to the largest set of two or more layers of which it is the only exit."""
     allowed = partial(allows, layers, kind)
     found = {}
     for layer in layers.layers:
@@ -269,7 +293,7 @@ def exits(layers: LayerGraph, kind: str, devices: int = DEVICES) -> dict[str, tu
 
 
 def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool]) -> tuple[Layer, ...]:
-    """The largest set, in layer order, whose one exit is `last` and whose other layers are `allowed`."""
+    """Return the largest set, in layer order, whose only exit is `last` and whose other layers are `allowed`."""
     names = {last.name}
     for layer in reversed(layers.layers):
         if allowed(layer) and is_read_only_within(layers, layer, names):
@@ -278,13 +302,13 @@ def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool
 
 
 def branches(layers: LayerGraph, chosen: Sequence[Layer]) -> bool:
-    """Whether paths fork and meet again inside: some layer of the set is read by two or more of its layers."""
+    """Return True if two or more layers of the set read the output of the same layer in the set."""
     names = {layer.name for layer in chosen}
     return any(sum(reader.name in names for reader in layers.consumers.get(layer.output, ())) > 1 for layer in chosen)
 
 
 def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[Layer]) -> tuple[Layer, ...]:
-    """A random set within `largest` whose one exit is `last`: layers join that nobody outside reads."""
+    """Return a random subset of `largest` whose only exit is `last`."""
     names = {last.name}
     for _ in range(rng.randrange(1, len(largest))):
         ready = [layer for layer in largest if layer.name not in names and is_read_only_within(layers, layer, names)]
@@ -295,8 +319,10 @@ def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[L
 def random_sets(
     layers: LayerGraph, kind: str, count: int, seed: int, devices: int = DEVICES
 ) -> list[tuple[Layer, ...]]:
-    """`count` different seeded random sets with one exit, fewer where there are hardly so many; with branches inside
-    where the network has any that can be tiled."""
+    """Return up to `count` different random sets of layers with one exit.
+
+    If the network has tileable sets with branches inside, only sets with branches are returned.
+    """
     rng, found = Random(seed), exits(layers, kind, devices)
     forked = {name: largest for name, largest in found.items() if branches(layers, largest)}
     names = sorted(forked or found)

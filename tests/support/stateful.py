@@ -1,4 +1,4 @@
-"""Networks with states: random ones grown from those of `generators`, and what onnxruntime makes of frames in a row."""
+"""Random networks with states, and the outputs that onnxruntime computes for consecutive frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ FLOAT = onnx.TensorProto.FLOAT
 
 
 def random_stateful(rng: Random, states: int = 2) -> Model:
-    """A random network in which some tensors get what the frame before made of tensors of their shape."""
+    """Return a random network with states.
+
+    Each state keeps a tensor of one frame, limited to -4 … 4, and adds it to another tensor in the next frame.
+    """
     proto = onnx.shape_inference.infer_shapes(random_model(rng))
     graph, pairs = proto.graph, list[tuple[str, str]]()
     shapes = {
@@ -59,7 +62,7 @@ def random_stateful(rng: Random, states: int = 2) -> Model:
 
 
 def placed_states(rng: Random) -> PipelineState:
-    """A random network with states under a random plan, partitioned."""
+    """Return a random network with states, partitioned under a random plan."""
     model = random_stateful(rng)
     layers = form_layers(model, rules())
     placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=random_plan(rng, layers)))
@@ -68,7 +71,7 @@ def placed_states(rng: Random) -> PipelineState:
 
 
 def integer_frames(rng: Random, model: Model, count: int) -> list[dict[str, Any]]:
-    """Frames of integers; states begin as zeros, and anew in the third, which gives one of them."""
+    """Return frames of random integers. The third one sets one state, and thereby resets the other states to zeros."""
     pasts = dict(read_states(model.proto) or ())
     frames = [integers(rng, model.proto) for _ in range(count)]
     given = {name: value for name, value in frames[2].items() if name == next(iter(pasts))}
@@ -78,8 +81,10 @@ def integer_frames(rng: Random, model: Model, count: int) -> list[dict[str, Any]
 
 
 def fed_back(model: Model, frames: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The outputs of each frame when onnxruntime computes them one after another, states as zeros at first or as a
-    frame gives them."""
+    """Return the outputs of consecutive frames in onnxruntime.
+
+    States are zeros in the first frame. A frame that sets a state resets all states that it does not set.
+    """
     shapes, made, kept = model.tensors(), list[dict[str, Any]](), dict[str, Any]()
     for frame in frames:
         pasts = [past for past, _ in read_states(model.proto) or ()]

@@ -1,7 +1,4 @@
-"""Tests that need the machine for themselves: while one runs, those of the suite's other processes wait.
-
-In: whether a test is to be alone. Out: a block that others do not run beside, or only others that need not be alone.
-"""
+"""Exclusive use of the machine for some tests, across the processes of the test suite."""
 
 from __future__ import annotations
 
@@ -17,8 +14,11 @@ LOCK = Path(tempfile.gettempdir(), f"dicompiler-tests-{os.getuid()}")
 
 @contextmanager
 def turn(alone: bool) -> Iterator[None]:
-    """Locks end with the process that holds them, however it ends."""
-    # Who waits to be alone holds the queue, so that nobody overtakes.
+    """Run the block while no other test runs, or without `alone` while no exclusive test runs.
+
+    The file locks are released when their process ends, however it ends.
+    """
+    # A test that waits for exclusive use keeps the queue's lock, so that later tests cannot start before it.
     with LOCK.with_suffix(".queue").open("w") as queue, LOCK.with_suffix(".running").open("w") as running:
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -1,7 +1,4 @@
-"""Artifacts that were changed: one byte by chance; or on purpose and sealed again, as a stranger could write them.
-
-In: an artifact's directory. Out: the same, with another content.
-"""
+"""Artifacts that are changed: by one random byte, or on purpose and with valid checksums, as an attacker would."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from dicompiler.target.integrity import format_checksummed_json, make_file_recor
 
 
 def flip(path: Path, random: Random) -> tuple[int, bytes]:
-    """Changes one byte; (where, what the file held)."""
+    """Change one random byte of a file; return its offset and the file's content before."""
     data = path.read_bytes()
     at, other = random.randrange(len(data)), random.randrange(1, 256)
     path.write_bytes(data[:at] + bytes([data[at] ^ other]) + data[at + 1 :])
@@ -24,14 +21,14 @@ def flip(path: Path, random: Random) -> tuple[int, bytes]:
 
 
 def rewrite(path: Path, change: Callable[[Any], object]) -> None:
-    """Changes the JSON object of a sealed file, and seals it again."""
+    """Change the JSON object in a file with a checksum, and update the checksum."""
     document = load_json(path)
     change(document)
     path.write_text(format_checksummed_json(document), encoding="utf-8")
 
 
 def reseal(artifact: Path) -> Path:
-    """Makes of a sockets artifact whose files were changed one that holds together."""
+    """Update all digests of a sockets artifact after its files were changed."""
     for path in artifact.glob("*/manifest.json"):
         for name in load_json(path).get("files", {}):
             file = path.parent / name
@@ -43,5 +40,5 @@ def reseal(artifact: Path) -> Path:
 
 
 def named(artifact: Path) -> list[str]:
-    """All files that its artifact.json names, and itself."""
+    """Return artifact.json and the files that it lists."""
     return ["artifact.json", *json.loads((artifact / "artifact.json").read_bytes())["files"]]

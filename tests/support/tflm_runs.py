@@ -1,4 +1,4 @@
-"""For tests of the tflm target: networks made for it, artifacts compiled by it, and models run in LiteRT."""
+"""Networks and artifacts for tests of target tflm, and models run in LiteRT and TFLite Micro."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CODES = Path(__file__).parents[1] / "fixtures" / "tflm"
 
 
 def block() -> onnx.ModelProto:
-    """What MobileNet is made of: widening, depthwise with stride, narrowing, a residual, ReLU6 throughout."""
+    """Return a network of MobileNet's blocks: expansion, depthwise convolution, projection, shortcut, and ReLU6."""
     net = NetworkBuilder("block", (1, 3, 24, 24))
     x = "input"
     for name, channels, stride in (("stem", 8, 2), ("one", 8, 1), ("two", 16, 2)):
@@ -49,14 +49,14 @@ def block() -> onnx.ModelProto:
 
 
 def compiled(network: onnx.ModelProto | Model, strategy: str = "single", devices: int = 1) -> PipelineState:
-    """The program of a network on as many nameless devices."""
+    """Return the program of a network under a strategy's plan, on this number of equal devices."""
     base = replace(prepare(Model.load(network)), platform=uniform_platform(devices))
     plan = run_strategy(make_problem(base), registry().make("strategies", strategy))
     return lower(replace(base, plan=plan))
 
 
 def int8(source: Model, samples: int = 8) -> Model:
-    """The network quantised with seeded samples."""
+    """Return the network quantised with this number of random samples."""
     model = normalise(source)
     values = graph_inputs(model)
     return quantise(model, [random_inputs(values, seed) for seed in range(samples)])
@@ -65,8 +65,11 @@ def int8(source: Model, samples: int = 8) -> Model:
 def play(
     compilation: PipelineState, inputs: Mapping[str, NDArray[Any]], make: type[ModelRuntime] = MicroRuntime
 ) -> dict[str, NDArray[Any]]:
-    """What the segments of a compilation with a plan give in a runtime, in this process. DicompilerError where a
-    transfer does not carry the bytes predicted."""
+    """Return the outputs of a program whose segments are run in this process, by runtimes of the class `make`.
+
+    Raises:
+        DicompilerError: A transfer has another number of bytes than predicted.
+    """
     program = lower(compilation).program
     assert program is not None
     return (
@@ -77,7 +80,7 @@ def play(
 
 
 def emitted(compilation: PipelineState, directory: Path, **options: Any) -> Path:
-    """The artifact of a compilation."""
+    """Write the artifact of a program, and return its directory."""
     directory.mkdir(exist_ok=True)
     TflmTarget(**options).emit(compilation, directory)
     write_integrity(directory)
@@ -85,8 +88,10 @@ def emitted(compilation: PipelineState, directory: Path, **options: Any) -> Path
 
 
 def checked(compilation: PipelineState, model: Model, directory: Path, tolerance: float) -> RunResult:
-    """Emits and runs a compilation for two frames: outputs as onnxruntime's within `tolerance` of the range, and all
-    bytes as predicted."""
+    """Run a program for two frames, compare outputs with onnxruntime's and sent bytes with the prediction.
+
+    `tolerance` is the largest allowed difference as a share of the largest absolute output.
+    """
     assert compilation.program is not None
     emitted(compilation, directory)
     frames = [random_inputs(compilation.program.inputs, seed) for seed in (0, 1)]
@@ -103,13 +108,13 @@ def checked(compilation: PipelineState, model: Model, directory: Path, tolerance
 
 
 def difference(reference: NDArray[Any], got: NDArray[Any]) -> float:
-    """The largest difference as a share of max|reference|."""
+    """Return the largest difference as a share of the largest absolute value in `reference`."""
     wide = reference.astype(np.float64)
     return float(np.abs(wide - got.astype(np.float64)).max() / max(np.abs(wide).max(), 1e-30))
 
 
 def litert(data: bytes, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """What LiteRT makes of a model's inputs."""
+    """Return the outputs of a TFLite model in LiteRT."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=data)
@@ -121,7 +126,7 @@ def litert(data: bytes, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def micro(data: bytes, inputs: Sequence[NDArray[Any]], arena: int) -> list[NDArray[Any]]:
-    """What TFLite-micro makes of them."""
+    """Return the outputs of a TFLite model in TFLite Micro, with an arena of this number of bytes."""
     from tflite_micro.python.tflite_micro import runtime
 
     interpreter = runtime.Interpreter.from_bytes(data, arena_size=arena)
@@ -138,7 +143,7 @@ def _outputs(data: bytes) -> int:
 
 
 def numbers(data: bytes, seed: int = 0) -> list[NDArray[Any]]:
-    """Seeded inputs of a model."""
+    """Return random inputs of a TFLite model."""
     import tflite
     from tflite_micro.python.tflite_micro import runtime
 

@@ -1,7 +1,8 @@
-"""Command lines tried by the hundred, each in a process of its own that may take so much memory and time.
+"""Run hundreds of command lines, each in a process with limited memory and time.
 
-In (stdin, JSON): [[argument, …], …]. Out (stdout, a JSON line for each, in any order): [index, exit code or minus the
-signal, stderr, seconds, peak resident bytes]. The processes are forked, so that starting Python costs nothing.
+As a script, it reads a JSON list of argument lists from stdin. It prints one JSON line per command line, in any order:
+[index, exit code or negated signal, stderr, seconds, peak resident bytes]. Processes are forked, which saves the start
+of Python.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ MEMORY, SECONDS = 2 << 30, 20
 
 
 class Outcome(NamedTuple):
-    """How a command line ended; see above."""
+    """The outcome of a command line.
+
+    Attributes:
+        code: Exit code, or negated signal.
+        said: Text on stderr.
+        seconds: Seconds that the process ran.
+        peak: Peak resident bytes.
+    """
 
     code: int
     said: str
@@ -31,7 +39,7 @@ class Outcome(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """What is wrong with that: it must have done the work, or refused it in one line; '' where nothing is."""
+        """The violated rule, or "": a command must succeed or print one line of error, within the limits."""
         if self.code not in (0, 1, 2):
             return f"exit code {self.code}: {self.said[-300:]!r}"
         lines = self.said.splitlines()
@@ -45,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(lines: Sequence[Sequence[object]]) -> list[Outcome]:
-    """What becomes of `dicompiler` with these arguments, in their order."""
+    """Run `dicompiler` with each list of arguments, and return the outcomes in the same order."""
     done = subprocess.run(
         [sys.executable, __file__],
         input=json.dumps([[str(word) for word in line] for line in lines]),
@@ -63,7 +71,7 @@ def _child(line: Sequence[str], said: int) -> None:
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(said, 2)
-    # Address space is more than memory: libraries reserve some of it that they never touch.
+    # The limit applies to address space, of which libraries reserve more than the memory that they use.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _mapped(),) * 2)
     signal.alarm(SECONDS)
     try:
@@ -88,7 +96,7 @@ def _serve() -> None:
 
     from dicompiler.cli.command_line import main
 
-    # What it imports on its way all of them have then; no thread is left behind.
+    # This first compilation imports the modules that all forked processes need. It must leave no thread behind.
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float y) {y = Relu(x)}')
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         onnx.save(model, f"{scratch}/m.onnx")

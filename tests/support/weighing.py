@@ -1,4 +1,4 @@
-"""A plan that is only weighed is not written as ONNX: that this gives what the written program gives."""
+"""Checks that the evaluation of a plan without writing ONNX models agrees with the written program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dicompiler.search.problem import Problem
 
 
 def check_unwritten(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
-    """The program of the unwritten graph is that which was cut of the written one, but for models and weights."""
+    """Check that the program built without ONNX models equals `program`, except for its models and weights."""
     hosts = {device.device: device.host for device in program.devices}
     devices = tuple(
         replace(device, segments=tuple(replace(segment, model=NO_MODEL) for segment in device.segments))
@@ -29,7 +29,7 @@ def check_unwritten(model: Model, routing: Routing, plan: Plan, program: Program
 
 
 def check_weighed(problem: Problem, plan: Plan) -> SimulationResult:
-    """Routing, workload, metrics and a stream of frames are equal, to the last bit."""
+    """Check that both ways give equal routings, workloads and metrics; return the equal simulation of three frames."""
     sketched = problem.draft_program(plan)
     assert sketched.program is not None and sketched.routing is not None
     written = build_workload(sketched.program, sketched.routing, problem.platform, problem.cost_model)
