@@ -14,6 +14,7 @@ from support.commands import command, failed
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.emulation.emulate import emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import load_plan
@@ -40,6 +41,12 @@ def compiled(place: Path, strategy: str, platform: Platform, network: str = "len
     return place
 
 
+def seconds_without_runtime(directory: Path, model: dicompiler.Model) -> float:
+    """Return the predicted latency without the costs of the runtime, which are too high if the host is busy."""
+    problem = make_problem(replace(prepare(model), platform=slow()))
+    return problem.evaluate(load_plan(directory / "plan.json")).latency_s
+
+
 @pytest.mark.parametrize(
     ("target", "strategy"), [("sockets", "single"), ("sockets", "modnn"), ("sockets", "replicate"), ("mpi", "modnn")]
 )
@@ -57,18 +64,19 @@ def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, tar
             took >= calls * (0.99 * due - 60e-6)  # a sleep ends late, or 60 µs early
             for took, due in zip(report.segments_s, found.segments_s[report.device], strict=True)
         )
-    assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
+    assert found.frame_s >= 0.9 * seconds_without_runtime(directory, model) and found.compute_slowdown < 5
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
     model = networks.build("lenet", 0)
-    dicompiler.compile(model, slow(), "modnn", target=target, tolerate_failures="1", output=tmp_path / "artifact")
-    found = emulate(tmp_path / "artifact", frames=3)
+    directory = tmp_path / "artifact"
+    dicompiler.compile(model, slow(), "modnn", target=target, tolerate_failures="1", output=directory)
+    found = emulate(directory, frames=3)
     model = dicompiler.Model.load(model)
     (expected,) = run_model(model, prepare_inputs(model)).values()
     assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
-    assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
+    assert found.frame_s >= 0.9 * seconds_without_runtime(directory, model) and found.compute_slowdown < 5
     for report in found.result.reports:  # segments of failure plans come last
         assert len(report.segments_s) > len(found.segments_s[report.device])
 
