@@ -223,7 +223,8 @@ def verify(
 
     1. The exact check: models with integer weights, split by the same plan, give bit-equal results.
     2. The programs of the artifact, run on this host, give the outputs of onnxruntime within a tolerance.
-    3. The target's own checks pass. 4. Every transfer has the predicted number of bytes.
+    3. The target's own checks pass.
+    4. Every transfer has the predicted number of bytes.
 
     `inputs` are arrays by the names of the graph inputs; by default seeded random arrays. `timeout` is in seconds for
     all checks together; by default it is that of `RunOptions`.

@@ -4,9 +4,14 @@ Each step is a function of this module:
 
 1. `resolve_options` checks the options.
 2. `prepare_model` loads the model and forms its layers.
-3. `build_problem` combines the layers, the platform and the cost model. 4. `make_plan` chooses the device and the
-region of each part of each layer. 5. `build_program` splits the model by the plan. 6. `check_program` checks the memory
-of each device. 7. `add_metrics` predicts times. 8. `write_artifact` writes the programs to a directory.
+3. `build_problem` combines the layers, the platform and the cost model.
+4. `make_plan` chooses the device and the region of each part of each layer.
+5. `build_program` splits the model by the plan.
+6. `check_program` checks the memory of each device.
+7. `add_metrics` predicts times.
+8. `write_artifact` writes the programs to a directory.
+
+Numerical verification is a separate command, `dicompiler.driver.artifact.verify`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class PipelineState:
         platform: The cluster.
         plan: Plan of the annotating passes or of a strategy.
         routing: Routing of the plan, set by the pass `partition`.
-        reference: The model before the pass `partition`.
+        reference: The model with which outputs are compared: the one before `trim` or, if nothing was trimmed, before
+            `partition`.
         program: Steps of each device.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.

@@ -43,7 +43,8 @@ class Part:
         device: Name of the device.
         region: Region of the layer's output that the part computes (one interval per axis); None: all of it.
         reduce: Range of the reduction axis (input channels), if the part computes a partial sum.
-        lane: Number of the device's lane. Lanes of a device run one after another and share its memory.
+        lane: Number of the device's lane. Lanes of a device run one after another and share its memory, so that a small
+            part is in memory at a time, or that one lane's results are sent while the next lane computes.
     """
 
     device: str

@@ -124,8 +124,8 @@ class DeviceState:
 class DeviceProgram:
     """Steps of one device for a frame.
 
-    The first steps are all receives, because the device posts them early. Then come the segments, each followed by the
-    sends of its outputs. A segment waits for its inputs; a send does not wait.
+    The first steps are all receives: a target such as `mpi` starts them before it computes. Then come the segments,
+    each followed by the sends of its outputs. A segment waits for its inputs; a send does not wait.
 
     Attributes:
         device: Name of the device.

@@ -107,7 +107,8 @@ class Routing:
         deliveries: Model outputs on the sinks.
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
-        runs: Number of the run of each live task. Within a run, each device computes its lanes one after another.
+        runs: For each live task, the number of its run. A run ends where a lane reads a tensor that another lane or
+            device computed in the same run. Within a run, each device computes its lanes one after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role.
         failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.

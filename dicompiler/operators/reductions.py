@@ -1,7 +1,7 @@
 """Rules of operators along axes: reductions, softmax, normalizations, LRN, TopK.
 
 They read some axes completely, and all other axes can be split. For reductions with results that can be combined
-(sums, maxima, minima), LIP can split the first reduced axis.
+(sums, maxima, minima), the first reduced axis can be split too: each part then computes a partial result (LIP).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def partition_checked(state: PipelineState) -> PipelineState:
 def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
     """Add routing, placed model and program to a state with a plan.
 
-    The model before the partition becomes the state's `reference`.
+    If the state has no `reference` yet, its model becomes the reference.
 
     Args:
         state: State with layers, platform and plan.

@@ -88,8 +88,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 
     Nodes are added to their device's current segment until the segment must end:
     - after a tensor that another device needs, unless the next node computes such a tensor as well, or belongs to
-    another
-      matrix product of the same operand (so that keys and values of an attention leave together),
+      another matrix product of the same operand (so that keys and values of an attention leave together),
     - before a node that needs a tensor that is computed after the segment's start,
     - at a change of the lane.
     Each segment therefore depends only on earlier ones.

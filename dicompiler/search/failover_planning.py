@@ -240,8 +240,9 @@ class _FailoverSearch:
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
         """Return the first candidate plan for a failure.
 
-        It is a chosen plan that does not use the failed devices. If there is none, it is the strategy's plan, or the
-        best plan in which remaining devices take over the work of the failed ones.
+        It is the main plan, or a plan for fewer failed devices, if such a plan does not use the failed devices.
+        Otherwise it is the strategy's plan for the remaining devices, or the best plan in which remaining devices take
+        over the work of the failed ones.
         """
         smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
         for option in (self.main, *smaller):

@@ -1,4 +1,4 @@
-"""The pass `partition`, the only pass that rewrites the model by the plan.
+"""The pass `partition`, which rewrites the model by the plan of the state.
 
 Model + LayerGraph + Plan ──route──► Routing ──► placed model: one valid ONNX graph in which every node has a device
 """

@@ -110,7 +110,7 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    has_bias = _has_input(node, 3)  # The bias is not added to past keys and values, so a Concat cannot replace it.
+    has_bias = _has_input(node, 3)  # A Concat would add the bias to past keys too.
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
     )

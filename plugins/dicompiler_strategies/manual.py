@@ -171,7 +171,7 @@ class _MappingResolver:
         origin = self.problem.lineage.origin_of.get(anchor.name)
         if keys is None and origin is not None:
             called = _aliases(origin, self.problem.lineage.first_output_by_name[origin])[0]
-            raise DicompilerError(f"{self.place}: layer {called!r} (node {origin!r}) is missing: put it under a key")
+            raise DicompilerError(f"{self.place}: layer {called!r} (node {origin!r}) is missing: add it to a device")
         if keys is None:
             keys = next(filter(None, map(self._keys_of, reversed(layer.nodes))), ())
         for node in layer.nodes:

@@ -376,7 +376,7 @@ def test_rejects_other_objectives(objective: str, by_paper: bool) -> None:
         ("fusion_limit=-1", "gradient: option 'fusion_limit': expected at least 0, got -1"),
         ("seed=-1", "gradient: option 'seed': expected at least 0, got -1"),
         ("learning_rate=0", "gradient: option 'learning_rate': expected a number above 0, got 0.0"),
-        ("device_counts=1", "gradient: option 'device_counts': expected numbers of at least 2 devices"),
+        ("device_counts=1", "gradient: option 'device_counts': expected integers of at least 2, such as 2,4"),
         ("partition=equel", "partition"),
         ("initialization=random", "initialisation"),
     ],

@@ -275,7 +275,7 @@ def test_fused_node_follows_its_anchor_with_a_warning(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"nx01_gpu": ["c2"]}, r"layer 'p' \(node 'globalaveragepool3'\) is missing: put it under a key"),
+        ({"nx01_gpu": ["c2"]}, r"layer 'p' \(node 'globalaveragepool3'\) is missing: add it to a device"),
         ({"nx01_gpu": ["c2", "p", "fc"]}, r"key 'nx01_gpu': unknown layer 'fc'"),
         ({"nx01_gpu": ["conv_2", "p"]}, r"unknown layer 'conv_2' \(did you mean 'conv2'\?\)"),
         ({"nx01_gpu": "c2"}, r"key 'nx01_gpu': expected a list of layers' names"),

@@ -118,7 +118,7 @@ def test_named_slice_may_leave_its_split(model: Model, tmp_path: Path) -> None:
 
 def test_missing_layer_is_named_as_in_the_file(model: Model, tmp_path: Path) -> None:
     placed = {**PLACED, KEYS[0]: ["concat"]}
-    with pytest.raises(DicompilerError, match=r"m\.json: layer 'l' \(node 'split'\) is missing: put it under a key"):
+    with pytest.raises(DicompilerError, match=r"m\.json: layer 'l' \(node 'split'\) is missing: add it to a device"):
         mapped(posed(model), placed, tmp_path / "m.json")
 
 

@@ -1,4 +1,7 @@
-"""Integer values for the constants of check models: sparse filters, small shifts, signs and bounds."""
+"""Integer constants of check models: sparse weights, small additive constants, signs as factors, and clipping bounds.
+
+A check model is a copy of the network with integer values, for which splitting must not change a bit.
+"""
 
 from __future__ import annotations
 

@@ -145,8 +145,9 @@ def minimise_relaxation(
 ) -> Selections:
     """Return the most probable choices after the last step or at the end of the budget, shape (restarts, layers).
 
-    Each step follows the natural gradient: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of
-    the softmax. With the factor p, a choice that has become improbable would never return. Ctrl-C raises
+    The loss L is the expected cost if each choice has the probability p = softmax(W). Each step follows the natural
+    gradient: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the softmax. With the factor p,
+    a choice that has become improbable would never return. Ctrl-C raises
     DescentInterrupted.
     """
     flat = FlatTables(tables)

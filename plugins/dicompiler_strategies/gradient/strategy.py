@@ -95,7 +95,7 @@ class Gradient(Strategy):
         if not self.budget > 0:
             raise UsageError(f"gradient: option 'budget': expected a number above 0, got {self.budget:g}")
         if any(count < 2 for count in self.device_counts):
-            raise UsageError("gradient: option 'device_counts': expected numbers of at least 2 devices")
+            raise UsageError("gradient: option 'device_counts': expected integers of at least 2, such as 2,4")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.

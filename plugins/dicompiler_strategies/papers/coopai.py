@@ -286,7 +286,10 @@ class _Rounds:
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the rounds of convolutional layers i to j in grids, alone and with a fully connected layer after."""
+        """Return the possible rounds that begin at the convolutional layer i.
+
+        A round computes layers i to j in grids, for each possible j. A fully connected layer after j can belong to it.
+        """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
             last = self.layers[j]

@@ -116,9 +116,10 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
 
 
 def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
-    """Return a rank's report with the segments of all its roles, numbered role by role.
+    """Return a rank's report with the segments of all roles (replicas and failure plans), numbered role by role.
 
     `report` has only the segments of the roles that were run, and the first of these roles is number `first_role`.
+    Segments of the other roles get zero seconds.
     """
     roles = artifact.program["ranks"][rank]["roles"]
     segment_counts = [sum(call[0] == "run" for call in calls) for calls in roles]

@@ -263,8 +263,8 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
 def _call_at_signals(end: Callable[[], object]) -> None:
     """Call `end` in its own thread when SIGTERM or SIGINT arrives.
 
-    The main thread may be computing. It may also stay blocked after a signal that another thread received, as happens
-    to a process that was just continued.
+    The main thread cannot do it: it may be computing, and it stays blocked if another thread receives the signal, which
+    happens when SIGCONT has just resumed the process.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)

@@ -137,7 +137,10 @@ class EventLoop:
                     return True
 
     def let_helper_run(self, seconds: float) -> None:
-        """Let the helper thread run the loop if data is queued or the caller is busy for about `seconds`."""
+        """Send posted messages, and let the helper thread run the loop while the caller computes for about `seconds`.
+
+        The helper thread runs only if that is long enough, or if data could not be sent at once.
+        """
         if self._posted:
             self.push()
         if not self._helper_drives and (seconds > HELPER_MIN_BUSY_S or self.has_backlog()):

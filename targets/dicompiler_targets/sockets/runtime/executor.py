@@ -1,6 +1,7 @@
 """The step executor: runs a device's steps for all frames in flight, the oldest frame first.
 
-A step runs a segment (an ONNX sub-model) or posts its result to another device or the coordinator.
+A step runs a segment (an ONNX sub-model) or posts its result to another device or the coordinator. A posted result is
+sent before the next segment starts, before the device waits, or when `advance` returns.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ MAX_TIMELINE_ENTRIES = 10_000
 class ExecutorStep:
     """A step that runs a segment, or posts a transfer or an output.
 
-    `value` is the manifest's entry of the segment, transfer or output. The step reads the tensors named `needed`;
+    `entry` is the manifest's entry of the segment, transfer or output. The step reads the tensors named `needed`;
     afterwards the tensors named `released` are not needed any more.
     """
 
     is_segment: bool
     index: int
-    value: Mapping[str, Any]
+    entry: Mapping[str, Any]
     needed: tuple[str, ...]
     released: list[str] = field(default_factory=list)
 
@@ -335,7 +336,7 @@ class StepExecutor:
 
     def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
         buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first_segment + step.index
-        if (expected_s := self._last_run_s.get(number)) is None:  # A segment may first take as long as any other.
+        if (expected_s := self._last_run_s.get(number)) is None:  # Not measured yet: assume the longest.
             expected_s = max(self._last_run_s.values(), default=math.inf)
         self._loop.let_helper_run(expected_s)
         start = time.perf_counter()
@@ -349,7 +350,7 @@ class StepExecutor:
         self.segments_s[number] += seconds
         frame.values.update(outputs)
         if frame.role.states_by_tensor:
-            self._keep_states(step.value, frame, buffer_set)
+            self._keep_states(step.entry, frame, buffer_set)
 
     def _compute_outputs(
         self, step: ExecutorStep, number: int, frame: FrameExecution, buffer_set: BufferSet
@@ -364,17 +365,17 @@ class StepExecutor:
         binding, outputs, before, after = bound
         run_copies(before)
         if binding is not None:
-            run_bound(self._sessions[number], step.value, binding, self._run_options)
+            run_bound(self._sessions[number], step.entry, binding, self._run_options)
         run_copies(after)
         return outputs
 
     def _post_step(self, step: ExecutorStep, frame: FrameExecution) -> None:
         buffer_set, name = frame.buffer_set or self._take_buffers(frame), step.needed[0]
         if (view := buffer_set.views.get(name)) is not None:
-            self._post(step.value, frame.number, view, None)
+            self._post(step.entry, frame.number, view, None)
         else:
             tensor = frame.values[name]
-            self._post(step.value, frame.number, value_to_bytes(tensor, step.value), tensor)
+            self._post(step.entry, frame.number, value_to_bytes(tensor, step.entry), tensor)
 
 
 def _make_run_options() -> Any:

@@ -131,7 +131,7 @@ class MessageReader:
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # Start and end of the unread bytes in the buffer.
-        self._expects_payload = False  # The connection was told to expect more than one byte.
+        self._expects_payload = False  # True if `connection` wakes only for many bytes.
         self._header: MessageHeader | None = None  # Header of the message that is being read.
         self._payload: Any = None
         self._filled = 0
