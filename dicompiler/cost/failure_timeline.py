@@ -98,7 +98,10 @@ def parse_outage(text: str) -> Outage:
     """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns; raise UsageError for another form."""
     match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
     if match is None:
-        raise UsageError(f"fail {text!r}: give a device and the time of its failure: pi03@2.5s, or pi03@2.5s-6s")
+        raise UsageError(
+            f"fail {text!r}: give a device and the time of its failure (pi03@2.5s), or of failure and return "
+            "(pi03@2.5s-6s)"
+        )
     try:
         start, end = (math.inf if t is None else parse_quantity(t, TIME, f"fail {text!r}") for t in match.groups()[1:])
     except DicompilerError as error:

@@ -33,7 +33,7 @@ class DaskExecutor(Executor):
         except ImportError:
             raise UsageError("executor dask: Dask distributed is not installed: pip install distributed") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
-            # Every error that matters is raised as an exception, so that log messages would repeat it.
+            # Every error that matters is raised as an exception, so log messages would repeat it.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._name = f"executor dask={address}"
         try:

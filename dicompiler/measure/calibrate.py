@@ -397,8 +397,8 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
     extra_s = sum(_predicted_compute_s(case, runs, complete, i) for i in devices) - bare_s
     if not bare_s or measured_s <= extra_s:
         raise DicompilerError(
-            f"{profile}: no device that the profile is for ({document['device']}) computed in these runs: use runs "
-            "of a plan with such a device"
+            f"{profile}: the profile is for devices named {document['device']}, and none of them computed in these "
+            "runs: use runs of a plan with such a device"
         )
     factor = round_figure((measured_s - extra_s) / bare_s)
     entries = [(piece, key) for layer in document["layers"] for piece in layer["measurements"] for key in _TIME_KEYS]

@@ -217,7 +217,10 @@ class _LinkFit:
         return reasons
 
     def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
-        """Return the coordinates with the least absolute deviations; figures named in `fixed` keep theirs."""
+        """Return the coordinates of the figures with the least absolute deviations from the measurements.
+
+        The search starts at `coordinates`. Figures named in `fixed` do not change.
+        """
         import numpy as np
 
         free = [i for i, figure in enumerate(self.figures) if figure.name not in fixed]

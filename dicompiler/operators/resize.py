@@ -101,7 +101,7 @@ def scale_factors(operation: Operation) -> list[float] | None:
 def exact_factor(factor: float, is_nearest: bool) -> Fraction | None:
     """Return the scale factor as a fraction if tiles can be resampled exactly with it, else None.
 
-    This needs an integer or one over a power of two. Interpolation also needs integers to be powers of two.
+    The factor must be an integer, or one of 1/2, 1/4, 1/8, … For interpolation, the integer must be a power of two.
     """
     ratio = Fraction(factor)
     is_integer = ratio.denominator == 1 and ratio >= 1 and (is_nearest or ratio.numerator & (ratio.numerator - 1) == 0)

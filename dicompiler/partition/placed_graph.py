@@ -74,8 +74,8 @@ class NodePlacement(NamedTuple):
 
     Attributes:
         device: Name of the device.
-        lane: Number of the device's lane.
-        step_key: Key by which the nodes of all devices are sorted.
+        lane: Number of the device's lane. Lanes of a device run one after another.
+        step_key: Key that sorts the nodes of all devices in the order of execution.
         part: Part of a layer (its share on one device) to which the node belongs.
     """
 

@@ -73,7 +73,7 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
     """Return the axes of a layer's output by name.
 
     An axis has the name of the input axis that is divided together with it. In a layer with weights, the axis that
-    divides the weights is the channel axis, and another axis with this name becomes height.
+    divides the weights is the channel axis. If another axis has the name channel already, it is renamed to height.
     """
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}

@@ -176,8 +176,8 @@ class Registry:
     def resolve(self, kind: str, given: Any) -> Any:
         """Return an instance for `given`: a text, a Spec or an instance.
 
-        The class of an instance is wrapped as if the registry had created it. If no plugin provides the class, its
-        exceptions are passed on unchanged, but invalid results are reported.
+        A given instance is checked like one that the registry created: invalid results are reported, and exceptions
+        become errors that name the plugin. If no plugin provides its class, exceptions are passed on unchanged.
         """
         if isinstance(given, str | Spec):
             return self.make(kind, given)

@@ -154,7 +154,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
     storage = array.view(f"u{array.dtype.itemsize}")
     packed = Weight.from_array(array)
     if packed.nbytes < array.nbytes:
-        # onnxruntime reads the shape from the array, and from its memory the packed bytes that this shape needs.
+        # onnxruntime takes the shape from the array. It reads only the packed bytes, at the start of the memory.
         storage = np.zeros(array.shape, np.uint8)
         storage.reshape(-1)[: packed.nbytes] = np.frombuffer(packed.data, np.uint8)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, packed.dtype)

@@ -147,8 +147,8 @@ def _weighted_constants(
 ) -> dict[InputPlace, Array]:
     """Return filters and bias of a node with weights.
 
-    `taps` is the number of elements of ±1 in a filter. The signs that the following nodes must have are stored in
-    `paired`, by node index.
+    `taps` is the number of elements of a filter that are +1 or -1; all others are 0. If following nodes must multiply
+    by the same signs, these signs are stored in `paired`, by the index of the following node.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)

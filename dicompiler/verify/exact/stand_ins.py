@@ -1,8 +1,8 @@
 """Choice and declaration of stand-ins: exact integer functions that replace operators that round.
 
 A node with a stand-in keeps its name, operator type, attributes, inputs and outputs. Only its domain becomes
-`dicompiler.check`, or a domain below it if the operator is not a standard one. Its operator rule does not change, so a
-stand-in is cut like the original operator and reads at least the same elements.
+`dicompiler.check`, or `dicompiler.check.DOMAIN` for an operator of another domain than the standard one. Its operator
+rule does not change, so a stand-in is cut like the original operator and reads at least the same elements.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RunPricing:
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
-        """Return the cost of a run in s, bytes or J (without the energy of sending), plus the price of its weights."""
+        """Return the cost of a run of layers in s, bytes or J without sending, plus the price of its weights."""
         devices = team.problem.platform.devices
         total = {"latency": seconds, "communication": sent_bytes}.get(self.problem.objective)
         if total is None:

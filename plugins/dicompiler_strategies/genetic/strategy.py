@@ -30,9 +30,9 @@ class Genetic(ExplorationOptions, Strategy):
         return explore(problem, self, progress=progress)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan of the front with the least objective, the first that fits into memory if any does.
+        """Return the plan of the front with the least objective, preferably one that fits into memory.
 
-        Terms of the problem's objective that are not among the objectives of the front are added to them.
+        The front also has all terms of the problem's objective as objectives.
 
         Raises:
             DicompilerError: No plan was found that fits the hosts' memory.

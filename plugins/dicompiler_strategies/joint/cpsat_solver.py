@@ -63,7 +63,7 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
     """Continue from a relaxation: search first the most promising choices, then all that are left.
 
     If the graph is too wide for variable elimination (`is_wide`), only the promising choices are searched. The bounds
-    of such a graph exclude hardly any choice, and a model of all pairs would take gigabytes.
+    of such a graph exclude hardly any choice, and a model of all pairs of neighbouring choices would take gigabytes.
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)

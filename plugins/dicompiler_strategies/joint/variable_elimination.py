@@ -141,7 +141,7 @@ def min_marginals(
         step = order.steps[k]
         table = _add_tables(order, step.scope, factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
-        # The minimum of a step is the minimum of its connected component of the graph. All others are added.
+        # least.min() is the minimum of one connected component of the graph. The other components' minima are added.
         marginals[step.variable] = least + (least_total - least.min())
         for child in children.get(k, ()):
             neighbours = order.steps[child].neighbours

@@ -181,7 +181,7 @@ class _FootprintBuilder:
         key = share, (device.rate, device.memory_bandwidth) if is_analytic else device.name
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        if part.reduce is None:  # Only a lookup in a range of a table copies data, and a range is a partial sum.
+        if part.reduce is None:  # Only a partial sum can copy data, in a lookup.
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*copied)

@@ -141,7 +141,10 @@ def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[in
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Translate a selection in original numbers to numbers of the kept choices; None if a choice is not kept."""
+    """Map the original number of a choice per layer to its number among the kept choices; None if one is not kept.
+
+    `kept` contains, for each layer, the original numbers of the kept choices.
+    """
     matches = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(match[0]) for match in matches) if all(map(len, matches)) else None
 
@@ -418,7 +421,7 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
     both = common_boxes(shares[:, :, None], held[:, None, :])  # Shape (producer choices, senders, receivers, axes, 2).
-    # Only few receivers hold elements of another device's share, so that the elements of each are subtracted singly.
+    # Few receivers hold elements of another device's share, so these elements are subtracted in a loop.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)

@@ -45,13 +45,13 @@ class RuntimeArrays:
         return replace(self, send=send, receive=receive, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the runtime seconds of the busiest sender plus those of the busiest receiver.
+        """Return the seconds for which the target's runtime handles messages: busiest sender plus busiest receiver.
 
         Args:
             sent: Bytes from sender to receiver, an array of shape (…, senders, receivers). The result has the shape
                 (…).
-            needed: Bytes of the tensor that each receiver joins from pieces, of shape (…, receivers); None without
-                joining.
+            needed: Bytes of the tensor that each receiver joins from received pieces, of shape (…, receivers); None if
+                nothing is joined.
         """
         messages = sent > 0
         sending = messages.sum(axis=-1) * self.send + sent.sum(axis=-1) * self.byte

@@ -179,7 +179,7 @@ class FailedProcesses:
         self._processes: list[_FailedProcess] = []
 
     def __bool__(self) -> bool:
-        """Return True if the reason of a failure is not known yet."""
+        """Return True if a process has failed for a reason that is not known yet."""
         return any(not failed.is_explained for failed in self._processes)
 
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
