@@ -83,10 +83,10 @@ def command(
     if fit and (strategy is not None or plan is not None):
         raise UsageError("compile: --fit is a strategy: remove --strategy and --plan, or use --strategy 'fit{…}'")
     check_writable(output)
-    parts = make_plugins(strategy="fit" if fit else strategy, cost=options.cost, target=options.target)
-    rule = building.depfile_rule([output / ARTIFACT_FILE], request, parts.values())
+    plugins = make_plugins(strategy="fit" if fit else strategy, cost=options.cost, target=options.target)
+    rule = building.depfile_rule([output / ARTIFACT_FILE], request, plugins.values())
     with open_executor(executor) as workers, progress(f"compiling {request.model.name}"):
-        result = request.compile(**parts, output=output, executor=workers)
+        result = request.compile(**plugins, output=output, executor=workers)
     rule.write()
     if building.print_outputs and not as_json:
         print_paths(output / name for name in tracked_files(output))

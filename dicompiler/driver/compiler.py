@@ -2,11 +2,11 @@
 
 Each step is a function of this module:
 
-1. `resolve_options` checks the options.
+1. `resolve_options` checks the options, and creates the strategy, the cost model and the target if they are texts.
 2. `prepare_model` loads the model and forms its layers.
 3. `build_problem` combines the layers, the platform and the cost model.
 4. `make_plan` chooses the device and the region of each part of each layer.
-5. `build_program` splits the model by the plan.
+5. `lower_plan` splits the model by the plan.
 6. `check_program` checks the memory of each device.
 7. `add_metrics` predicts times.
 8. `write_artifact` writes the programs to a directory.
@@ -100,7 +100,7 @@ def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
         state = prepare_model(setup)
         problem = build_problem(state, setup)
         state = make_plan(state, problem, setup)
-        state = build_program(state, setup)
+        state = lower_plan(state, setup)
         state, memory = check_program(state, problem, setup)
         state = add_metrics(state, problem, memory, setup)
         if setup.output is not None:
@@ -205,7 +205,7 @@ def make_plan(state: PipelineState, problem: Problem, setup: CompileSetup) -> Pi
     """Add the plan to a state: the strategy's plan, or the plan that the caller gave.
 
     Failure plans and the value ranges for sending as int8 are added if they are requested. The next step is
-    `build_program`.
+    `lower_plan`.
     """
     if setup.strategy is not None:
         plan = run_strategy(problem, setup.strategy)
@@ -268,7 +268,7 @@ def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, layers=layers, failures=failures)
 
 
-def build_program(state: PipelineState, setup: CompileSetup) -> PipelineState:
+def lower_plan(state: PipelineState, setup: CompileSetup) -> PipelineState:
     """Add the placed model (every node has a device) and the program of each device to a state with a plan.
 
     Instruments observe the pass `partition`. The next step is `check_program`.

@@ -132,8 +132,8 @@ class DeviceProgram:
         host: Name of the device's host.
         segments: Segments that the device runs.
         steps: Steps, in order.
-        sources: Names of the model inputs that this device gets from the client.
-        sinks: Names of the model outputs that it delivers, by name of the tensor on this device.
+        sources: Names of the model inputs that this device gets from the coordinator.
+        sinks: Names of the model outputs that it delivers to the coordinator, by name of the tensor on this device.
         states: Pieces of states that it keeps from frame to frame.
     """
 

@@ -71,7 +71,8 @@ def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> Pipelin
 
     Args:
         state: State with layers, platform and plan.
-        rewrite: Function that partitions the model: `partition_checked`, or the pass `partition`.
+        rewrite: Function that partitions the model: `partition_checked`, or the pass `partition`, run by a pass manager
+            with its instruments.
 
     Returns:
         The new state.

@@ -225,8 +225,8 @@ class RunOptions:
     """Options of a run.
 
     Attributes:
-        in_flight: Maximum number of frames in flight; 0 means the default for the number of devices. The size of a
-            device's receive buffers is this number times the bytes that the device receives for one frame.
+        in_flight: Maximum number of frames in flight; 0 means three per device, the default of the commands. The size
+            of a device's receive buffers is this number times the bytes that the device receives for one frame.
         kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
         heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed.
         keys: Directory made by `dicompiler keys`. If given, connections use TLS.

@@ -1,8 +1,8 @@
 """A session of an artifact with devices in other processes. It sends several frames at a time, until it is closed.
 
 Frames ⇒ outputs, and at the end the reports of the devices. `ClusterSession` owns the frames; its `ClusterState` (the
-next step, in `cluster_state`) owns the devices. At the first error that no failure plan covers, all processes are
-ended, and a RunError names the device and the cause.
+next step, in `cluster_state`) owns the devices. Together they are the coordinator of the devices. At the first error
+that no failure plan covers, all processes are ended, and a RunError names the device and the cause.
 """
 
 from __future__ import annotations

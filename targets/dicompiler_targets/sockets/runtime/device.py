@@ -83,7 +83,7 @@ class DeviceRun:
         self._loop, self._mailbox = EventLoop(settings.heartbeat_s), Mailbox()
         self._loop.can_spin &= not min_segment_s
         self._schedule = RoleSchedule.from_manifest(manifest)
-        self._control: MessageChannel | None = None
+        self._control: MessageChannel | None = None  # The channel to the coordinator.
         self.executor: StepExecutor | None = None
         self.peers = PeerConnections(
             manifest,
@@ -272,7 +272,7 @@ class DeviceRun:
             self._mailbox.fail(DeviceError(self._end_reason))
         elif header.type is MessageType.FINISH:
             self._mailbox.put_order("finish", True)
-        else:
+        elif header.type is MessageType.BEGIN_FRAME:
             if self._peers_done:
                 peer = min(self._peers_done)
                 self._fail_early(DeviceError(f"{peer!r} sent BYE before the end of the run", peer))

@@ -85,7 +85,10 @@ class RoleSteps:
         self.steps = self._make_steps()
 
     def _make_steps(self) -> list[ExecutorStep]:
-        """Return the steps in the manifest's order, and then a step for each output."""
+        """Return the steps in the manifest's order, and then a step for each output.
+
+        Receive steps are left out: the mailbox stores tensors when they arrive, and a step waits for those it needs.
+        """
         steps, last_steps, outputs = list[ExecutorStep](), dict[str, ExecutorStep](), self.manifest["outputs"]
         for kind, index in self.manifest["steps"]:
             if kind == "run":
