@@ -83,7 +83,8 @@ def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
 
 def test_emulates_other_platforms_speeds_and_streams(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow())
-    measured = emulate(directory, slower=300, frames=3)
+    equal_shares = compiled(tmp_path / "equal", "modnn", Platform.load("rpi4x3"))
+    measured = emulate(equal_shares, slow(), slower=300, frames=3)
     assert sum(measured.segments_s["pi03"]) > sum(measured.segments_s["pi01"])  # a third of the rate
     one = emulate(directory, frames=3)
     assert emulate(directory, slow(bandwidth=2e5), frames=3).frame_s > 3 * one.frame_s
