@@ -80,7 +80,7 @@ class OpCounts:
 
     @property
     def flops(self) -> int:
-        """All floating-point operations."""
+        """Number of all floating-point operations."""
         return self.flops_including(pools=True, elementwise=True)
 
     def flops_including(self, pools: bool, elementwise: bool) -> int:

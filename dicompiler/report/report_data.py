@@ -127,7 +127,7 @@ class ReportData:
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """For each segment, a text with the layers that it computes or computes a part of."""
+        """Text with the names of the layers that each segment computes, whole or in part, by segment name."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:

@@ -329,7 +329,7 @@ class DeviceStatus:
 
     @property
     def is_responding(self) -> bool:
-        """Whether the device responds."""
+        """True if the device responds."""
         return bool(self.digest)
 
 

@@ -56,7 +56,7 @@ class AnnotationPass(Pass):
 
     @property
     def named_devices(self) -> tuple[str, ...]:
-        """All devices that the options name."""
+        """Names of all devices in the options."""
         return self.devices
 
     @abstractmethod

@@ -32,8 +32,8 @@ PRODUCTS: dict[str, dict[str, Any]] = {
 }
 
 
-def same(net: Net, output: str, shape: tuple[int, ...], operators: str, **others: tuple[int, ...]) -> None:
-    """Assert that the model has these operators now and computes the same (others: shapes of more outputs)."""
+def assert_same(net: Net, output: str, shape: tuple[int, ...], operators: str, **others: tuple[int, ...]) -> None:
+    """Assert that the prepared model has these operators and computes the same (others: shapes of more outputs)."""
     shapes = {output: shape, **others}
     types = [helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()]
     model = Model.load(net.model(types=types, ir=10))
@@ -51,21 +51,21 @@ def test_unfuses_convolution_and_activation(operators: str, attributes: dict[str
     net = Net()
     x = net.input("x", (1, 3, 8, 8))
     y = net.op("FusedConv", x, net.weight(4, 3, 3, 3), net.weight(4), domain=MS, **SMALL, **attributes)
-    same(net, y, (1, 4, *[8 // attributes.get("strides", [1])[0]] * 2), operators)
+    assert_same(net, y, (1, 4, *[8 // attributes.get("strides", [1])[0]] * 2), operators)
 
 
 def test_unfuses_convolution_sum_and_activation() -> None:
     net = Net()
     x = net.input("x", (1, 4, 8, 8))
     y = net.op("FusedConv", x, net.weight(4, 4, 3, 3), "", x, domain=MS, activation="Tanh", **SMALL)
-    same(net, y, (1, 4, 8, 8), "Conv Add Tanh")
+    assert_same(net, y, (1, 4, 8, 8), "Conv Add Tanh")
 
 
 def test_unfuses_gemm_and_activation() -> None:
     net = Net()
     numbers = {"activation": "HardSigmoid", "activation_alpha": 0.3, "activation_beta": 0.6, "transB": 1, "alpha": 0.5}
     y = net.op("FusedGemm", net.input("x", (5, 8)), net.weight(4, 8), net.weight(4), domain=MS, **numbers)
-    same(net, y, (5, 4), "Gemm HardSigmoid")
+    assert_same(net, y, (5, 4), "Gemm HardSigmoid")
 
 
 @pytest.mark.parametrize(("operators", "attributes"), PRODUCTS.items(), ids=PRODUCTS)
@@ -74,7 +74,7 @@ def test_unfuses_transposed_operands(operators: str, attributes: dict[str, Any])
     a, b = np.zeros((2, 3, 5)), np.zeros((2, 5, 4))
     shapes = [x.swapaxes(1, 2).shape if attributes.get(f"trans{n}") else x.shape for n, x in (("A", a), ("B", b))]
     inputs = [net.input(name, shape) for name, shape in zip("ab", shapes, strict=True)]
-    same(net, net.op("FusedMatMul", *inputs, domain=MS, **attributes), (2, 3, 4), operators)
+    assert_same(net, net.op("FusedMatMul", *inputs, domain=MS, **attributes), (2, 3, 4), operators)
 
 
 @pytest.mark.parametrize("turned", [(), ("transA",), ("transB",), ("transA", "transB")])
@@ -89,7 +89,7 @@ def test_unfuses_operands_with_inner_batch(batched: tuple[str, ...], turned: tup
         inputs.append(net.input(name, own))
     output = net.op("FusedMatMul", *inputs, domain=MS, **dict.fromkeys((*batched, *turned), 1))
     expected = ["Transpose" for name in "AB" if {f"trans{name}", f"transBatch{name}"} & {*batched, *turned}]
-    same(net, output, (2, 3, 5, 6), " ".join([*expected, "MatMul"]))
+    assert_same(net, output, (2, 3, 5, 6), " ".join([*expected, "MatMul"]))
 
 
 def test_keeps_unknown_activation_fused() -> None:
@@ -116,7 +116,7 @@ def attended(net: Net, op: str, size: int, *masks: str, rank: int = 3, **attribu
 def test_caches_of_fused_attention_become_concats() -> None:
     net = Net()
     y = attended(net, "MultiHeadAttention", 2, "", "", net.input("bias", (1, 2, 3, 9)), num_heads=2)
-    same(net, y, (1, 3, 16), "Reshape Transpose Concat Reshape Transpose Concat MultiHeadAttention", **CACHES)
+    assert_same(net, y, (1, 3, 16), "Reshape Transpose Concat Reshape Transpose Concat MultiHeadAttention", **CACHES)
 
 
 def test_caches_of_standard_attention_become_concats() -> None:
@@ -124,9 +124,9 @@ def test_caches_of_standard_attention_become_concats() -> None:
     net = Net(23)
     y = attended(net, "Attention", 4, net.input("mask", (3, 9)), q_num_heads=4, kv_num_heads=2)
     turned = "Reshape Transpose Concat " * 2 + "Reshape Transpose Attention Transpose Reshape"
-    same(net, y, (1, 3, 32), turned, **CACHES)
+    assert_same(net, y, (1, 3, 32), turned, **CACHES)
     net = Net(23)
-    same(net, attended(net, "Attention", 4, "", rank=4), (1, 4, 3, 8), "Concat Concat Attention", **CACHES)
+    assert_same(net, attended(net, "Attention", 4, "", rank=4), (1, 4, 3, 8), "Concat Concat Attention", **CACHES)
 
 
 @pytest.mark.parametrize("read", [CACHES, {"present_k": CACHES["present_k"]}, {}], ids=len)
@@ -134,20 +134,20 @@ def test_attention_that_counts_rows_keeps_past(read: dict[str, tuple[int, ...]])
     """It makes both caches, which onnxruntime requires, whether they are read or not."""
     net = Net(23)
     y = attended(net, "Attention", 2, "", q_num_heads=2, kv_num_heads=2, is_causal=1)
-    same(net, y, (1, 3, 16), "Attention", **read)
+    assert_same(net, y, (1, 3, 16), "Attention", **read)
 
 
 def test_attention_with_bias_keeps_past() -> None:
     net = Net()
     y = attended(net, "MultiHeadAttention", 2, net.input("bias", (48,)), "", "", num_heads=2)
-    same(net, y, (1, 3, 16), "MultiHeadAttention", **CACHES)
+    assert_same(net, y, (1, 3, 16), "MultiHeadAttention", **CACHES)
 
 
 def test_attention_with_read_scores_keeps_past() -> None:
     net = Net()
     y = attended(net, "MultiHeadAttention", 2, "", "", "", num_heads=2)
     net.nodes[-1].output.append("scores")
-    same(net, y, (1, 3, 16), "MultiHeadAttention", **CACHES, scores=(1, 2, 3, 9))
+    assert_same(net, y, (1, 3, 16), "MultiHeadAttention", **CACHES, scores=(1, 2, 3, 9))
 
 
 def test_keeps_skip_normalization_with_read_mean() -> None:
@@ -166,7 +166,7 @@ def test_nbits_scales_become_matrix() -> None:
     weight, points = (net.const(one, np.uint8) for one in values)
     attributes = {"K": 64, "N": 6, "bits": 4, "block_size": 16}
     y = net.op("MatMulNBits", x, weight, net.weight(24), points, domain=MS, **attributes)
-    same(net, y, (2, 6), "MatMulNBits")
+    assert_same(net, y, (2, 6), "MatMulNBits")
     ready = prepare(Model.load(net.model(types=[helper.make_tensor_value_info(y, 1, (2, 6))], ir=10)), state=None).model
     (node,) = ready.proto.graph.node
     shapes = {one.name: list(one.dims) for one in ready.proto.graph.initializer}

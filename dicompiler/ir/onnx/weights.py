@@ -206,7 +206,7 @@ def to_dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
 
 
 def is_placeholder(tensor: onnx.TensorProto) -> bool:
-    """Return True if the tensor is a placeholder: a mapping of weights has its data under its name.
+    """Return True if the data of the tensor is in a separate mapping of weights, under the name of the tensor.
 
     Args:
         tensor: An initializer.
@@ -220,7 +220,7 @@ def is_placeholder(tensor: onnx.TensorProto) -> bool:
 
 
 def mark_placeholder(tensor: onnx.TensorProto) -> None:
-    """Turn a tensor without data into a placeholder, for which a mapping of weights has the data."""
+    """Mark a tensor without data as a placeholder, so that its data is looked up in a mapping of weights."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=PLACEHOLDER_LOCATION)

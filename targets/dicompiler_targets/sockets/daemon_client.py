@@ -130,7 +130,7 @@ class ResidentCluster:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a device runs on another host."""
+        """True if a device runs on another host."""
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:

@@ -76,7 +76,7 @@ class DeviceMessages:
         self._expects_ready = expects_ready
 
     def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
-        """From now on, queue the messages of a device, and the end of its connection, as events."""
+        """Queue the further messages of a device, and the end of its connection, as events."""
         name = process.device
         outputs_by_role = [role.outputs[name] for role in self._roles]
         output_filter = ReceiveFilter(outputs_by_role, self._window, self._schedule)

@@ -425,7 +425,7 @@ class DeviceRun:
             self._mailbox.check()
             if not executor.advance(self._finish_frame) and (executor.frames or not has_ended):
                 if self._unacknowledged_change is not None and not executor.frames:
-                    # No DONE message has told the coordinator that the change is applied.
+                    # The coordinator has no DONE message of a frame after the change.
                     self._get_control().send(MessageType.ROLES_CHANGED, frame=self._unacknowledged_change)
                     self._unacknowledged_change = None
                 executor.wait(seen)

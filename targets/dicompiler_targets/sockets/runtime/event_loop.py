@@ -71,7 +71,7 @@ class EventLoop:
         self._blocked: set[EventSource] = set()
         self._posted: dict[EventSource, None] = {}
         self._paused: set[EventSource] = set()
-        self._driver_lock = threading.Lock()  # Held by the thread that runs the loop.
+        self._driver_lock = threading.Lock()  # The thread that runs the loop holds it.
         self._helper_drives, self._is_closed = True, False
         self._is_polling = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
