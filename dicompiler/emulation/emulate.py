@@ -135,7 +135,7 @@ def emulate(
     log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
     host_s = boards.measure_host_seconds(inputs, long=slower is not None)
     workload = boards.problem.workload(boards.plan)[1]
-    board_s = segment_seconds(workload) if slower is None else _slow_down(host_s, boards.platform, slower)
+    board_s = segment_seconds(workload) if slower is None else board_segment_seconds(host_s, boards.platform, slower)
     simulated = boards.predict(with_segment_seconds(workload, board_s))
     predicted = boards.predict(workload) if cost or slower is None else simulated
     host_s = _scale_seconds(host_s, 1 / dilation)
@@ -260,7 +260,7 @@ def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
     return {name: tuple(factor * value for value in seconds) for name, seconds in times.items()}
 
 
-def _slow_down(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
+def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
     """Return the times of segments on the boards, from their times on this host.
 
     On the fastest board, times are longer by the factor `slower`; on other boards, also in proportion to their rates.

@@ -15,7 +15,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.emulation.emulate import emulate
+from dicompiler.emulation.emulate import board_segment_seconds, emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform, platform_to_toml
@@ -83,14 +83,20 @@ def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
 
 def test_emulates_other_platforms_speeds_and_streams(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow())
-    equal_shares = compiled(tmp_path / "equal", "modnn", Platform.load("rpi4x3"))
-    measured = emulate(equal_shares, slow(), slower=300, frames=3)
-    assert sum(measured.segments_s["pi03"]) > sum(measured.segments_s["pi01"])  # a third of the rate
+    measured = emulate(directory, slow(), slower=300, frames=3)
+    assert measured.segments_s.keys() == {"pi01", "pi02", "pi03"} and measured.predicted_s == measured.simulated_s
     one = emulate(directory, frames=3)
     assert emulate(directory, slow(bandwidth=2e5), frames=3).frame_s > 3 * one.frame_s
     stream = emulate(directory, frames=12, options=RunOptions(in_flight=6))
     assert stream.timed_unit == "12 frames, each" and len(stream.result.frames_s) == 12
     assert stream.predicted_s < one.predicted_s
+
+
+def test_slower_scales_times_by_the_rates_of_boards() -> None:
+    rates = [device.rate for device in slow().devices]
+    assert rates == [rates[0], rates[0] / 2, rates[0] / 3]
+    host_s = {"pi01": (1.0, 0.5), "pi03": (1.0,)}
+    assert board_segment_seconds(host_s, slow(), 300) == {"pi01": (300.0, 150.0), "pi03": (pytest.approx(900),)}
 
 
 def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
