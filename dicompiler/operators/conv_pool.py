@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.memoize import memoized
 from dicompiler.ir.operator_rule import (
     OpCost,
     Operation,
@@ -25,32 +23,7 @@ from dicompiler.ir.operator_rule import (
     whole_tensor,
 )
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_region
-
-
-@dataclass(frozen=True)
-class SpatialAxis:
-    """One spatial axis of a convolution or pool.
-
-    Attributes:
-        extent: Number of elements over which windows slide.
-        count: Number of windows.
-        span: Number of elements from the first to the last that a window reads.
-        stride: Distance from one window to the next.
-        pad_begin: Number of pads before the first element.
-        pad_end: Number of pads after the last element.
-    """
-
-    extent: int
-    count: int
-    span: int = 1
-    stride: int = 1
-    pad_begin: int = 0
-    pad_end: int = 0
-
-    @property
-    def covered_extent(self) -> int:
-        """Number of elements, with pads, from the start of the first window to the end of the last."""
-        return (self.count - 1) * self.stride + self.span
+from dicompiler.operators.windows import SpatialAxis, has_disputed_shape, window_axes
 
 
 class AxisTile(NamedTuple):
@@ -106,42 +79,18 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     return AxisTile(interval, (low, high), start - low * window.stride, (high - 1) * window.stride + window.span - stop)
 
 
-@memoized
-def window_axes(operation: Operation, kernel: tuple[int, ...], transposed: bool = False) -> tuple[SpatialAxis, ...]:
-    """Return the spatial axes of a convolution or pool, with `auto_pad` converted to pads.
-
-    The attribute `output_shape`, which determines the pads of a transposed convolution, is converted as well.
-    """
-    rank, mode = len(kernel), operation.attribute("auto_pad", "NOTSET")
-    strides, dilations = (operation.attribute(name) or [1] * rank for name in ("strides", "dilations"))
-    pads = (mode != "VALID" and operation.attribute("pads")) or [0] * (2 * rank)
-    added = operation.attribute("output_padding") or [0] * rank
-    extents, counts = operation.input_shape(0)[2:], operation.out_shape[2:]
-    if transposed:
-        extents, counts = counts, extents
-    axes = []
-    for i, (extent, count) in enumerate(zip(extents, counts, strict=True)):
-        span, begin, end = (kernel[i] - 1) * dilations[i] + 1, pads[i], pads[rank + i]
-        if mode.startswith("SAME") or operation.attribute("output_shape"):
-            total = max(0, (count - 1) * strides[i] + span + added[i] - extent)
-            begin = total // 2 if mode == "SAME_UPPER" else total - total // 2
-            end = total - begin
-        axes.append(SpatialAxis(extent, count, span, strides[i], begin, end))
-    return tuple(axes)
-
-
 def tile_spatial_axes(
     operation: Operation, kernel: tuple[int, ...], region: Region
 ) -> tuple[Region, Region, Mapping[str, Any]]:
     """Return the output region, the input region and the changed attributes of a tile, for its spatial axes.
 
     `region` is the requested output region without batch and channels. A tile that is the whole tensor changes no
-    attributes.
+    attributes, unless ONNX infers another shape from them than onnxruntime.
     """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
     # The attribute ceil_mode is kept: it has an effect only at the border of the whole tensor, and a tile at the border
     # must round up like the whole tensor. In all other tiles, windows fit exactly.
-    is_whole = out == full_region(operation.out_shape[2:])
+    is_whole = out == full_region(operation.out_shape[2:]) and not has_disputed_shape(operation, kernel)
     return out, need, {} if is_whole else {"auto_pad": None, "pads": [*begins, *ends]}
 
 
@@ -182,10 +131,10 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
     Groups, partial sums and the bias are treated as in `conv`.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
-    axes, tiled = window_axes(operation, weight[2:], True), region[2:]
+    axes, tiled = window_axes(operation, weight[2:]), region[2:]
     _, need, begins, ends = zip(*map(tile_transposed_axis, axes, tiled), strict=True)
     attributes: dict[str, Any] = {}
-    if tiled != full_region(operation.out_shape[2:]):
+    if tiled != full_region(operation.out_shape[2:]) or has_disputed_shape(operation, weight[2:]):
         pads, added = [max(0, cut) for cut in (*begins, *ends)], [max(0, -cut) for cut in ends]
         attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
@@ -216,8 +165,8 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     The pool stays whole if its indices are read, or if automatic pads leave input elements outside of all windows:
     onnxruntime's LpPool then starts at another offset, and its other pools refuse the input.
     """
-    kernel, same = tuple(operation.attribute("kernel_shape")), operation.attribute("auto_pad", "").startswith("SAME")
-    leaves_elements = same and any(window.covered_extent < window.extent for window in window_axes(operation, kernel))
+    kernel = tuple(operation.attribute("kernel_shape"))
+    leaves_elements = any(min(window.pad_begin, window.pad_end) < 0 for window in window_axes(operation, kernel))
     if leaves_elements or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
         return whole_tensor(operation, region, reduce)
     out, need, attributes = tile_spatial_axes(operation, kernel, region[2:])

@@ -86,6 +86,12 @@ def _has_old_coordinates(operation: Operation) -> bool:
     return operation.node.op == "Upsample" or operation.node.opset < 11
 
 
+def resized_axes(operation: Operation) -> list[int]:
+    """Return the axes to which the scales or sizes belong, in their order."""
+    rank = len(operation.input_shape(0))
+    return [axis % rank for axis in operation.attribute("axes") or range(rank)]
+
+
 def scale_factors(operation: Operation) -> list[float] | None:
     """Return the scale factor of each axis from the scales or the sizes; None if they are not known."""
     shape, index = operation.input_shape(0), 1 if _has_old_coordinates(operation) else 2
@@ -94,7 +100,7 @@ def scale_factors(operation: Operation) -> list[float] | None:
         return [out / extent for out, extent in zip(operation.out_shape, shape, strict=True)]
     if scales is None and (scales := operation.constant_value(index)) is None:
         return None
-    scale_of = dict(zip(operation.attribute("axes") or range(len(shape)), map(float, scales), strict=True))
+    scale_of = dict(zip(resized_axes(operation), map(float, scales), strict=True))
     return [scale_of.get(axis, 1.0) for axis in range(len(shape))]
 
 
@@ -141,14 +147,16 @@ def _differs_in_tiles(operation: Operation) -> bool:
 def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
     """Return each axis that can be split, and None for each that cannot.
 
-    Axes before the first resampled one, such as batch and channels, can be split in all modes but one.
+    Axes before the first resampled one, such as batch and channels, can be split in all modes but one. If the aspect
+    ratio is kept, negative axes prevent a split, because ONNX and onnxruntime infer different shapes.
     """
     coordinates, scales, differs = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
-    if scales is None or coordinates == "tf_crop_and_resize":
+    keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    is_disputed = keeps_aspect and min(operation.attribute("axes") or (0,)) < 0
+    if scales is None or coordinates == "tf_crop_and_resize" or is_disputed:
         return [None] * len(operation.out_shape)
     is_nearest = operation.attribute("mode", "nearest") == "nearest"
-    keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
-    resized = operation.attribute("axes") or range(len(scales))
+    resized = resized_axes(operation)
     shift = COORDINATE_SHIFTS.get(coordinates, ONE_HALF)
     axes: list[ResizeAxis | None] = []
     is_leading = True
@@ -178,7 +186,7 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     out, need, written = zip(*tiles, strict=True)
     needs, constants = [need, *operation.full_needs()[1:]], dict[int, NDArray[Any]]()
     if operation.has_input(3):
-        resized = operation.attribute("axes") or range(len(written))
+        resized = resized_axes(operation)
         sizes = [written[axis][1] - written[axis][0] for axis in resized]
         if sizes != [operation.out_shape[axis] for axis in resized]:
             constants[3], needs[3] = np.array(sizes, np.int64), None

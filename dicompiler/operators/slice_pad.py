@@ -8,7 +8,8 @@ import numpy as np
 
 from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, whole_tensor, zero_cost
 from dicompiler.ir.regions import Interval, Region, region_shape
-from dicompiler.operators.conv_pool import AxisTile, SpatialAxis, tile_axis
+from dicompiler.operators.conv_pool import AxisTile, tile_axis
+from dicompiler.operators.windows import SpatialAxis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:

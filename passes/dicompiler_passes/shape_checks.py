@@ -14,6 +14,7 @@ import onnx
 from dicompiler.plugin_api import DicompilerError, Shape
 from dicompiler.plugin_api.onnx import TensorInfo, check_tensor_size
 from dicompiler.plugin_api.utilities import memory_limit
+from dicompiler_passes.onnxruntime_shapes import infer_as_onnxruntime
 
 Attributes = Mapping[str, Any]
 
@@ -38,13 +39,18 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
     """Infer shapes, also through nodes that compute shapes unless that needs more than MAX_INFERENCE_BYTES.
 
-    ONNX computes all small integer tensors element by element, whether they are shapes or not.
+    ONNX computes all small integer tensors element by element, whether they are shapes or not. Shapes that onnxruntime
+    computes differently are those of onnxruntime.
     """
-    try:
-        with memory_limit(MAX_INFERENCE_BYTES):
-            return onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
-    except MemoryError:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=strict)
+
+    def infer(copy: onnx.ModelProto) -> onnx.ModelProto:
+        try:
+            with memory_limit(MAX_INFERENCE_BYTES):
+                return onnx.shape_inference.infer_shapes(copy, strict_mode=strict, data_prop=True)
+        except MemoryError:
+            return onnx.shape_inference.infer_shapes(copy, strict_mode=strict)
+
+    return infer_as_onnxruntime(model, infer)
 
 
 def _ort_accepts(model: onnx.ModelProto) -> bool:
