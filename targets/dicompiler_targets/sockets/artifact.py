@@ -1,7 +1,7 @@
 """An artifact of the target `sockets` in memory, and the conversion between arrays and the payloads of messages.
 
-Directory of an artifact, written by `emit` ⇒ manifests, inputs and outputs. Sessions load the artifact first. The
-module imports numpy, but neither onnx nor onnxruntime.
+Directory of an artifact, written by `emit` ⇒ the manifests, and the descriptions of the network's inputs and outputs.
+A session begins by loading the artifact. The module imports numpy, but neither onnx nor onnxruntime.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SocketsArtifact:
         outputs: Descriptions of the network's outputs, as in artifact.json.
         files: Size and digest of each file, as in artifact.json.
         states: Descriptions of the states, as in artifact.json.
-        table_indices: For each input that selects rows of tables, descriptions of these tables.
+        table_indices: Descriptions of the lookup tables whose rows an input selects, by name of the input.
     """
 
     directory: Path
@@ -133,7 +133,7 @@ class SocketsArtifact:
         return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
     def make_schedule(self) -> RoleSchedule:
-        """Return a new schedule for a run. It tells which of `roles` each frame uses."""
+        """Return a new schedule for a run, which gives the index in `roles` of the role of each frame."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property

@@ -133,9 +133,9 @@ class BenchmarkRun:
             )
 
     def _first_error_line(self) -> str:
-        """Return the output of the device that failed first.
+        """Return the line that the device that failed first has printed.
 
-        The other devices fail later, and their messages, which may be printed earlier, name the first one.
+        The other devices fail because of this device. Their messages may be printed earlier, but name another device.
         """
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):

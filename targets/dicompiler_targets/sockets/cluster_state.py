@@ -1,7 +1,7 @@
 """The devices of a run: which of them are up, which role frames use, and how failed devices return.
 
-A function that starts devices ⇒ events for the session, or a RunError if a device fails and no failure plan covers
-that. A role is the normal plan, a replica of it, or a failure plan.
+A function that starts devices ⇒ events for the session, or a RunError if a device fails and no failure plan covers the
+failure. A role is the normal plan, a replica of it, or a failure plan.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ class ReconnectQueue:
 class ClusterState:
     """The devices of a run, from their start to their end.
 
-    A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn. The
-    state owns a `DeviceProcess` for each device, the `DeviceMessages` (the next step of a received message) and the
-    failed devices. If a device fails and a failure plan covers that, all frames before `window.end` become invalid.
-    Then `needs_replay` is True until the session sends these frames again. The session may send further frames when
-    `awaiting_ack` is empty.
+    A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn.
+    The object owns a `DeviceProcess` for each device, a `DeviceMessages`, which receives and checks the devices'
+    messages, and the collections of failed devices. If a device fails and a failure plan covers the failure, all frames
+    in flight become invalid. Then `needs_replay` is True until the session sends these frames again. The session may
+    send further frames when `awaiting_ack` is empty.
 
     Attributes:
         processes: The processes of all devices.
@@ -245,9 +245,10 @@ class ClusterState:
         self.poll()
 
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
-        """After `late_at`, treat the devices that have not joined as failed, if a failure plan covers that.
+        """After `late_at`, treat devices as failed that have not joined, if a failure plan covers that.
 
-        The time from `late_at` to the deadline is left for computing frames.
+        `waiting` has the names of these devices. `late_at` is well before the deadline of the run, so that the
+        other devices have time to compute the frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
@@ -291,8 +292,8 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Update the state of the devices by an event.
 
-        Return True if the event is about a frame, which the session updates. Raise RunError if a device has failed and
-        no failure plan covers that.
+        Return True if the event is about a frame that the session must update. Raise RunError if a device has failed
+        and no failure plan covers the failure.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
@@ -342,10 +343,11 @@ class ClusterState:
             self._poll_reconnects()
 
     def pop_interruption(self) -> tuple[str, float] | None:
-        """End the interruption by failures.
+        """End the interruption that failures of devices have caused, if there is one.
 
-        Return the device that failed last, and the seconds since the first failure. Return None without an
-        interruption. The session calls this method when a frame is finished, or when no frame is in flight.
+        Return the device that failed last, and the seconds since the first of these failures. Return None if no device
+        has failed since the last call. The session calls this method when a frame is finished, or when no frame is in
+        flight.
         """
         if not self._failed_at:
             return None
@@ -407,7 +409,7 @@ class ClusterState:
     def _disconnect(self, name: str) -> DeviceProcess:
         """Close a device's connection and discard its messages.
 
-        Return its process, and put an empty one in its place.
+        Return the device's process. A DeviceProcess that was not started takes its place in `processes`.
         """
         process = self.processes[name]
         with self.loop.lock:
@@ -429,13 +431,15 @@ class ClusterState:
     def _change_roles(self, drop: bool, returned: str = "") -> None:
         """Post the message CHANGE_ROLES to all devices that are up, first to those with inputs. The next push sends it.
 
-        A device that has not received PEERS yet is told about the change in that message. If `drop`, the devices drop
-        the frames in flight, which the session sends again. `returned` is the device whose return causes the change.
+        Do nothing before PEERS was sent, because PEERS tells the devices which of them are down. If `drop`, the devices
+        drop the frames in flight, which the session sends again. `returned` is the device whose return causes the
+        change.
         """
         if not self._peers_sent:
             return
         if self.window.end <= self._last_change:
-            # Acknowledgements name the first frame after the change. Skipping a frame number makes that name unique.
+            # Devices acknowledge a change by the number of the first frame after it. No frame was sent since the last
+            # change, so both changes would have the same number. Skipping a frame number avoids that.
             self.window.finish(self.window.open())
         first = self._last_change = self.window.end
         failed = self.schedule.find_failed_set(self.down)

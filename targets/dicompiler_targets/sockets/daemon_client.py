@@ -333,7 +333,7 @@ class DaemonConnector:
         options, cluster = self.options, self.cluster
         request: dict[str, Any] = {"request": "run", "run": self.credentials.run, "digest": self._digest}
         request |= {"timeout": options.timeout_s, "heartbeat": options.heartbeat_s}
-        # Half of the time is left for a run without this device, in case it does not answer.
+        # If this device does not answer, at least half of the timeout remains for a run without it.
         deadline = time.monotonic() + min(2 * GREETING_TIMEOUT_S, options.timeout_s / 2)
         address, token = cluster.addresses[name], cluster.token
         return call_daemon(name, address, self._keys, options.insecure, token, request, deadline)[0]

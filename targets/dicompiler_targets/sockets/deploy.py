@@ -84,7 +84,8 @@ managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exis
 print(PREFIX + json.dumps({"versions": versions, "errors": errors, "directories": directories, "managed": managed}))
 """
 RUN_PYTHON_SCRIPT = 'cd / && "$1" - "$2" "$3"'
-# The device runs in a subshell, so that a shell outlives the device. The shell's exit code tells which signal ended it.
+# The device runs in a subshell. The outer shell outlives the device, and its exit code tells which signal ended the
+# device.
 START_SCRIPT = '(cd "$1" && shift && exec "$@"); exit $?'
 
 
@@ -170,7 +171,7 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
 
 
 def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
-    """Return the two directories that a device needs on its host: the device's own one and that of its keys."""
+    """Return the directories that a device needs on its host: one with its files, and one with keys."""
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
@@ -190,7 +191,10 @@ def _file_digests(files: Mapping[str, Path]) -> dict[str, str]:
 def _check_copied(
     location: DeviceLocation, copies: Sequence[DirectoryCopy], found: Sequence[tuple[str, frozenset[str]]]
 ) -> None:
-    """Raise RunError if files on a host differ from those that were just copied to it."""
+    """Raise RunError if files on a host differ from those that were just copied to it.
+
+    `found` has, for each of `copies`, the stamp and the names of the intact files on the host.
+    """
     for directory_copy, (_, intact) in zip(copies, found, strict=True):
         if damaged := sorted(directory_copy.files.keys() - intact):
             raise RunError(
@@ -202,7 +206,7 @@ def _check_copied(
 def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str, DeviceLocation]:
     """Return the host and the settings of each device that is not started manually.
 
-    Raise UsageError without a hosts file.
+    Raise UsageError if the options have no hosts file, or if they pin devices to cores of this host.
     """
     if options.hosts is None:
         raise UsageError("deploy: no hosts: pass the file that describes the hosts (--hosts)")

@@ -41,7 +41,10 @@ class OncePerFrame:
         self._seen: set[tuple[MessageType, int]] = set()
 
     def admit(self, message_type: MessageType, frame: int = 0) -> None:
-        """Record a message. Raise ProtocolError if the device has sent this message before."""
+        """Record a message.
+
+        Raise ProtocolError if the device has sent a message of this type for this frame before.
+        """
         if (message_type, frame) in self._seen:
             suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
             raise ProtocolError(f"received {message_type.name} twice{suffix}")

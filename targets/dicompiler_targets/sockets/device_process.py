@@ -114,11 +114,11 @@ StartDevice = Callable[[Manifest, Sequence[str]], DeviceProcess]
 def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevice:
     """Return a function that starts devices on this host.
 
-    `count` is the number of devices that share its cores equally.
+    `count` is the number of devices that share the host's cores equally.
     """
     keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
-    # The times of emulated segments are those of one core.
+    # Emulation assumes that a segment takes as long as on one core of this host.
     share = max(1, len(cores) // count) if emulation is None else 1
 
     def start(manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:

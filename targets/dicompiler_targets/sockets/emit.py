@@ -72,8 +72,8 @@ def _device_manifest(
 ) -> Json:
     """Return the manifest of the device with the given index, without the list of its files.
 
-    For each role, `files` has the names of the segments' files, and `hoisted` has the segments and the copies at their
-    boundaries, which the runtime makes.
+    `files` has the names of the segments' files for each role. `hoisted` has, for each role, the segments without the
+    nodes that only move data, and the copies that the runtime makes instead.
     """
     device = program.devices[index]
     pairs = [(t.sender, t.receiver) for t in program.all_transfers]
@@ -104,7 +104,8 @@ def _role_document(
 ) -> Json:
     """Return the description of a device's work in one role: in the normal plan, a replica or a failure plan.
 
-    The transfers of all roles are numbered together. `first_transfer` is the number of this role's first transfer.
+    `files` and `hoisted` have the file name and the HoistedSegment of each segment. The transfers of all roles are
+    numbered consecutively; `first_transfer` is the number of this role's first transfer.
     """
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)
@@ -133,7 +134,10 @@ def _role_document(
 
 
 def _non_tensor_names(segment: Segment) -> Json:
-    """Return the names of the segment's inputs and outputs that are strings or not tensors, under the key `unsized`."""
+    """Return the entry `unsized`: the names of inputs and outputs that are strings or not tensors.
+
+    Return {} if there are none.
+    """
     graph = segment.model.graph
     values = (*graph.input, *graph.output)
     names = [value.name for value in values if not is_fixed_size(value.type.tensor_type.elem_type)]

@@ -38,7 +38,10 @@ class FrameReader:
         return bool(self.queue) or self.is_exhausted
 
     def take(self) -> Any:
-        """Remove the next frame from the queue and return it. If it is invalid, set `error` and return None."""
+        """Remove the next frame from the queue and return it.
+
+        If the frame is invalid, set `error` and return None.
+        """
         frame = self.queue.popleft()
         if not self._is_list:
             return frame

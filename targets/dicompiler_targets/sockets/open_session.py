@@ -50,8 +50,8 @@ class ClusterAccess:
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
     """Return where the artifact's devices run: as resident devices, on `options.hosts`, or on this host.
 
-    `start`, if given, starts a device on this host in a special way. Raise UsageError for invalid options, and RunError
-    if the resident devices run another artifact.
+    `start`, if given, replaces the function that starts a device's process on this host; resident devices are then not
+    used. Raise UsageError for invalid options, and RunError if the resident devices run another artifact.
     """
     check_device_options(options, artifact)
     # The modules that use ssh are imported in the branches that need them, so that local sessions start faster.
@@ -101,7 +101,7 @@ def run_artifact(
 ) -> RunResult:
     """Run an artifact on a sequence of frames, the implementation of `Target.run`.
 
-    `start`, if given, starts a device on this host in a special way.
+    `start`, if given, replaces the function that starts a device's process on this host.
     """
     artifact = SocketsArtifact.load(directory)
     access = find_cluster(artifact, options, start)

@@ -120,7 +120,8 @@ class RunAcceptor:
     def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
         """Identify a connecting device, as the callback of `handshake.ConnectionAcceptor`.
 
-        ProtocolError refuses the connection. RunError ends the run, and is raised only for a proven device of this run.
+        Raise ProtocolError to refuse the connection. Raise RunError to end the run, but only if the other end has
+        proven that it is a device of this run.
         """
         hello = channel.receive_greeting(deadline)
         name = str(hello.get("device"))
@@ -146,7 +147,8 @@ class RunAcceptor:
 def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
     """Return the address at which peers can reach a device, after a check of the address that the device sent.
 
-    Its host must be one that the device is known to have. Otherwise a device could direct its peers to any other host.
+    The address's host must be in `allowed_hosts`, which are known to be the device's. Otherwise a device could direct
+    its peers to any other host.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("its greeting has no valid address")
@@ -160,5 +162,5 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
 
 
 def _without_scope(host: str) -> str:
-    """Return an IP address without the name of a network interface, because each host has its own names."""
+    """Return an IP address without the interface name after %, which is valid on one host only."""
     return str(ipaddress.ip_address(host.partition("%")[0]))

@@ -45,7 +45,8 @@ class InFlightFrame:
         number: The frame's number, which changes when the frame is sent again.
         role: Inputs and outputs of the plan that computes the frame.
         active_devices: The devices that take part in the frame.
-        deadline: When the frame must be finished (time.monotonic), minus the session's `_caller_s`.
+        deadline: When the frame must be finished (time.monotonic), minus the seconds that the caller had spent outside
+            of the session when the frame was sent. This time is added again when the deadline is checked.
         outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
         finished_devices: The devices that have reported the end of their work on the frame.
@@ -332,8 +333,8 @@ class ClusterSession(Session):
     def _replay_frames(self) -> None:
         """Send the frames in flight again after a failure, together with the message CHANGE_ROLES.
 
-        That message is already posted. A device that receives it together with frames tells its peers about the change
-        before it sends them tensors of these frames.
+        CHANGE_ROLES is in the devices' queues already. A device that receives it tells its peers about the change
+        before it sends them tensors of the frames.
         """
         self._cluster.needs_replay = False
         self._change_deadline = self._new_deadline() - self._caller_s
@@ -442,7 +443,10 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log the end of an interruption by failures: a frame is finished, or no frame is in flight."""
+        """Log a takeover if failures had interrupted the run.
+
+        Call it when a frame is finished, or when no frame is in flight.
+        """
         if (interruption := self._cluster.pop_interruption()) is not None:
             device, seconds = interruption
             replayed_frames, self._replayed_frames = self._replayed_frames, 0

@@ -89,7 +89,10 @@ class SocketsTarget(Target):
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the device's segments. Slices and concatenations at their boundaries are copies by the runtime."""
+        """Return the device's segments.
+
+        Slices and concatenations at their ends are left out, because the runtime copies these bytes itself.
+        """
         from dicompiler_targets.segment_io import make_segment_calls
 
         return make_segment_calls(device)
@@ -107,7 +110,7 @@ class SocketsTarget(Target):
         return read_benchmark_player("sockets", (".py",))
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-        """Copy each device's directory and keys to its host, and check that its Python has numpy and onnxruntime."""
+        """Copy each device's directory and keys to its host, whose Python must have numpy and onnxruntime."""
         from dicompiler_targets.sockets.deploy import install
 
         return install(directory, options)

@@ -58,8 +58,8 @@ class HeartbeatTimeout(Exception):
 class SendPacing:
     """Limits the unacknowledged bytes of a connection, so that urgent messages need not wait in the kernel.
 
-    The limit follows the speed of the link, which is measured with the current numbers that `unacknowledged_bytes`
-    returns.
+    The limit follows the speed of the link. The speed is measured by calling `unacknowledged_bytes`, which returns the
+    number of bytes that were sent and not yet acknowledged.
 
     Attributes:
         allowed: Current limit of unacknowledged bytes.
@@ -73,7 +73,7 @@ class SendPacing:
         self._unacked_before_send, self._unacked_after_send, self._sent_at = 0, 0, time.monotonic()
 
     def sendable_bytes(self, size: int) -> int:
-        """Return how many of `size` bytes may be sent now; 0: ask again after `pause_s` seconds."""
+        """Return how many of `size` bytes may be sent now; if 0, ask again after `pause_s` seconds."""
         if self._unacked_after_send + size <= MIN_UNACKED_BYTES:  # The limit is never lower: skip the measurement.
             self._unacked_before_send = self._unacked_after_send
             return size
@@ -161,14 +161,14 @@ class MessageChannel:
         """
         self._connection.set_deadline(deadline)
         message = self._reader.read_message(_check_greeting)
-        assert message is not None  # The connection blocks.
+        assert message is not None  # The connection still blocks, so the whole message was read.
         header, content = message[0], decode_json(message[1])
         if header.type is MessageType.ERROR:
             raise PeerRefused(str(content.get("message")))
         return content
 
     def refuse(self, reason: str, deadline: float) -> None:
-        """Send the reason why the other end is refused, let it read that, and close; only before `start`."""
+        """Send the reason why the other end is refused, give it time to read, and close; only before `start`."""
         with contextlib.suppress(OSError):  # The other end may have disconnected.
             self.send_greeting(MessageType.ERROR, {"message": reason}, deadline)
         self._connection.linger()
@@ -186,8 +186,8 @@ class MessageChannel:
           until `release` is called.
         - `handle_end` receives, once, the reason why no more messages can arrive.
 
-        If `at_once` is false, the silence of the other end counts only after its first message, because it may still be
-        creating its sessions.
+        If `at_once` is false, the other end may be silent for any time before its first message, because it may still
+        be creating its sessions.
         """
         with loop.lock:
             self._check, self._deliver, self._handle_end = check, deliver, handle_end
@@ -269,7 +269,7 @@ class MessageChannel:
                 self._stop_reading(error)
 
     def release(self) -> None:
-        """Read again, after a true result of `deliver` has stopped it."""
+        """Resume reading, which a true result of `deliver` has stopped."""
         if self._is_held:
             self._is_held = False
             self._update_watch()

@@ -54,7 +54,7 @@ class DaemonLog:
         with self._lock:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), message, file=sys.stderr, flush=True)
             if self._path is not None and os.fstat(2).st_size > MAX_LOG_BYTES:
-                # The file is copied and truncated, because libraries keep it open.
+                # The file is copied and truncated instead of renamed, because libraries keep it open.
                 shutil.copyfile(self._path, f"{self._path}.1")
                 os.truncate(self._path, 0)
 
@@ -240,8 +240,8 @@ class DaemonLockFile:
 def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] | None) -> socket.socket:
     """Return a socket that is bound to the address `listen`, at which nobody can connect yet.
 
-    By default, it is bound to any port of the address that reaches the coordinator. Raise ValueError if neither address
-    is given, or if `listen` cannot be used.
+    If `listen` is None, the socket is bound to a free port of the local address from which the coordinator is reached.
+    Raise ValueError if neither address is given, or if `listen` cannot be used.
     """
     if listen is None and coordinator is None:
         raise ValueError("no address given: add --listen HOST:PORT")
@@ -263,8 +263,8 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
 def _call_at_signals(end: Callable[[], object]) -> None:
     """Call `end` in its own thread when SIGTERM or SIGINT arrives.
 
-    The main thread cannot do it: it may be computing, and it stays blocked if another thread receives the signal, which
-    happens when SIGCONT has just resumed the process.
+    The main thread cannot call `end`: it may be computing, or it may be blocked in a system call. The signal does not
+    interrupt this call if another thread receives the signal, which happens when SIGCONT has just resumed the process.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)

@@ -99,13 +99,14 @@ class DeviceRun:
         self._end_reason = ""
         self._window = FrameWindow(1)
         self._next_announced = 0
-        self._last_change = 0  # The first frame after the last change of roles.
+        self._last_change = 0  # Number of the first frame after the last change of roles.
         self._peers_done: set[str] = set()
         # This device must still tell these peers that it has applied the last change of roles.
         self._peers_to_notify: set[str] = set()
-        # For each peer that announced a change of roles: the first frame after its last announced change.
+        # For each peer that announced a change of roles: the number of the first frame after its latest change.
         self._early_changes: dict[str, int] = {}
-        # This device must still tell the coordinator that it has applied the change before this frame.
+        # The first frame after a change of roles that this device has applied but must still acknowledge to the
+        # coordinator.
         self._unacknowledged_change: int | None = None
         self._inputs_by_role = [
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))}
@@ -129,7 +130,8 @@ class DeviceRun:
             except OSError as error:
                 raise listen_error((host, port), error) from None
             check_encryption(listener.getsockname()[0], self._settings.keys, self._settings.is_insecure)
-            # Accept peers before the sessions are made: unknown clients could fill the listener's queue meanwhile.
+            # Making the sessions takes long. If connections were accepted only afterwards, unknown clients could fill
+            # the listener's queue meanwhile.
             acceptor = stack.enter_context(
                 contextlib.closing(ConnectionAcceptor(listener, self._settings.keys, self._greet_peer))
             )
@@ -142,7 +144,7 @@ class DeviceRun:
         """Take part in the run as `run` does, in a resident device that the coordinator has called.
 
         The daemon accepts peers at `address` and puts their connections into `arriving`. The daemon also keeps the
-        sessions, one loaded segment each, between runs.
+        onnxruntime sessions of the segments between runs.
         """
         self._control = control
         self._greet_coordinator(address)
@@ -217,7 +219,8 @@ class DeviceRun:
             # The run continues while this device rejoins, but damage that is found after READY would end the run.
             self._files.check()
         self._get_control().send(MessageType.READY)
-        self._files.check()  # Other devices need not wait for the digests, but this one must not compute before.
+        # The other devices need not wait for this check, but this device must not compute with damaged files.
+        self._files.check()
         self._execute_frames(executor)
         return executor
 
@@ -281,7 +284,7 @@ class DeviceRun:
             self._mailbox.put_order(("frame", header.frame), times)
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Apply a CHANGE_ROLES message: use other roles (ways of a frame through the devices) from a frame on.
+        """Apply a CHANGE_ROLES message: use other roles (for example, a failure plan) from a frame on.
 
         If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
         Tensors of the new roles can then arrive at once, from peers that have applied the change already.
@@ -308,7 +311,7 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Read again from each peer that announced a change of roles that this device has applied too."""
+        """Resume reading from each peer whose announced change of roles this device has now applied too."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
@@ -399,7 +402,7 @@ class DeviceRun:
             self._get_control().post(MessageType.OUTPUT, payload, value["index"], frame, keep)
 
     def _report_overdue(self, frame: int, error: DeviceError) -> None:
-        """Report a tensor that did not arrive in time; raise the error if no failed sender can explain it."""
+        """Report an overdue tensor to the coordinator; raise `error` if no failure of a peer is tolerated."""
         if error.peer is None or not self._schedule.tolerates_failures:
             raise error
         content = json.dumps({"message": one_line(error), "peer": error.peer})
@@ -425,7 +428,7 @@ class DeviceRun:
             self._mailbox.check()
             if not executor.advance(self._finish_frame) and (executor.frames or not has_ended):
                 if self._unacknowledged_change is not None and not executor.frames:
-                    # The coordinator has no DONE message of a frame after the change.
+                    # No frame has begun since the change, so no DONE message has acknowledged it.
                     self._get_control().send(MessageType.ROLES_CHANGED, frame=self._unacknowledged_change)
                     self._unacknowledged_change = None
                 executor.wait(seen)
@@ -443,7 +446,8 @@ class DeviceRun:
 
     def _finish_frame(self, frame: FrameExecution) -> None:
         with self._loop.lock:  # The helper thread may drop frames at the same time.
-            # The window moves before DONE is sent: the coordinator then announces a frame, whose tensors soon arrive.
+            # This must precede DONE: after DONE, the coordinator announces another frame, and the window must already
+            # admit its tensors.
             self._window.finish(frame.number)
         self.finished_frames += 1
         self._unacknowledged_change = None
@@ -486,8 +490,8 @@ def make_checked_sessions(
 def make_report(executor: StepExecutor, channels: Iterable[MessageChannel] = ()) -> dict[str, Any]:
     """Return the device's report at the end of a run: sums over all frames and a timeline of the last one.
 
-    The timeline lists segments, waits and sends after the announcement of the last frame, in seconds since then, sorted
-    by their start.
+    The timeline lists segments, waits and sends that ended after the announcement of the last frame, sorted by their
+    start. Its times are in seconds since this announcement.
     """
     sent: Counter[int] = Counter()
     entries, send_s = list(executor.timeline), 0.0

@@ -28,7 +28,7 @@ READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 class EventSource(Protocol):
-    """The methods of a channel that the loop calls. It holds `EventLoop.lock`, except for `fileno`."""
+    """The methods of a channel that the event loop calls, with `EventLoop.lock` held except for `fileno`."""
 
     def fileno(self) -> int:
         """Return the file descriptor to watch."""
@@ -104,7 +104,7 @@ class EventLoop:
         self.wake()
 
     def post(self, channel: EventSource) -> None:
-        """Let the next `push` of the loop send the channel's queue."""
+        """Note that the channel has queued messages, which the next `push` of the loop sends."""
         self._posted[channel] = None
 
     # -- for the main thread
@@ -220,7 +220,7 @@ class EventLoop:
         due = time.monotonic() + tick_s
         while not self._is_closed:
             self._helper_event.wait(max(0.0, due - time.monotonic()))
-            if self._driver_lock.acquire(blocking=False):  # Otherwise the main thread runs the loop.
+            if self._driver_lock.acquire(blocking=False):  # This fails while the main thread runs the loop.
                 try:
                     while self._helper_drives and (left_s := due - time.monotonic()) > 0:
                         self._run_once(lambda: not self._helper_drives, left_s)
@@ -229,7 +229,8 @@ class EventLoop:
                 finally:
                     self._driver_lock.release()
             if time.monotonic() >= due and not self._is_closed:
-                due = max(due, time.monotonic() - tick_s / 2) + tick_s  # Small delays do not add up.
+                # The next tick is due relative to this one's due time, so that small delays do not add up.
+                due = max(due, time.monotonic() - tick_s / 2) + tick_s
                 for channel in tuple(self._sources.values()):
                     with self.lock:
                         channel.tick(tick_s, self._interval_s)

@@ -60,7 +60,7 @@ class ExecutorStep:
 
 
 class RoleSteps:
-    """The device's steps for the frames of one role (a way of frames through the devices).
+    """The device's steps for the frames of one role (the normal plan, a replica of it, or a failure plan).
 
     StepExecutor creates an object for each role, from the role's manifest and the sessions of its segments.
     `first_segment` is the index of the role's first segment among the segments of all roles.
@@ -113,6 +113,7 @@ class FrameExecution:
     Attributes:
         number: The frame's number.
         deadline: Time (time.monotonic) by which the frame must be finished.
+        role: The steps of the role that the frame uses.
         position: Index of the next step.
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
@@ -154,8 +155,8 @@ class StepExecutor:
         wait_s: Seconds in which no frame could continue.
         segments_s: Seconds of each segment in all frames, in the order of the sessions.
         announced_at: Time (time.perf_counter) when the last frame was announced.
-        timeline: Entries since then, as a tuple: "run" or "wait", index of the segment or of the awaited transfer (-1:
-            an input), frame, start, end.
+        timeline: What the device did since `announced_at`, as tuples: "run" or "wait", index of the segment or of the
+            awaited transfer (-1 for an input), frame, start, end.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class StepExecutor:
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s = min_segment_s
         if min_segment_s:
-            # A timer slack of 1 ns, because by default the kernel ends sleeps up to 50 µs late.
+            # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes them exact.
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self._roles: list[RoleSteps] = []
         first = 0
@@ -210,7 +211,10 @@ class StepExecutor:
         self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
 
     def stop_before(self, first: int) -> None:
-        """Stop computing frames before `first`, from any thread; then the main thread calls `drop_stopped`."""
+        """Stop computing frames before number `first`; the main thread then calls `drop_stopped`.
+
+        Any thread may call this method.
+        """
         self._first_valid = first
         if self._run_options is not None:
             self._run_options.terminate = True
@@ -326,7 +330,10 @@ class StepExecutor:
         return np.zeros(state["bytes"], np.uint8)
 
     def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, buffer_set: BufferSet) -> None:
-        """Keep the segment's outputs that are states of the next frame, copied if they are in a buffer set."""
+        """Keep the segment's outputs that are states of the next frame.
+
+        Outputs in a buffer set are copied, because later frames overwrite the set.
+        """
         for tensor in segment["outputs"]:
             for name in frame.role.states_by_tensor.get(tensor, ()):
                 view = buffer_set.views.get(tensor)
@@ -397,7 +404,8 @@ def _make_run_options() -> Any:
 def _emulated_duration(end: float) -> Iterator[None]:
     """Let the context last until `end` (time.perf_counter), to emulate a slower board.
 
-    The context's code runs with idle priority, because it has time, and other emulated boards run on the same host.
+    If `end` is in the future, the context's code runs with idle priority, in favour of the other emulated boards on
+    this host.
     """
     has_time = end > time.perf_counter()
     if has_time:

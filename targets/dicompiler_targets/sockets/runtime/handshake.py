@@ -161,7 +161,7 @@ class ConnectionAcceptor(ConnectionQueue):
                 channel.close()
         except Exception as error:
             accepted = error
-        # The connection is removed before it is put in the queue, because `close` shuts down all in `_greeting`.
+        # `close` shuts down all connections in `_greeting`, so this one is removed before it is put in the queue.
         with self._lock:
             self._greeting.pop(connection, None)
         if accepted is not None:

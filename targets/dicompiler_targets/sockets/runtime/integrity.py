@@ -41,7 +41,7 @@ class FileIntegrity:
         """Start to compute the digests of all files in two threads.
 
         Call it just before code that releases the interpreter's lock. Raise ValueError if a file is missing, is a link
-        or has another size than in the manifest. Raise it also for a digest of an unknown kind.
+        or has another size than in the manifest, or if a digest is of an unknown kind.
         """
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]

@@ -105,10 +105,10 @@ class PeerConnections:
     def connect_all(self, arriving: ConnectionQueue, message: Mapping[str, Any]) -> None:
         """Connect to peers, and wait for the peers that connect to this device.
 
-        The peers before this device in the manifest's order connect to it through `arriving`; it connects to the peers
-        after it. After a failure, a device that rejoins connects to all peers. Failed peers are left out, even if they
-        fail meanwhile. `message` is the coordinator's PEERS message. Raise DeviceError if a peer cannot be reached or
-        does not connect in time.
+        This device connects to the peers that follow it in the manifest's order. The preceding peers connect to it, and
+        `arriving` has their connections. A device that rejoins after a failure connects to all peers. Peers that have
+        failed, or fail during this call, are left out. `message` is the coordinator's PEERS message. Raise DeviceError
+        if a peer cannot be reached or does not connect in time.
         """
         expected = set() if message.get("rejoins") else self._preceding - self.down
         for peer in self._manifest["peers"]:
@@ -174,8 +174,8 @@ class PeerConnections:
         if not self.is_complete:
             channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             return peer, channel
-        # The lock delays orders of the coordinator. When the peer has the answer, the coordinator may soon order this
-        # device to send to the peer, so the channel must be known by then.
+        # Soon after the peer has received HELLO, the coordinator may order this device to send to the peer. The lock
+        # delays such an order until the peer's channel is in `channels`.
         with self._loop.lock:
             channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             if peer in self.channels:

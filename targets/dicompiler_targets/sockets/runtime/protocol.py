@@ -86,7 +86,8 @@ class ByteSource(Protocol):
     """The methods of a connection that a reader calls.
 
     Attributes:
-        is_drained: True if the last call returned all available bytes. A reader that does not call again resets it.
+        is_drained: True if the last `receive_into` returned all available bytes. A reader that therefore omits the next
+            call sets the attribute to false.
     """
 
     is_drained: bool
@@ -131,7 +132,7 @@ class MessageReader:
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # Start and end of the unread bytes in the buffer.
-        self._expects_payload = False  # True if `connection` wakes only for many bytes.
+        self._expects_payload = False  # True if `expect_bytes` has announced the rest of a payload.
         self._header: MessageHeader | None = None  # Header of the message that is being read.
         self._payload: Any = None
         self._filled = 0
@@ -280,7 +281,7 @@ class FrameWindow:
         self.end = first + (self._size or 0)
 
     def skip(self, first: int, end: int) -> None:
-        """Leave out the frames from `first`, the next one, to before `end`, in which this device has no work."""
+        """Leave out frames in which this device has no work: from `first`, the next frame, to before `end`."""
         if self.oldest < first:
             self._finished.update(range(first, end))
         else:
@@ -290,7 +291,7 @@ class FrameWindow:
         return self.oldest <= frame < self.end and frame not in self._finished
 
     def check(self, frame: int, message: str) -> None:
-        """Raise ProtocolError, with `message` as the message's description, if the frame is not in flight."""
+        """Raise ProtocolError if the frame is not in flight; `message` names the received message."""
         if not self.is_in_flight(frame):
             raise ProtocolError(
                 f"{message} is for frame {frame}, but frames {self.oldest} to {self.end - 1} are in flight"
@@ -312,8 +313,9 @@ class ReceiveFilter:
     ) -> None:
         """Create a filter for the frames in a window.
 
-        `expected_by_role` has, for each role (a way of a frame through the devices), the manifest's entries of the
-        tensors that may arrive, by index. `schedule` maps frames to roles; by default, they use all roles in turn.
+        `expected_by_role` has, for each role (the normal plan, a replica of it, or a failure plan), the manifest's
+        entries of the tensors that may arrive, by index. `schedule` maps frames to roles; by default, frames use all
+        roles in turn.
         """
         self._roles, self._window = expected_by_role, window
         self._schedule = schedule or RoleSchedule([()] * len(self._roles))
@@ -335,7 +337,7 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Raise ProtocolError if the plan has no such tensor; those of dropped frames are discarded later."""
+        """Raise ProtocolError if the plan has no such tensor; a planned tensor is discarded later."""
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
             raise ProtocolError(
@@ -343,7 +345,7 @@ class ReceiveFilter:
             )
 
     def _refuse(self, header: MessageHeader, value: Mapping[str, Any] | None) -> None:
-        """Raise a ProtocolError with the reason; return if only the length is unplanned and within its limit."""
+        """Raise ProtocolError with the reason; accept a tensor of unplanned length up to MAX_UNPLANNED_BYTES."""
         if value is None:
             raise ProtocolError(f"received {header.type.name} {header.index}, which is not in the plan")
         place, wanted = f"{header.type.name} {header.index} ({value['name']!r})", value["bytes"]

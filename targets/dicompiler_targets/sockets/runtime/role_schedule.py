@@ -1,7 +1,7 @@
 """The roles of a device, and the role of each frame.
 
-A role is a way of frames through the devices. With replicas, frames use several roles in turn. With failure plans, some
-roles are only used while certain devices are down.
+A role is one way in which the devices can compute a frame: the normal plan, a replica of it, or a failure plan. With
+replicas, frames use several roles in turn. With failure plans, some roles are only used while certain devices are down.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Return a complete manifest for each role in a device's manifest.
 
-    They differ in inputs, outputs, segments, steps and transfers, and in `failed`, the devices that the role does
-    without.
+    These manifests differ in inputs, outputs, segments, steps and transfers, and in `failed`: the failed devices for
+    which the role is made.
     """
     return (manifest, *({**manifest, **role} for role in manifest.get("other_roles", ())))
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return for each role True if the device has work in a role for the same failed devices.
+    """Return for each role True if the device is active: if frames of the role are announced to it.
 
-    A device without such work is not told about frames.
+    A device is active if it has work in the role, or in another role for the same failed devices.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
@@ -32,7 +32,7 @@ def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 class RoleSchedule:
-    """Maps frames to roles (ways of a frame through the devices).
+    """Maps frames to roles (the normal plan, its replicas, and failure plans).
 
     Among the n roles for the devices that are down, frame i uses role i mod n.
 
@@ -66,7 +66,7 @@ class RoleSchedule:
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
-        """Return the smallest set of devices that has roles and includes all of `down`, or None."""
+        """Return the smallest set of failed devices that has roles and includes `down`, or None."""
         candidates = [failed for failed in self._failed_sets if failed.issuperset(down)]
         return min(candidates, key=len, default=None)
 

@@ -118,18 +118,20 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
 def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
     """Return the session of a file; if onnxruntime refuses a QuantizeLinear, try again with int8 allowed.
 
-    On some processors, onnxruntime converts int8 to uint8 at levels from "extended" on. It then refuses its own
-    QuantizeLinear of opset 21, whose type is an attribute (onnxruntime issue 25526).
+    On some processors, onnxruntime converts int8 to uint8 at optimization levels from "extended" on. It then refuses
+    its own QuantizeLinear of opset 21, whose output type is an attribute (onnxruntime issue 25526).
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     level = OPTIMIZATION_LEVELS[manifest["optimization"]]
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
-    if manifest["optimization"] != "all":  # Fused groups of QDQ nodes depend on the segment and round differently.
+    if manifest["optimization"] != "all":
+        # Fused QDQ nodes round differently, and it depends on the segment which nodes are fused.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
-    if manifest["peers"]:  # Between two segments, the processor is needed for sending and receiving.
+    if manifest["peers"]:
+        # Between two segments, onnxruntime's threads must not spin: sending and receiving need the processor.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
@@ -149,9 +151,9 @@ def run_segment(
 ) -> dict[str, Any]:
     """Run a segment and return its outputs by name.
 
-    `segment` is its entry in the manifest, and `values` has its inputs by name. `places` has existing onnxruntime
-    values into which outputs of these names are written. `run_options` are onnxruntime's, whose `terminate` ends the
-    call. Raise ValueError with the segment's name if onnxruntime fails.
+    `segment` is the segment's entry in the manifest, and `values` has its inputs by name. `places` has, for some
+    outputs by name, existing onnxruntime values into which they are written. `run_options` is passed to onnxruntime;
+    setting its `terminate` ends the call. Raise ValueError with the segment's name if onnxruntime fails.
     """
     try:
         if segment.get("unsized"):
@@ -343,9 +345,9 @@ def _make_piece(tensor: Mapping[str, Any], piece: Mapping[str, Any]) -> CopiedPi
 class BufferSet:
     """Memory for the small tensors of one frame, bound once to the segments that have only small tensors.
 
-    Creating and binding a small tensor takes longer than computing it. Large tensors are allocated for each frame,
-    because the predicted memory counts them so. A BufferPool creates the object; the executor uses it for one frame
-    after another.
+    Creating and binding a small tensor takes longer than computing it. Large tensors are not in the set: they are
+    allocated for each frame and freed after their last use, as the prediction of memory assumes. A BufferPool creates
+    the object; the executor uses it for one frame after another.
 
     Attributes:
         values: The onnxruntime value of each small tensor, by name.
@@ -388,12 +390,15 @@ class BufferPool:
         bound = {name for io in segment_ios if all(name in small for name in io.names) for name in io.names}
         self._small_tensors = {name: value for name, value in small.items() if name in bound}
         self._empty_set = BufferSet({}, (), ())
-        # The first set is created in advance, because it would delay a role that is used after a failure.
+        # The first set is created in advance, because creating it after a failure would delay the first frame.
         self._free = [BufferSet(self._small_tensors, self._segment_ios, self._sessions)]
         self._set_count = 1
 
     def take(self) -> BufferSet:
-        """Return a buffer set for a new frame; an empty one, so nothing is reused, if MAX_BUFFER_SETS are in use."""
+        """Return a buffer set for a new frame.
+
+        If MAX_BUFFER_SETS are in use, return an empty one, so that the frame allocates each tensor.
+        """
         if self._free:
             return self._free.pop()
         if self._set_count == MAX_BUFFER_SETS:
@@ -448,7 +453,8 @@ def freed_to_system() -> Iterator[None]:
     try:
         yield
     finally:
-        # glibc then keeps the freed memory of a frame for the next frame. glibc itself learns the same values.
+        # With these limits, glibc keeps the freed memory of a frame for the next frame. By default, glibc would raise
+        # its limits up to the same values when it frees large blocks.
         mallopt(_MMAP_THRESHOLD, _LARGE_THRESHOLD_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _LARGE_THRESHOLD_BYTES)
 

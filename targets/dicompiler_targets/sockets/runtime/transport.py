@@ -151,7 +151,8 @@ class Connection:
         if low_water != self._low_water:
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-            if low_water > 1:  # The kernel delays acknowledgements by 40 ms, and the other end may wait for one.
+            if low_water > 1:
+                # By default, the kernel delays acknowledgements by 40 ms, for which the other end may wait.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
@@ -272,7 +273,7 @@ class TlsConnection(Connection):
         return len(self._encrypted) > 0
 
     def expect_bytes(self, count: int) -> None:
-        # Some of the bytes may be in the TLS object already, in an incomplete record.
+        # Some of the bytes may have arrived already, in a TLS record that is not complete yet.
         super().expect_bytes(count - self._incoming.pending - MAX_TLS_RECORD_BYTES)
 
     def receive_into(self, view: memoryview) -> int | None:
