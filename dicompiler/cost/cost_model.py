@@ -73,8 +73,8 @@ class CostModel(ABC):
     ) -> float:
         """Return the seconds of a share that reads tensors which its device has just computed.
 
-        onnxruntime fuses the layers that exchange these tensors, and the tensors keep their memory layout. The default
-        implementation ignores both effects and returns `seconds`.
+        onnxruntime fuses the layers that exchange these tensors, and the tensors keep their memory layout. Both effects
+        change the time. The default implementation ignores them and returns `seconds`.
 
         Args:
             layers: The layers of the network.
@@ -171,9 +171,9 @@ class AnalyticModel(CostModel):
 
 
 def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
-    """Return a message if a predicted time is invalid, otherwise an empty string.
+    """Return an error message if a predicted time is invalid, otherwise an empty string.
 
-    A time must be at least 0, and must be finite on a device that computes.
+    A time must be at least 0. It must also be finite if the device can compute.
     """
     number = float(seconds) if isinstance(seconds, Real) else math.nan
     if number >= 0 and (number < math.inf or not device.can_compute):
@@ -182,7 +182,10 @@ def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
 
 
 def seconds_at_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
-    """Return the seconds of each number of FLOPs on each device, as an array of shape (numbers, devices)."""
+    """Return the seconds that each device needs for each of the numbers of FLOPs in `operations`.
+
+    The result has the shape (length of `operations`, number of devices). It is infinite for devices without compute.
+    """
     counts = np.array(operations, np.float64).reshape(-1, 1)
     rates = np.array([[device.rate for device in devices]], np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

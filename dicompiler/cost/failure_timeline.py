@@ -48,7 +48,7 @@ class Outage:
 class FailureCase:
     """The plan in force while certain devices are down.
 
-    Two cases are equal if their plans work without the same devices.
+    Two cases are equal if their plans avoid the same devices (`failed`).
 
     Attributes:
         failed: Devices that the plan does not use.
@@ -121,8 +121,8 @@ def simulate_outages(
     """Simulate a stream during which devices fail and return, and return its intervals between changes.
 
     `find_case` returns the failure case for the devices that are down. `frames` is the number of frames, and
-    `in_flight` the largest number of frames in flight. `keep_spans` keeps the periods of devices and links in the
-    intervals.
+    `in_flight` the largest number of frames in flight. With `keep_spans`, each interval contains the periods in which
+    devices and links were busy (`StreamInterval.spans`).
 
     Raises:
         DicompilerError: The stream ends before a device fails.
@@ -160,7 +160,10 @@ def simulate_outages(
 def _iterate_changes(
     find_case: Callable[[tuple[str, ...]], FailureCase], outages: Sequence[Outage]
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
-    """Yield the time, the devices that are down from then on, and their failure case, whenever the case changes."""
+    """Yield the time, the devices that are down, and the failure case at the start and after each change.
+
+    Failures and returns of devices that do not change the case are omitted.
+    """
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)
     times = sorted({0.0, *(outage.start for outage in outages), *ends})
@@ -182,9 +185,11 @@ def _simulate_interval(
     in_flight: int,
     keep_spans: bool,
 ) -> StreamInterval:
-    """Simulate the remaining frames from the time `begin` to the next change at the time `until`.
+    """Simulate frames from the time `begin` to the next change at the time `until`.
 
-    If a device returns at the next change, all frames that have started by then are finished.
+    `remaining` are the numbers of the frames that are not finished yet. `has_return` says whether the next change is
+    the return of a device. In this case, all frames that have started before the change are finished, even after
+    `until`.
     """
 
     def simulate_frames(count: int) -> SimulationResult:

@@ -44,8 +44,8 @@ class LinearModel(ProfileBasedModel):
     """Time as a · FLOPs + b · bytes + c, with fitted or stated coefficients for each kind of layer.
 
     The kind of a layer is its anchor operator; grouped and depthwise convolutions are of kind GroupConv. A kind without
-    coefficients of its own uses those of kind `*`. With profiles, `*` is a fit to all measurements. FLOPs and bytes are
-    counted as in `roofline`.
+    coefficients of its own uses those of kind `*`. If the coefficients are fitted to profiles, those of `*` are fitted
+    to the measurements of all kinds. FLOPs and bytes are counted as in `roofline`.
 
     Stated coefficients hold for every device. With the option `rate` they hold for a device of that compute rate, and
     the time on another device is scaled by the ratio of the rates.
@@ -126,7 +126,7 @@ def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
 
 
 def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
-    """Return the coefficients of every kind of layer, and those of all kinds together under the key `*`.
+    """Return the coefficients of each kind of layer, and under the key `*` those of all kinds together.
 
     A sample is (kind, FLOPs, bytes, seconds) of a measured piece of a layer.
     """

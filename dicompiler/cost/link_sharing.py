@@ -70,10 +70,13 @@ class LinkScheduler(Generic[T]):
         self.departures: list[tuple[float, Flow[T], int]] = []
 
     def flow(self, devices: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
-        """Return the flow between two devices, which `devices` identifies by their indices.
+        """Return the flow from one device to another; create it if it does not exist yet.
 
-        `shares` are the largest shares of the sender's and the receiver's link that the flow can use. A shared medium
-        uses only the first share.
+        Args:
+            devices: Indices of the sender and the receiver.
+            hosts: Hosts of the sender and the receiver.
+            shares: The largest share of the sender's link, and of the receiver's link, that the flow can use. A shared
+                medium uses only the first one.
         """
         if devices not in self._flows:
             link_keys = (("out", hosts[0]), ("in", hosts[1])) if self._is_switch else (("all", ""),)
@@ -82,7 +85,10 @@ class LinkScheduler(Generic[T]):
         return self._flows[devices]
 
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
-        """Add a message that takes `seconds` if it is sent alone, before waiting messages of a higher rank."""
+        """Append a message to the queue of a flow, before waiting messages of a higher rank.
+
+        The message takes `seconds` if it has its links to itself. The message that is being sent is never overtaken.
+        """
         queue = flow.queue
         position = len(queue)
         while position > 1 and queue[position - 1][2] > rank:

@@ -76,13 +76,13 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     """Return the memory that a program needs on each device.
 
     A buffer lives until its last reader on the device. A tensor that a segment computes lives until its last reader or
-    send, and an output of the network lives to the end. One frame is inside a segment, and the other frames in flight
-    are between two segments. A tensor without a static shape counts 0 bytes, and a view (Reshape, Identity) counts as a
-    copy.
+    send, and an output of the network lives to the end. A tensor without a static shape counts 0 bytes, and a view
+    (Reshape, Identity) counts as a copy. If several frames are in flight, one of them is inside a segment, and the
+    others are between two segments.
 
     A program has one role (a replica of the plan, or a failure plan) or several. A device keeps the weights of all
-    roles. The frames in flight are spread over the replicas or over those of one failure plan, whichever needs more
-    memory.
+    roles. The frames in flight are spread over the replicas of the main plan, or over those of one failure plan. The
+    result is for the case that needs the most memory.
 
     Args:
         program: The program.
@@ -189,10 +189,10 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 
 
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
-    """Return the bytes of buffers and of activations if n roles compute `frames` frames in turn.
+    """Return a device's bytes of buffers and of activations if `frames` frames are in flight.
 
-    Each role has frames / n in flight, some roles one more. One frame is inside a segment, and the other frames are
-    between two segments.
+    `roles` are the replicas of one plan, which have about equal numbers of frames in flight. One frame is inside a
+    segment, and the other frames are between two segments.
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
@@ -206,7 +206,7 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
 def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapping[str, int]) -> MemoryTimeline:
     """Return the memory of a device at each step.
 
-    `border_sizes` has the bytes of graph inputs and outputs, states and transferred tensors.
+    `border_sizes` maps graph inputs and outputs, states and transferred tensors to their numbers of bytes.
     """
     constants: dict[str, int] = {}
     sizes = dict(border_sizes)
@@ -237,10 +237,10 @@ def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]
 
 
 def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
-    """Return the last step at which each tensor is live.
+    """Return the last step at which each tensor is live, by tensor name.
 
-    A tensor that is read lives until its last reader has run. A tensor that is sent lives until the segment has run
-    that follows the send, because sending continues in the background. Graph outputs and states live to the end.
+    A tensor that is read lives until its last reader has run. Sending continues in the background, so a tensor that is
+    sent lives until the next segment after the send has run. Graph outputs and states live to the end.
     """
     last: dict[str, int] = {}
     latest = 0

@@ -31,7 +31,15 @@ LayerStep = tuple[str, bool]
 
 @dataclass(frozen=True)
 class _SentBox:
-    """A box (a region of a tensor) that is sent, and the layer step that computes it."""
+    """A box (a region of a tensor) that is sent to another device, and the step that computes the box.
+
+    Attributes:
+        sender: Device that sends the box.
+        receiver: Device that receives the box.
+        nbytes: Bytes of the box.
+        step: Name of the layer that computes the box, and whether the box is a partial sum; ("", False) for a graph
+            input.
+    """
 
     sender: str
     receiver: str
@@ -62,12 +70,13 @@ def estimate_metrics(
     * A layer takes as long as its slowest device.
     * Then all regions that the layer computed are sent. On a shared medium or a gateway they are sent one after
       another. On a switch all links are used at the same time, and the slowest link counts.
-    * The time of the busiest sender's processor is added before the sending. The time of the busiest receiver's
-      processor, and of the segment call that waits for the messages, is added after it.
+    * The processors also work for each message. The time of the busiest sender's processor is added before the sending.
+      The time of the busiest receiver's processor, and of the segment call that waits for the messages, is added after
+      the sending.
 
     The simulator overlaps these periods. Its times are 6 to 54 % lower for VGG16, so the two can rank plans
-    differently. Bytes are exact. Memory excludes the copies that joining regions makes and the memory that the target
-    adds.
+    differently. Bytes are exact. Memory excludes the copies that are made when regions are joined, and the memory that
+    the target adds.
 
     `runtime_by_device` has the costs of messages and calls; by default they are free.
 
@@ -90,7 +99,8 @@ def metrics_of_simulation(
     """Return the metrics of a plan from a simulation of one frame of each replica, one after another.
 
     The seconds between frames are those of the busiest device or link, averaged over the replicas. A stream reaches
-    this rate with enough frames in flight. If the network has states, a short simulated stream gives a lower bound.
+    this rate with enough frames in flight. If the network has states, a frame must wait for those of the previous
+    frame, so the seconds between frames are at least those of a short simulated stream.
     """
     role_workloads = workload.roles
     roles = [
@@ -136,7 +146,7 @@ def _build_metrics(
         idle = max(0.0, latency - entry.busy_s)
         energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.link_s
     sent = [box for role in roles for box in role.sent]
-    network_s = _network_seconds(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
+    network_s = _network_seconds(platform, runtime, sent, with_latency=method == "estimate", frames=len(roles))
     period = max((network_s, *(entry.busy_s for entry in devices)))
     total = _mean_rounded_up(sum(box.nbytes for box in sent), roles)
     return Metrics(devices, latency, period, energy, max(host_memory.values(), default=0), total, method)
@@ -175,7 +185,7 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the seconds of the busiest sender's processor plus those of the busiest receiver's for these boxes."""
+    """Return the processor seconds of the busiest sender plus those of the busiest receiver of some boxes."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
@@ -189,12 +199,12 @@ def _network_seconds(
     platform: Platform,
     runtime: Mapping[str, RuntimeCosts],
     boxes: Iterable[_SentBox],
-    latency: bool = True,
+    with_latency: bool = True,
     frames: int = 1,
 ) -> float:
     """Return the seconds that the busiest link needs to transfer all boxes, divided by the number of frames.
 
-    The largest latency of a used link is added once if `with_latency` is set.
+    With `with_latency`, the largest latency of a used link is added once.
     """
     busy_s: dict[tuple[str, str], float] = {}
     longest = 0.0
@@ -209,13 +219,16 @@ def _network_seconds(
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
             busy_s[end] = busy_s.get(end, 0.0) + link_s
-    return max(busy_s.values(), default=0.0) / frames + (longest if latency else 0.0)
+    return max(busy_s.values(), default=0.0) / frames + (longest if with_latency else 0.0)
 
 
 def _device_metrics(
     roles: Sequence[_RoleCosts], routing: Routing, platform: Platform, plan: Plan
 ) -> tuple[DeviceMetrics, ...]:
-    """Return the metrics of each device, averaged over the replicas. Memory is that of all roles of the routing."""
+    """Return the metrics of each device. Work and sent bytes are averaged over `roles`.
+
+    `roles` are the replicas of the plan. The memory is for all roles of the routing, that is, also for failure plans.
+    """
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
     for task in (task for role in routing.roles for task in role.tasks):
@@ -247,10 +260,11 @@ def _mean_rounded_up(total: int, roles: Sequence[_RoleCosts]) -> int:
 
 
 def _peak_activations(routing: Routing) -> dict[str, int]:
-    """Return the largest number of bytes of boxes that each device stores at once.
+    """Return the largest number of bytes of boxes that each device stores at once, by device name.
 
-    A box (a region of a tensor) that a task computes lives until its last reader on the device. Received boxes and
-    graph inputs also exist from the start. Boxes of graph outputs and of states live to the end.
+    A box (a region of a tensor) that a task computes lives from this task to its last reader on the device. A received
+    box or a graph input lives from the start of the frame to its last reader. Boxes of graph outputs and of states live
+    to the end of the frame.
     """
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}

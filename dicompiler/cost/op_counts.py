@@ -22,8 +22,8 @@ from dicompiler.partition.bounds_inference import make_share_task
 def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
     """Return the number of multiply-adds that a share of a layer computes in convolutions, matrix products and so on.
 
-    An operator rule may compute more elements than `region` asks for, such as a whole group of channels. These elements
-    count too. A node without static shapes counts 0.
+    An operator rule may compute more elements than `region` asks for, such as a whole group of channels. The operations
+    for these elements are counted too. A node without static shapes counts 0.
 
     Args:
         layers: The layers of the network.
@@ -47,9 +47,9 @@ def count_flops(
     pools: bool = True,
     elementwise: bool = True,
 ) -> int:
-    """Return the floating-point operations of a share of a layer, with or without pools and element-wise operators.
+    """Return the FLOPs of a share of a layer, with or without pools and element-wise operators.
 
-    All other parameters are those of `count_operations`. Pools include reductions.
+    The parameters before `pools` are those of `count_operations`. Pools include reductions.
     """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
@@ -130,7 +130,10 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
-    """Return the bytes of weights that are read (`OpCounts.weight_bytes`); `costs` has one entry for each node."""
+    """Return the bytes of weights that some nodes read, as `OpCounts.weight_bytes` defines them.
+
+    `costs` are the operations of each node. A node without operations may be a lookup in a table.
+    """
     regions = _weight_regions(layers, nodes)
     if not regions or OpCost() not in costs:
         return sum(regions.values())
@@ -149,7 +152,10 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 
 
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the bytes that a task reads (without weights) and writes; a tensor with a dynamic shape counts 0."""
+    """Return the bytes that a task reads and writes, without weights.
+
+    A tensor without a static shape counts 0.
+    """
     regions = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
     return sum(_region_nbytes(layers, key.tensor, region) for key, region in regions)
 
@@ -168,7 +174,7 @@ def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
 
 
 def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
-    """Return the pieces of constants that a task reads, so that its device must store them.
+    """Return the pieces of constants that a task reads and that its device must therefore store.
 
     Args:
         layers: The layers of the network.
@@ -197,7 +203,7 @@ def _iterate_weight_regions(layers: LayerGraph, task_node: TaskNode) -> Iterator
 def _output_and_input_regions(
     layers: LayerGraph, task_node: TaskNode
 ) -> tuple[Region | None, tuple[Region | None, ...]]:
-    """Return the region that a node computes, and the region that it reads of each input; None if unknown."""
+    """Return the region that a node computes, and the region of each input that it reads; None if unknown."""
     if task_node.piece is not None:
         return task_node.piece.out, task_node.piece.needs
     operation = layers.operation_of(task_node.node)

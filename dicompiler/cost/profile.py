@@ -138,23 +138,26 @@ class Profile(Memoizing):
     cold_call_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
-        """Yield the layer kind, FLOPs, bytes and seconds (without an empty call) of each measured piece."""
+        """Yield the layer kind, FLOPs, bytes and seconds of each measured piece.
+
+        The seconds of an empty call are subtracted.
+        """
         for layer in self.layers.values():
             for piece in layer.measurements:
                 yield layer.kind, piece.flops, piece.moved_bytes, max(0.0, piece.median_s - self.call_s)
 
     @cached_property
     def byte_s(self) -> float:
-        """Least seconds per moved byte over all measured pieces."""
+        """Smallest ratio of seconds to moved bytes among all measured pieces."""
         return min((seconds / nbytes for _, _, nbytes, seconds in self.samples() if nbytes > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
-        """Return the seconds of the whole layer, without an empty call; KeyError if the layer was not measured."""
+        """Return the seconds of a whole layer minus those of an empty call; KeyError if it was not measured."""
         return max(0.0, self.layers[signature].whole.median_s - self.call_s)
 
     @cached_property
     def isolated_s(self) -> float:
-        """Seconds of all layers together, each measured on its own, without empty calls."""
+        """Sum of the seconds of all layers, each measured on its own, minus those of empty calls."""
         return sum(len(layer.names) * self.whole_layer_s(layer.signature) for layer in self.layers.values())
 
     @memoized
@@ -170,17 +173,25 @@ class Profile(Memoizing):
         local_bytes: int,
         unmeasured_s: float,
     ) -> float:
-        """Return the seconds in a frame of a share that takes `isolated_s` when it runs repeatedly on its own.
+        """Return the seconds that a share takes in a frame, given the seconds that it takes on its own.
 
-        In a frame, weights and inputs come from memory and not from caches. Exceptions are the `local_bytes` of inputs
-        that the device has just computed in the same session; they save time instead, because onnxruntime fuses the
-        layers. `unmeasured_s` are the seconds of all layers that were not measured.
+        In a frame, the share reads weights and inputs from memory and not from caches, which takes longer. Inputs that
+        the device has just computed in the same session are an exception: they save time, because onnxruntime fuses the
+        layers.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+            share: The share of the layer.
+            isolated_s: Seconds of the share if it runs repeatedly on its own.
+            local_bytes: Bytes of inputs that the device has just computed in the same session.
+            unmeasured_s: Predicted seconds of all layers that were not measured.
         """
         saved_s = self.fusing_s(layers, unmeasured_s) * local_bytes
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
-        """Return the additional seconds of a share in a frame, because data comes from memory and not from caches."""
+        """Return how much longer a share takes in a frame because data comes from memory and not from caches."""
         counts = count_operations(layers, layer, *share)
         return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * max(0, counts.input_bytes - local_bytes)
 
@@ -188,10 +199,10 @@ class Profile(Memoizing):
     def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
         """Return the seconds that each byte between two layers saves if both layers run in one session.
 
-        The value is chosen such that the layers together take the measured seconds of the whole network. `unmeasured_s`
-        of them are those of layers that were not measured, and no layer takes less than 0 s. The value is negative if
-        the network takes longer than its layers. It is 0 if the unmeasured layers alone take at least as long as the
-        network.
+        The value is chosen such that the predicted seconds of all layers add up to the measured seconds of the whole
+        network. `unmeasured_s` is the part of this sum that belongs to layers that were not measured, and no layer
+        takes less than 0 s. The value is negative if the network takes longer than the sum of its layers. It is 0 if
+        the unmeasured layers alone take at least as long as the network.
         """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
         if self.whole_model_s is None or 0 < whole_s <= unmeasured_s:
@@ -219,7 +230,7 @@ class Profile(Memoizing):
 
     @property
     def busy_message(self) -> str:
-        """A message that the host was busy while it measured, with the most affected layers; empty if it was idle."""
+        """Message that the host was busy during the measurement; empty if it was idle."""
         if self.median_to_min <= MAX_MEDIAN_TO_MIN:
             return ""
         layers = sorted(
@@ -237,9 +248,10 @@ class Profile(Memoizing):
 
     @memoized
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
-        """Return the seconds by size along a cut, without an empty call; None if no piece was cut this way.
+        """Return the seconds of a layer's pieces as a function of their size, without those of an empty call.
 
-        The whole layer adds a last point at the size `extent`, unless `extent` is None.
+        The result is None if no piece was cut in the way `cut`. The whole layer is added as the last point, with the
+        size `extent`, unless `extent` is None.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
@@ -306,8 +318,8 @@ class ProfileSet:
     def load(cls, files: Sequence[str], others: bool, force: bool = False) -> ProfileSet:
         """Read profile files.
 
-        Raises DicompilerError if a file is missing or invalid, or contains no measured layer. Without `force`, a
-        profile from a busy host also raises the error.
+        Raises DicompilerError if a file is missing or invalid, or contains no measured layer. The error is also raised
+        for a profile that was measured on a busy host, unless `force` is set.
         """
         profiles = tuple(load_profile(file) for file in files)
         for profile in profiles:
@@ -318,10 +330,10 @@ class ProfileSet:
         return cls(profiles, others)
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
-        """Return the measured costs of a target's runtime on a device, completed by the `scaled` ones.
+        """Return the measured costs of a target's runtime on a device, with unmeasured costs from `scaled`.
 
-        The costs of TLS, of joint sending and of the network's inputs and outputs are never measured. Older files lack
-        more costs; a warning reports that once for each file.
+        A profile never contains the costs of TLS, the share that coalesced messages cost, and the costs of the
+        network's inputs and outputs. Older profiles lack more costs; a warning reports that once for each file.
         """
         profile = self._find(device)
         if profile is None:
@@ -386,8 +398,8 @@ def layer_kind(layer: Layer) -> str:
 def layer_signature(layers: LayerGraph, layer: Layer) -> str:
     """Return a SHA-256 digest of all properties of a layer that its time depends on, except the device.
 
-    The digest covers operators, attributes, types, shapes and connections. It covers no names and no weight values, so
-    layers that take the same time share it.
+    The digest covers operators, attributes, types, shapes and connections, but no names and no weight values. Layers
+    with equal digests therefore take the same time.
     """
     sources: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []
@@ -404,7 +416,10 @@ def layer_signature(layers: LayerGraph, layer: Layer) -> str:
 
 @memoized
 def network_digest(layers: LayerGraph) -> str:
-    """Return a digest of the layers' names, signatures and connections, which a retrained network shares."""
+    """Return a digest of the layers' names, signatures and connections.
+
+    The digest does not depend on weights, so it does not change when the network is trained again.
+    """
     rows = [[layer.name, layer_signature(layers, layer), layer.inputs, layer.outputs] for layer in layers.layers]
     return _digest([rows, layers.inputs, layers.outputs])
 
@@ -414,7 +429,11 @@ def _digest(document: Any) -> str:
 
 
 def _input_entry(source: str, tensor: TensorInfo) -> list[Any]:
-    """Return the source, type and shape of an input, and the values of a small integer constant."""
+    """Return the entry of a node's input in a layer's signature.
+
+    It contains the source, type and shape of the tensor, and the values of a small integer constant. `source` says
+    which input or node of the layer supplies the tensor.
+    """
     has_integers = tensor.value is not None and tensor.value.dtype.kind in "iub"
     value = tensor.value.tolist() if tensor.value is not None and has_integers else None
     return ["constant" if tensor.is_constant else source, tensor.dtype, tensor.shape, value]

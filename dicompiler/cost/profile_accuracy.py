@@ -36,23 +36,27 @@ class ErrorSummary:
 def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -> ErrorSummary | None:
     """Return the errors of pairs (predicted seconds, measured seconds); None if there is no pair.
 
-    Pairs of which the measured time is at most `min_seconds` are ignored.
+    A pair is ignored if its measured time is at most `min_seconds`.
     """
     errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured > min_seconds]
     return ErrorSummary(len(errors), float(np.median(errors)), max(errors)) if errors else None
 
 
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
-    """Return the error of interpolating between measured sizes; None if no layer was cut into three or more sizes.
+    """Return the error of interpolating between measured sizes.
 
-    Each piece with a size between two others is predicted from the other sizes and compared with its own time.
+    Each piece with a size between two other sizes is predicted from the other sizes and compared with its measured
+    time. The result is None if no layer was cut into three or more sizes.
     """
     pairs = (pair for layer in profile.layers.values() for pair in _held_out_pairs(layer, profile.call_s))
     return summarize_errors(pairs, profile.call_s)
 
 
 def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
-    """Yield the predicted and the measured seconds of each piece that has a smaller and a larger measured size."""
+    """Yield the predicted and the measured seconds of pieces with an intermediate size.
+
+    Each piece that has a smaller and a larger measured size is predicted from all other pieces of the same cut.
+    """
     for cut in dict.fromkeys(piece.cut for piece in layer.measurements):
         points = {piece.size: max(0.0, piece.median_s - call_s) for piece in layer.measurements if piece.cut == cut}
         for size in sorted(points)[1:-1]:

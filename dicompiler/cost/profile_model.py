@@ -47,7 +47,7 @@ class ProfileBasedModel(CostModel):
 
     @abstractmethod
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Return the seconds of a share that runs repeatedly on its own, as the profile measured it."""
+        """Return the seconds of a share that runs repeatedly on its own, as in the measurement of a profile."""
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Return the seconds of a share in a frame.
@@ -82,9 +82,9 @@ class ProfileBasedModel(CostModel):
 class ProfileModel(ProfileBasedModel):
     """Times that `dicompiler profile` measured, interpolated for sizes that were not measured.
 
-    All whole layers together take the time that was measured for the whole network. If a share is cut along several
-    axes, its time is the whole layer's time multiplied by the share of the time that each single cut leaves. Numbers of
-    operations predict cuts along axes that were not measured, and layers that could not be measured.
+    All whole layers together take the time that was measured for the whole network. A cut along one axis leaves a
+    fraction of the whole layer's time. If a share is cut along several axes, the fractions are multiplied. Cuts along
+    axes that were not measured, and layers that could not be measured, are predicted from the number of operations.
     """
 
     name: ClassVar[str] = "profile"
@@ -138,10 +138,11 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 
 
 def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
-    """Return the share of a layer's time that remains when its output is cut from the region `full` to `region`.
+    """Return the fraction of a layer's time that remains if only `region` of its output is computed.
 
-    For several cut axes this is the product of the shares that each cut leaves. Time that remains even at size 0, for
-    example for reading all weights, counts only once in the product.
+    `full` is the region of the whole output. If several axes are cut, the result is the product of the fractions that
+    each cut leaves. Time that remains even at size 0, for example for reading all weights, counts only once in the
+    product.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)
@@ -156,16 +157,19 @@ def _remaining_share(profile: Profile, signature: str, region: Region, full: Reg
 
 
 def _time_share(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
-    """Return the time at `size` as a share of the time at `extent` (the whole layer), at most 1.
+    """Return the time at `size` divided by the time at `extent` (the whole layer), at most 1.
 
-    The time is proportional to the size if no piece was cut this way.
+    If no piece was cut along the axis `cut`, the time is assumed to be proportional to the size.
     """
     curve, whole = profile.curve(signature, cut, extent), profile.whole_layer_s(signature)
     return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
 
 
 def _merge_seconds(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
-    """Return the seconds of adding up `merge` partial sums of the whole output; by bytes if that was not measured."""
+    """Return the seconds of adding up `merge` partial sums of a layer's whole output.
+
+    If the addition was not measured, the time is estimated from the number of bytes that are read and written.
+    """
     curve = profile.curve(layer_signature(layers, layer), "merge")
     if curve is not None:
         return curve.seconds_at(merge)

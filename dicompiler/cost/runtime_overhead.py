@@ -1,8 +1,9 @@
 """Overheads of a target's runtime, in the parameters of LogGP: latency L, overhead o, gap g, gap per byte G.
 
 Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model", 1995. A
-message costs its sender o, and a part of G for each byte. It occupies its link for g in addition to its bytes. It
-arrives L later, and costs its receiver o again. The network's own parts of G and L belong to the platform.
+message costs its sender's processor the time o, and a part of G for each byte. It occupies its link for the time of its
+bytes plus g. It arrives after the time L, and then costs its receiver's processor o again. The parts of G and L that
+the network itself causes are stated by the platform.
 """
 
 from __future__ import annotations
@@ -144,10 +145,10 @@ class RuntimeCosts:
         )
 
     def scaled_by(self, factor: float) -> RuntimeCosts:
-        """Return the costs of a device that needs `factor` times as long as this one; all costs are free if it is 0.
+        """Return the costs of a device that needs `factor` times as long as this one.
 
         Args:
-            factor: Slowdown, at least 0.
+            factor: Slowdown, at least 0. With 0, nothing costs time.
 
         Returns:
             The scaled costs.
@@ -169,7 +170,7 @@ def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
     """Return the costs on a device, given the costs that a target states for its reference host.
 
     A copy is ordinary code that wakes no thread, so `per_copy` scales with the square of `runtime_slowdown`. A copied
-    byte is read and written, so it takes at least two bytes' time at the device's memory bandwidth, if that is stated.
+    byte is read and written, so it takes at least 2 / memory bandwidth, if the device's memory bandwidth is stated.
     """
     slowdown = runtime_slowdown(device)
     costs = replace(stated.scaled_by(slowdown), per_copy=stated.per_copy * slowdown**2)
@@ -184,7 +185,7 @@ def runtime_slowdown(device: Device) -> float:
     The factor is the fourth root of the ratio of the cores' compute rates: 2.5 for a Raspberry Pi 4, and 3.4 for a Pi
     3. The exponent is a compromise between two observations (docs/understand/cost-models.md). Ordinary code takes 6
     times as long on a Pi 4 (Geekbench 5 of one core: about 1500 and 270 points). Exchanges over TCP in C++ are reported
-    to take no longer there than on the reference host, where a hypervisor slows down system calls and the waking of
+    to take no longer on a Pi 4 than on the reference host, whose hypervisor slows down system calls and the waking of
     processors. A profile measured on the board is more accurate.
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0

@@ -41,7 +41,7 @@ class SimulationResult:
 
     Attributes:
         frames: (start, end) of each frame in seconds, from the inputs on the sources to the outputs on all sinks.
-        totals: Seconds by device, for each pair of `Span.kind` and whether the device is the receiver of a message.
+        totals: Seconds by device name, for each pair (kind of `Span`, whether the device is the receiver of a message).
         waits: Seconds that each device waited, by device and then by the peer that sent the missing message.
         spans: All periods in the order of their ends; empty if they were not kept.
         queued_s: Seconds from the start of each frame until the first device began to compute for it.

@@ -57,7 +57,7 @@ class _MessagePath:
         latency: Seconds from the end of sending until the receiver is awake.
         is_parallel: Whether the receiver can receive the message while a segment computes.
         in_order: Whether messages of younger frames that became ready earlier are sent first.
-        readers: Indices of the jobs that wait for the message.
+        readers: Indices of the receiver's jobs that wait for the message.
     """
 
     name: str
@@ -78,9 +78,9 @@ class _FrameState:
     """The state of a frame in flight.
 
     Attributes:
-        next_jobs: Index of the next job of each device.
+        next_jobs: For each device, the index of its next job.
         missing_messages: Number of messages that each job still waits for.
-        last_messages: The message that arrived last, by the index of a job that waits for no more messages.
+        last_messages: For each job whose messages have all arrived, by index of the job: the message that arrived last.
         missing_outputs: Number of outputs that are not computed yet.
         started_at: Time at which the first job of the frame started.
     """
@@ -101,7 +101,7 @@ _Handler = Callable[[float, _FrameState, Any], None]
 
 
 class _RoleSchedule:
-    """The jobs of one role (a replica of the plan), with indices that count from the first device to the last.
+    """The jobs of one role (a replica of the plan). They are numbered through all devices.
 
     The jobs of device i have the indices from `first_jobs[i]` to `job_ends[i]` - 1.
     """
@@ -167,21 +167,22 @@ def simulate(
 ) -> SimulationResult:
     """Simulate frames on a platform.
 
-    A device computes one segment at a time: the next segment of the oldest frame with complete inputs, as the runtimes
-    do. Its processor also works for messages. It sends a message after the segment that computed the tensor, and
-    receives a message on arrival. A device with several cores receives while a segment computes.
+    Like the targets' runtimes, a device computes one segment at a time: the next segment of the oldest frame, among
+    those with complete inputs. Its processor also works for messages. It sends a message after the segment that
+    computed the tensor, and receives a message on arrival. A device with several cores receives while a segment
+    computes.
 
-    Messages between two devices are sent in the order in which they become ready, but messages of older frames first
-    (unless `RuntimeCosts.in_order`). Messages between different devices share links equally, as TCP connections do. On
-    a switch these are the outgoing link of the sender and the incoming link of the receiver; otherwise it is the one
-    shared medium.
+    Messages from one device to another are sent in the order in which they become ready, but messages of older frames
+    are sent first (unless `RuntimeCosts.in_order`). Messages of different pairs of devices share links equally, as TCP
+    connections do. On a switch, a message uses the outgoing link of the sender and the incoming link of the receiver;
+    otherwise all messages use one shared medium.
 
     A message that has its links to itself takes the time of its bytes at the lowest bandwidth, the network's time for
     each message and the gap of its sender. It arrives after the latencies of the link and of the receiver's runtime.
     Devices of one host exchange tensors at the cost of the runtime alone.
 
-    `frames` is the number of frames, which use the roles of the workload in turn, and `in_flight` the largest number of
-    frames at a time. Without `keep_spans` the result contains totals only.
+    `frames` is the number of frames, which use the replicas (`Workload.roles`) in turn. `in_flight` is the largest
+    number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).
     """
     with gc_paused():
         return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans).run()
@@ -203,9 +204,9 @@ class _EventSimulator:
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.event_order = count()
-        # The jobs of the youngest frame that are done, by the number of that frame.
+        # The finished jobs of the youngest frame, by the number of that frame. The next frame may read their states.
         self.finished_jobs: dict[int, set[int]] = {}
-        # The frames and jobs that wait for states, by the (frame number, job) that computes the states.
+        # For each (frame number, job) that computes states: the frames and jobs that wait for these states.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
 
     def run(self) -> SimulationResult:
@@ -228,7 +229,7 @@ class _EventSimulator:
         return SimulationResult(frames, totals, waits, tuple(spans), queued_s)
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
-        """Start the next frame, and further frames as long as a started frame has no outputs to wait for.
+        """Start the next frame; if no device computes an output in it, start the frame after it too.
 
         `idle_devices` are the indices of devices that have just become idle and must look for new work.
         """
@@ -260,7 +261,7 @@ class _EventSimulator:
                 self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
-        """Release the jobs of the next frame that read the states which a job has just computed."""
+        """Record that a job has computed its states, and release the next frame's jobs that wait for them."""
         if frame.number + 1 == self.released:
             self.finished_jobs.setdefault(frame.number, set()).add(job)
         for later, reader in self.state_readers.pop((frame.number, job), ()):
@@ -269,7 +270,10 @@ class _EventSimulator:
                 heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _DeviceState) -> None:
-        """Start the next work of a device if it is idle: a job of the oldest frame, or a message that has arrived."""
+        """Start the next job of an idle device, or receive the next message if no job is ready.
+
+        The job is that of the oldest frame. A device that is busy does nothing.
+        """
         if device.is_busy:
             return
         if device.ready:

@@ -91,10 +91,11 @@ class Workload:
 
     Attributes:
         devices: Work of each device.
-        messages: Messages, with the indices of the program's transfers.
+        messages: Messages, in the order of the program's transfers.
         other_roles: Workloads of further replicas, for the same devices in the same order.
         task_seconds: Seconds of each task (one device's share of a layer); empty if the workload was written by hand.
-        ends_s: Seconds to bring the inputs to the sources and the outputs to the caller, in addition to the frame.
+        ends_s: Seconds to bring the inputs to the sources and the outputs to the caller. A frame's latency excludes
+            them.
     """
 
     devices: tuple[DeviceWork, ...]
@@ -118,9 +119,9 @@ def build_workload(
 ) -> Workload:
     """Return the workload of a program and its routing, for the normal plan with all replicas.
 
-    A task is one device's share of a layer. Its seconds, and those of its slices, joins and casts, count in the segment
-    that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls; by default
-    they are free.
+    The seconds of a task (one device's share of a layer), with those of its slices, joins and casts, are assigned to
+    the segment that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls;
+    by default they are free.
     """
     roles = zip(program.replica_roles, routing.replica_roles, strict=True)
     first, *others = (_role_workload(role, routes, platform, cost, runtime_by_device) for role, routes in roles)
@@ -214,11 +215,10 @@ class CopyCounts(NamedTuple):
 def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
     """Return the copies that each task (one device's share of a layer) makes in a frame of the first replica.
 
-    A task copies inputs that it reads in another shape than they are stored in, and regions of its output that it sends
-    to other devices. A tensor with a narrower wire type is copied once more by the sender and once more by the
+    A task copies each input that is stored in another shape than it is read in, and each region of its output that is
+    sent to another device. A tensor with a narrower wire type is copied once more by the sender and once more by the
     receiver, with the bytes of its own type. Casts to and from float16, and to int8, were measured to take as long as a
-    slice; a cast to bfloat16 takes up to four times as long. The nodes around lookups in tables count as in
-    `count_lookup_copies`.
+    slice; a cast to bfloat16 takes up to four times as long. The nodes that `count_lookup_copies` counts are included.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {
@@ -238,7 +238,7 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
         for source, tree in reads.items():
             leaves = assembly_leaves(tree)
             regions = [leaf.region for leaf in leaves if leaf.region != leaf.box.region]
-            if source.tensor in narrowed:  # Tasks in one lane of a device share the tensor that was cast back.
+            if source.tensor in narrowed:  # Tasks in one lane of a device share one widened copy.
                 boxes = {(leaf.box, lanes[key]) for leaf in leaves if leaf.box.origin is not None} - widened
                 regions += [box.region for box, _ in boxes if box.region is not None]
                 widened |= boxes
@@ -251,9 +251,10 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
 
 def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
-    """Count the nodes that a task needs for lookups in some rows of a table, as if these nodes were slices.
+    """Count the nodes that a task needs to look up rows in a part of a table, as if they were slices.
 
-    Each node except the last computes as many numbers as there are indices. The last node computes the result.
+    If a device stores only some rows of a table, a lookup needs several nodes. Each node except the last computes as
+    many numbers as there are indices. The last node computes the result.
 
     Args:
         layers: The layers of the network.
@@ -278,20 +279,23 @@ def _count_joins(tree: Assembly) -> int:
 
 
 def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
-    """Return the bytes of regions of a tensor in the type in which it is computed."""
+    """Return the bytes of regions of a tensor in its own element type, not in the type in which it is sent."""
     dtype = routing.layers.tensors[key.tensor].dtype
     return sum(raw_nbytes(dtype, region_shape(region)) for region in regions)
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Return the seconds of each segment. The seconds of a task count in the segment with its main operator."""
+    """Return the seconds of each segment, by name.
+
+    The seconds of a task are assigned to the segment with the main operator of its layer.
+    """
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
     for device in program.devices:
         for segment in device.segments:
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
-                # A merger has no anchor: its last node counts.
+                # A merger (a task that adds partial sums) has no anchor, so its last node decides.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}
@@ -306,7 +310,10 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
 
 
 def _local_input_nbytes(routing: Routing, task: Task) -> int:
-    """Return the bytes that a task reads exactly as its device computed them, neither cut nor joined."""
+    """Return the bytes of inputs that a task reads exactly as its own device computed them.
+
+    Inputs that are cut or joined before they are read do not count.
+    """
     nbytes = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         if isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
@@ -320,7 +327,10 @@ def task_flops(routing: Routing, task: Task) -> int:
 
 
 def _task_share(routing: Routing, task: Task) -> tuple[Layer, LayerShare]:
-    """Return the layer of a task and the share that the task computes; a task that reads partial sums adds them up."""
+    """Return the layer of a task and the share of it that the task computes.
+
+    The last field of the share is the number of partial sums that the task reads in order to add them up.
+    """
     layer = routing.layers.layer_by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     merge = sum(read.reduce is not None for read in routing.reads.get(task_id(task), ()))
