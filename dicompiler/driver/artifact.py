@@ -49,10 +49,11 @@ WEIGHTS_FILE = f"{REFERENCE_FILE}.data"
 def _open_artifact(
     directory: str | Path, with_weights: bool = False, will_run: bool = False
 ) -> tuple[Path, Target, Model]:
-    """Return an artifact's directory, target and reference model, after checking the digests of the files to be read.
+    """Return an artifact's directory, target and reference model, after checking its files.
 
-    With `with_weights`, the weights of the reference model are checked too. With `will_run`, the files of the devices
-    are checked too, unless the target checks them when it runs them.
+    The digests of the plan, the platform and the reference model are checked. With `with_weights`, this includes the
+    weights of the reference model. With `will_run`, the files of the devices are checked too, unless the target itself
+    checks them in a run.
     """
     path = Path(directory)
     document = load_artifact(path)
@@ -80,9 +81,10 @@ def _load_provenance(path: Path) -> dict[str, Any]:
 def reopen_artifact(
     directory: str | Path, cost: str = "", platform: Platform | None = None, will_run: bool = False
 ) -> tuple[PipelineState, Target, Problem]:
-    """Return an artifact as the pipeline state that `compile` returned, with its target and problem.
+    """Return the pipeline state, the target and the problem of an artifact.
 
-    The state is computed again from the files of the artifact, which takes a second or two.
+    The state is like the one that `compile` returned. It is computed again from the files of the artifact, which takes
+    a second or two.
 
     Args:
         directory: The artifact.
@@ -178,9 +180,9 @@ def run_opened(
     frames: int,
     options: RunOptions,
 ) -> RunResult:
-    """Run an artifact in the directory `path` that is already open, as `run` does.
+    """Run an artifact as `run` does, with the directory, target and model that `_open_artifact` returned.
 
-    `model` is the reference model, or another model with the same inputs.
+    Instead of the reference model, `model` may be another model with the same inputs.
     """
     from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
@@ -295,7 +297,10 @@ class _ModelPartitioner:
         return state.program, state.routing
 
     def make_program(self, model: Model, plan: Plan | None = None) -> Program:
-        """Return the program of a model by a plan; without a plan, the whole model runs on the fastest device."""
+        """Return the program of a model that is split by a plan.
+
+        Without a plan, the program runs the whole model on the fastest device.
+        """
         layers = prepare(model).layers
         assert layers is not None
         return self.partition(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
@@ -305,7 +310,10 @@ class _ModelPartitioner:
 class _VerifiedRun:
     """A run of an artifact, and the inputs of each of its frames.
 
-    `failed` are the devices that the run was started without.
+    Attributes:
+        frames: Arrays by the names of the graph inputs, for each frame.
+        result: The result of the run.
+        failed: The devices that were regarded as down at the start of the run.
     """
 
     frames: Sequence[Mapping[str, NDArray[Any]]]
@@ -321,7 +329,7 @@ class _VerifiedRun:
 def verify_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
-    """Compare the first frame of a run, on each replica, with onnxruntime.
+    """Compare the first frame of a run with onnxruntime; with replicas, the first frame of each replica.
 
     `directory` is the artifact that was run, `result` the result of `run`, and `inputs` the inputs of the run.
     """
@@ -348,11 +356,17 @@ def _compare_outputs(
     extra_tolerance: float,
     failed: Sequence[str] = (),
 ) -> list[Check]:
-    """Return a check for each output that a device delivered.
+    """Return a check for each output that a device delivered, by a comparison with onnxruntime.
 
-    `inputs` has one frame for each replica, or consecutive frames if the model has states. `extra_tolerance` is a share
-    of max|reference| that is allowed in addition to the tolerances of the target and the element type. `failed` are the
-    devices that the run was started without.
+    Args:
+        model: The reference model.
+        inputs: Inputs of the frames to compare: one frame for each replica, or consecutive frames if the model has
+            states.
+        result: The result of the run.
+        target: The target, which may define tolerances of its own.
+        extra_tolerance: Additional tolerance as a fraction of max|reference|, for tensors that are sent in narrower
+            types.
+        failed: The devices that were regarded as down at the start of the run.
     """
     from dicompiler.ir.random_ops import random_tensors
     from dicompiler.verify import comparison

@@ -114,7 +114,10 @@ class CompileOptions:
 
 @functools.cache
 def _option_classes() -> Mapping[str, tuple[type, ...]]:
-    """Return the classes that the annotation of each checked option allows."""
+    """Return the classes of which the value of each checked option may be an instance, by option name.
+
+    They are taken from the annotations of `CompileOptions`.
+    """
     annotations = get_type_hints(CompileOptions)
     return {name: _runtime_classes(annotations[name]) for name in _EXPECTED_VALUES}
 
@@ -127,14 +130,17 @@ def _runtime_classes(annotation: object) -> tuple[type, ...]:
 def takes_fields_of(
     record: Callable[P, T],
 ) -> Callable[[Callable[[ModelSource, T], R]], Callable[Concatenate[ModelSource, P], R]]:
-    """Return a decorator for `function(model, record)` that takes the fields of the record as arguments instead."""
+    """Return a decorator that replaces the second parameter of `function(model, record)` by its fields.
+
+    After the decoration, `function(model, x=1)` calls the original function with `record(x=1)`.
+    """
 
     def decorate(function: Callable[[ModelSource, T], R]) -> Callable[Concatenate[ModelSource, P], R]:
         @functools.wraps(function)
         def call(model: ModelSource, /, *args: P.args, **kwargs: P.kwargs) -> R:
             return function(model, record(*args, **kwargs))
 
-        # help() and documentation tools then show the fields of the record as parameters.
+        # With this signature, help() and documentation tools show the fields of the record as parameters.
         signature = inspect.signature(function)
         model = signature.parameters["model"].replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         fields = inspect.signature(record).parameters.values()

@@ -30,7 +30,7 @@ MAX_TABLE_DEVICES = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileResult(PipelineState):
-    """The result of `dicompiler.compile`: a pipeline state in which every field has a value.
+    """The result of `dicompiler.compile`: a pipeline state in which all fields below have values.
 
     Attributes:
         layers: The layers of the model.
@@ -41,7 +41,7 @@ class CompileResult(PipelineState):
         program: Steps of each device, and transfers between devices.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.
-        decision: Strategy, objective and cost model by which the plan was chosen.
+        decision: Names of the strategy, the objective and the cost model with which the plan was chosen.
         problem: The problem that the strategy solved.
     """
 

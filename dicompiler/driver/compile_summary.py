@@ -28,7 +28,8 @@ class CompileSummary:
 
     Attributes:
         strategy: Name of the strategy; empty if the user supplied the plan.
-        chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several.
+        chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several strategies; otherwise
+            empty.
         device_count: Number of devices that compute.
         latency_s: Seconds of a frame, from the inputs on the sources to the outputs on the sinks.
         input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
@@ -73,7 +74,10 @@ class CompileSummary:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the key `summary` in provenance.json. Strategies have keys of their own there."""
+        """Return the content of the key `summary` in provenance.json.
+
+        It omits the names of strategies, because provenance.json has other keys for them.
+        """
         return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen_strategy")}
 
 
@@ -119,8 +123,8 @@ def load_summary(directory: Path) -> CompileSummary | None:
 def find_bottleneck(platform: Platform, metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
     """Return the kind of the bottleneck, and a description for users.
 
-    The bottleneck is the busiest device or the busiest link. It is waiting if neither of them is busy for half of a
-    frame (of the time between frames for the objective throughput).
+    The bottleneck is the busiest device or the busiest link. If neither is busy for half of a frame, the kind is
+    "waiting". For the objective throughput, the time between frames is used instead of the time of a frame.
     """
     frame_s = getattr(metrics, speed_metric(objective)) or 1.0
     if platform.network.kind != "switch":
@@ -143,7 +147,11 @@ def _computing_count(metrics: Metrics) -> int:
 
 
 def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, single: Metrics, is_narrowed: bool) -> str:
-    """Suggest how to relieve the bottleneck."""
+    """Return advice on how to relieve the bottleneck.
+
+    `single` are the metrics of the best single device. `is_narrowed` says whether tensors are already sent in narrower
+    types than their own.
+    """
     if _computing_count(metrics) < 2:
         return (
             "more devices help if computing takes longer than sending: use a faster network, or send whole frames to "

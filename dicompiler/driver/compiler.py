@@ -2,7 +2,7 @@
 
 Each step is a function of this module:
 
-1. `resolve_options` checks the options, and creates the strategy, the cost model and the target if they are texts.
+1. `resolve_options` checks the options, and creates the strategy, cost model and target that strings describe.
 2. `prepare_model` loads the model and forms its layers.
 3. `build_problem` combines the layers, the platform and the cost model.
 4. `make_plan` chooses the device and the region of each part of each layer.
@@ -110,7 +110,7 @@ def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
 
 @dataclass(frozen=True)
 class CompileSetup:
-    """The options of a compilation, with the objects that they name.
+    """The options of a compilation, with the objects that they describe.
 
     Attributes:
         options: The options as the caller gave them.
@@ -139,7 +139,7 @@ class CompileSetup:
 
 
 def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup:
-    """Check the options of a compilation, and create the objects that they name.
+    """Check the options of a compilation, and create the objects that they describe.
 
     All options are checked before any work is done, so that mistakes are reported at once. The next step is
     `prepare_model`.
@@ -256,7 +256,10 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without parts that no other part and no output needs. Layers with partial sums keep all parts."""
+    """Return the plan without the parts of layers that no other part and no network output needs.
+
+    A layer with partial sums keeps all of its parts.
+    """
     routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
     dropped = set(routing.dropped_tasks)
     layers = {}
@@ -275,7 +278,8 @@ def lower_plan(state: PipelineState, setup: CompileSetup) -> PipelineState:
     """
     assert state.plan is not None
     log.info("building programs for %d devices", len(state.plan.devices))
-    # `drop_unread_parts` has removed unread parts of strategies' plans. Only authors of given plans need the warning.
+    # The warning about unread parts is for users who wrote the plan. `drop_unread_parts` has removed the unread parts
+    # of plans that strategies made.
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
     with gc_paused():
         state = lower(state, PassManager([partition], setup.options.instruments).run)
@@ -286,10 +290,12 @@ def lower_plan(state: PipelineState, setup: CompileSetup) -> PipelineState:
 def check_program(
     state: PipelineState, problem: Problem, setup: CompileSetup
 ) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
-    """Check that the target supports the program and that the program fits into memory, if an artifact is written.
+    """Check that the target supports the program, and that each device has enough memory for it.
 
-    Returns the state, to which the RAM and flash of each device are added if the target measures them, and the memory
-    by device. Without an artifact the memory is None. The next step is `add_metrics`.
+    Nothing is checked if no artifact is written.
+
+    Returns the state and the memory use by device. If the target measures RAM and flash, they are added to the state.
+    The memory use is None if no artifact is written. The next step is `add_metrics`.
     """
     if setup.output is None:
         return state, None
@@ -323,8 +329,8 @@ def add_metrics(
 ) -> PipelineState:
     """Add the simulated metrics of the plan, of its failure plans and of the best single device to a state.
 
-    A warning is logged if one device is better, or if the predicted gain is implausible. The last step, which is
-    skipped without an output directory, is `write_artifact`.
+    A warning is logged if the plan is worse than one device, or if the predicted gain is implausible. The next and last
+    step is `write_artifact`, which is skipped without an output directory.
     """
     assert state.plan is not None
     with gc_paused():
@@ -373,7 +379,10 @@ def write_artifact(state: PipelineState, target: Target, output: Path) -> Pipeli
 
 
 def provenance_document(state: PipelineState, target: Target) -> dict[str, Any]:
-    """Return the content of provenance.json: the options that led to the plan, and its predicted times."""
+    """Return the content of provenance.json: how the plan was made, and its summary.
+
+    The document names the strategy, the objective, the cost model and the target.
+    """
     decision, metrics, single = state.decision, state.metrics, state.single_device_metrics
     assert decision is not None and metrics is not None and single is not None
     document = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}

@@ -24,7 +24,7 @@ class DaskExecutor(Executor):
     """An executor that runs calls on the workers of a Dask scheduler.
 
     Raises UsageError if Dask is not installed. Raises DicompilerError if the scheduler does not answer or has no
-    worker, or if their versions differ from those of this host.
+    worker, or if the versions of packages on the cluster differ from those on this host.
     """
 
     def __init__(self, address: str) -> None:
@@ -108,11 +108,14 @@ class DaskExecutor(Executor):
             raise self._error("the scheduler has no worker: start workers with 'dask worker'")
 
     def _check_versions(self) -> Mapping[str, Any]:
-        """Return the workers of the cluster; raise DicompilerError if versions differ from those of this process."""
+        """Return the workers of the cluster by address.
+
+        Raises DicompilerError if the versions of packages differ from those of this process.
+        """
         reports = self._client.get_versions(packages=["dicompiler"])
         workers: Mapping[str, Any] = reports["workers"]
         own = _relevant_versions(reports["client"])
-        # The scheduler computes nothing, so it needs no dicompiler.
+        # The scheduler computes nothing, so dicompiler need not be installed there.
         scheduler = _relevant_versions(reports["scheduler"]) | {"dicompiler": own["dicompiler"]}
         others = {"the scheduler": scheduler}
         others |= {f"worker {address}": _relevant_versions(report) for address, report in workers.items()}
@@ -134,9 +137,9 @@ class DaskExecutor(Executor):
 
 
 def _call_function(arguments: tuple[Any, ...], fn: Callable[..., Any]) -> tuple[Any, Exception | None]:
-    """Return the result and None, or None and the exception of a call.
+    """Call a function; return (result, None), or (None, exception) if the call fails.
 
-    Exceptions are returned, so that `map` can distinguish them from errors of the cluster.
+    Exceptions of the function are returned, so that `map` can distinguish them from errors of the cluster.
     """
     try:
         return fn(*arguments), None

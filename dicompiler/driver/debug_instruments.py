@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class VerifyEach(NoOpInstrument):
     """Runs the model in onnxruntime after each pass, and compares its outputs with those before the pass.
 
-    The first comparison is made when all graph inputs have static shapes. A pass with `preserves_outputs = False`
-    defines new reference outputs. A difference raises DicompilerError, which names the pass and the output.
+    Comparisons begin when all graph inputs have static shapes. After a pass with `preserves_outputs = False`, the new
+    outputs become the reference. A difference raises DicompilerError, which names the pass and the output.
 
     Attributes:
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
@@ -46,7 +46,8 @@ class VerifyEach(NoOpInstrument):
         references = self._reference_outputs if step.preserves_outputs else {}
         random = random_tensors(state.model.proto)
         for name, reference in references.items() if outputs else ():
-            # A pass may cut an output that is a state into pieces. A random output differs in each run.
+            # An output is missing if it is a state that a pass has cut into pieces. A random output differs in each
+            # run.
             if name not in outputs or name in random:
                 continue
             check = compare_value(name, reference, outputs[name])
@@ -78,7 +79,7 @@ class LayerStatistics:
         devices: Number of devices that compute a piece.
         halo: Number of input elements that are received from other devices.
         macs: Multiply-adds of all pieces together.
-        redundant_macs: Multiply-adds in addition to those of the layer when it is not split.
+        redundant_macs: Difference between `macs` and the multiply-adds of the unsplit layer.
     """
 
     layer: str

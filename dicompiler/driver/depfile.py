@@ -16,7 +16,8 @@ from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
 from dicompiler.plugin.registry import registry
 
-# No escape sequence works in both programs for these names: all characters were tried in GNU Make 4.3 and Ninja 1.11.
+# File names for which no escape sequence works in both programs. All characters were tried in GNU Make 4.3 and Ninja
+# 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
 """This character in a target turns the rule into a pattern rule. It is allowed in prerequisites."""
@@ -73,7 +74,8 @@ def plugin_modules(plugins: Iterable[Plugin]) -> list[Path]:
 def _top_level_names(plugin: Plugin) -> set[str]:
     """Return the top-level modules and packages of a plugin's distribution.
 
-    An editable installation does not list its files, so that only the module of the plugin itself is returned.
+    An editable installation does not list its files. In this case, only the package of the module that the entry point
+    names is returned.
     """
     files = metadata.distribution(plugin.distribution).files or ()
     names = {file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}

@@ -75,7 +75,7 @@ def _make_executor(kind: str, value: str) -> Executor:
 
 
 class ProcessExecutor(Executor):
-    """An executor that runs calls in processes of this host. If a process fails, `map` repeats its calls.
+    """An executor that runs calls in processes of this host; `map` repeats the calls of a failed process.
 
     The processes ignore an interrupt from the terminal, so that only the calling process responds to it.
     """
@@ -92,7 +92,7 @@ class ProcessExecutor(Executor):
     ) -> Iterator[T]:
         """Return all results in order. `timeout` is in seconds for each result; `chunksize` is ignored.
 
-        Raises DicompilerError after MAX_PROCESS_FAILURES process failures in a row without a result in between.
+        Raises DicompilerError if MAX_PROCESS_FAILURES processes have failed without a result in between.
         """
         del chunksize
         calls = list(zip(*iterables, strict=False))
@@ -133,7 +133,7 @@ class ProcessExecutor(Executor):
 
 
 def _open_mpi_pool() -> Executor:
-    """Return the pool of the MPI ranks that mpirun started in addition to this one."""
+    """Return a pool of MPI ranks: all ranks that mpirun started, except this one."""
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor

@@ -115,7 +115,12 @@ def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[s
 
 
 def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """Return the given platform; if it is None, the platform in the file that the strategy reads, such as a plan."""
+    """Return the platform that is given, as a platform, a name or a file.
+
+    If it is None, the platform that the files of the strategy describe is returned (`Strategy.own_platform`).
+
+    Raises UsageError if there is no platform.
+    """
     if platform is None:
         described = None if strategy is None else strategy.own_platform()
         if described is None:
@@ -143,7 +148,10 @@ def make_problem(
 
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
-    """Return the costs of the target's runtime on each device. With several hosts, messages are encrypted with TLS."""
+    """Return the costs of the target's runtime on each device, by device name.
+
+    If the platform has several hosts, the costs include the encryption of messages with TLS.
+    """
     costs = {device.name: cost.runtime_costs(device, target.runtime_costs, target.name) for device in platform.devices}
     if len(platform.hosts) == 1:
         return costs

@@ -24,7 +24,8 @@ class _ProgressHandler(logging.Handler):
 def forward_progress(progress: Callable[[str], object] | None) -> Iterator[None]:
     """Call `progress` with each message that the library logs at level INFO in this thread, until the block ends.
 
-    An exception that `progress` raises is raised by the logging call. If `progress` is None, nothing is forwarded.
+    An exception that `progress` raises propagates to the code that logged the message, and so ends its work. If
+    `progress` is None, nothing is forwarded.
     """
     if progress is None:
         yield

@@ -80,9 +80,10 @@ def run_document(
 
 
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
-    """Return the runtime costs and the number of processors of the host that emulated the boards of a log.
+    """Return the runtime costs and the number of processors of the host that emulated a logged run.
 
-    Returns None if no boards were emulated, and the target's stated costs if the log does not contain the costs.
+    The result is None if the run was not emulated. If the log does not contain the costs, they are those that the
+    target states.
     """
     if log.get("location") != "emulated":
         return None
@@ -100,7 +101,10 @@ def _failure_summary(result: RunResult) -> dict[str, Any]:
 
 
 def frames_in_flight(in_flight: int, devices: int, frames: int) -> int:
-    """Return the maximum number of frames in flight in a run of `frames` frames; `in_flight` is 0 for the default."""
+    """Return the largest number of frames in flight in a run of `frames` frames.
+
+    `in_flight` is the option of the run; 0 means the default for the number of devices.
+    """
     return max(1, min(in_flight or default_in_flight(devices), frames))
 
 

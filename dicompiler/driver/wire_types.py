@@ -28,7 +28,10 @@ def resolve_wire_types(
     wire_dtype: str | Mapping[str, str] | WireFormat | None,
     samples: str | Path | None,
 ) -> tuple[Plan | None, WireFormat]:
-    """Return the loaded plan and the wire format: the types in `wire_dtype`, or those in the plan if it is None.
+    """Return the loaded plan, and the wire format (element types in which tensors are sent).
+
+    The types are those in `wire_dtype`. If it is None, they are those in the plan. `samples` is a file of sample
+    inputs, from which value ranges for int8 are measured later.
 
     Raises:
         UsageError: A type is unknown, int8 has neither samples nor value ranges, or samples are given without int8.
@@ -75,7 +78,7 @@ def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
 
 
 def warn_not_narrowed(state: PipelineState) -> None:
-    """Log one warning if there are sent tensors that cannot be narrowed as requested."""
+    """Log one warning if some of the sent tensors cannot be converted to the requested wire type."""
     routing = state.routing
     assert routing is not None
     sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}

@@ -1,7 +1,8 @@
 """Calibration: correct the rates and links of a platform, or the times of a profile, by measured runs of an artifact.
 
-Compute rates follow from the measured seconds of segments. Bandwidths and latencies follow from the pauses between the
-segments of a device, which need no common clock: they are fitted so that a simulation shows the same pauses.
+Compute rates follow from the measured seconds of segments. Bandwidths and latencies are fitted so that a simulation
+shows the same pauses between the segments of a device as the runs. Such pauses can be measured without a common clock
+of the devices.
 """
 
 from __future__ import annotations
@@ -106,7 +107,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The log of a run, and the program that was run."""
+    """The log of a run, and the program that was run.
+
+    Attributes:
+        path: Path of the log, for messages.
+        log: Content of the log.
+        program: The program.
+    """
 
     path: str
     log: Mapping[str, Any]
@@ -126,7 +133,7 @@ class LoggedRun:
 
     @cached_property
     def last_frame_spans(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
-        """Start and end of each segment in the last frame, by device; None if the log lacks some of them."""
+        """Start and end of each segment in the last frame, by device; None if the log lacks a segment."""
         spans_by_device = {}
         for i, entry in enumerate(self.log["devices"]):
             counts = [len(role.devices[i].segments) for role in self.program.roles]
@@ -143,7 +150,7 @@ class LoggedRun:
 
     @property
     def input_arrival_s(self) -> float:
-        """Seconds until the inputs of the last frame had arrived."""
+        """Seconds from the start of the last frame until its inputs had arrived on all sources."""
         spans = [span for entry in self.log["devices"] for span in entry["timeline"]]
         input_wait = ("wait", -1, self.frame_count - 1)
         ends = [span["end"] for span in spans if (span["kind"], span["index"], span["frame"]) == input_wait]
@@ -155,10 +162,10 @@ class CalibrationCase:
     """The artifact that was run.
 
     Attributes:
-        program: Its program.
-        routing: Its routing.
-        problem: Its problem, with the platform before the calibration.
-        target: Its target.
+        program: The program of the artifact.
+        routing: The routing of the artifact.
+        problem: The problem of the artifact, with the platform before the calibration.
+        target: The target that wrote the artifact.
         emulation_host: Runtime costs and number of processors of the host that emulated the boards; None if no boards
             were emulated.
     """
@@ -192,8 +199,9 @@ def calibrate(
 ) -> Calibration:
     """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
-    With the corrected rate of a device, the predicted seconds of all its segments in all frames equal the measured
-    seconds. The times of a profile are multiplied by the factor for which the same holds.
+    The rate of a device is corrected such that the predicted seconds of all its segments in all frames equal the
+    measured seconds. Instead of rates, all times of a profile can be multiplied by one factor, which is chosen in the
+    same way.
 
     Args:
         logs: Run logs of one artifact.
@@ -273,7 +281,11 @@ def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: P
 
 
 def _find_disturbances(run: LoggedRun) -> Iterator[str]:
-    """Yield signs that a machine was busy: frames of very different durations, or runs of a segment."""
+    """Yield messages about signs that a machine was busy during a run.
+
+    The signs are frames of very different durations, and segments that took a very different time in the last frame
+    than in the other frames.
+    """
     roles = len(run.program.replica_roles)
     for role in range(0 if run.is_streamed else roles):
         frames_s = run.log["frames_s"][1 + role :: roles]
@@ -299,18 +311,19 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
     seconds = segment_seconds(workload)[workload.devices[device].device]
     total = 0.0
     for run in runs:
-        # Segments of failure plans come last in `seconds`. They are not called, and so not in `calls`.
+        # `seconds` also has the segments of failure plans, at its end. `calls` lacks them, because they are never
+        # called.
         calls = segment_calls(case.program, device, run.frame_count)
         total += sum(segment_s * count for segment_s, count in zip(seconds, calls, strict=False))
     return total
 
 
 def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[Figure]]:
-    """Return the platform with the rates at which its devices computed, and these rates as figures."""
+    """Return the platform with corrected rates of its devices, and these rates as figures."""
     start = platform = case.problem.platform
     names = [device.device for device in case.program.devices]
     measured_s = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]
-    # The predicted time of copies is not inversely proportional to the rate, so that one correction is not enough.
+    # The predicted time of copies is not inversely proportional to the rate, so the correction must be repeated.
     for _ in range(50):
         workload = case.make_workload(case.with_platform(platform))
         factors = {
@@ -383,9 +396,10 @@ def _with_measured_seconds(workload: Workload, spans: Mapping[str, Sequence[tupl
 
 
 def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Path) -> tuple[float, Mapping[str, Any]]:
-    """Return the ratio of measured to profiled seconds, and the profile multiplied by it.
+    """Correct the times of a profile; return the factor and the corrected profile.
 
-    Seconds of copies and of cold caches are subtracted first, because the times in a profile do not contain them.
+    The factor is the ratio of measured to profiled seconds. Seconds of copies and of cold caches are subtracted from
+    the measured ones first, because the times in a profile do not contain them.
     """
     document = load_json(profile)
     problem = case.with_platform(case.problem.platform)
@@ -414,7 +428,11 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
 
 
 def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, profile_factor: float) -> CalibratedFrame:
-    """Return the measured and simulated seconds of a frame; the profile's times are multiplied by `profile_factor`."""
+    """Return the seconds of a frame: measured, and simulated before and after the calibration.
+
+    `platform` is the corrected platform. If a profile was corrected instead, `profile_factor` is the factor of its
+    times.
+    """
     in_flight = run.log["in_flight"]
     before, after = case.with_platform(case.problem.platform), case.with_platform(platform)
     old_workload, new_workload = case.make_workload(before), case.make_workload(after)
@@ -427,9 +445,9 @@ def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, pr
 
 
 def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workload:
-    """Return the workload, with the seconds that it has in common with `bare` multiplied by `factor`.
+    """Return a workload in which only the computing time of each segment is multiplied by `factor`.
 
-    `bare` is the same workload without runtime costs.
+    `bare` is the same workload without runtime costs, from which the computing times are taken.
     """
     roles = []
     for role, bare_role in zip(workload.roles, bare.roles, strict=True):

@@ -41,8 +41,8 @@ def round_figure(value: float) -> float:
 class NetworkFigure:
     """A bandwidth or latency of a platform's network, and how to read and replace it.
 
-    The fit uses a coordinate on which pauses depend linearly. For a bandwidth this is the ratio of the seconds per byte
-    to those before the fit; for a latency it is the number of milliseconds.
+    The fit represents each figure by a coordinate on which pauses depend linearly. For a latency, the coordinate is the
+    number of milliseconds. For a bandwidth, it is (seconds per byte) / (seconds per byte before the fit).
 
     Attributes:
         name: Name for messages.
@@ -66,7 +66,10 @@ class NetworkFigure:
         return tuple(figures)
 
     def moved_to(self, platform: Platform, start: float, coordinate: float) -> Platform:
-        """Return the platform with the figure at a coordinate of the fit; `start` is the bandwidth before the fit."""
+        """Return the platform with the value of this figure that belongs to a coordinate of the fit.
+
+        `start` is the value before the fit.
+        """
         return self.with_value(platform, round_figure(coordinate / 1000 if self.unit == "s" else start / coordinate))
 
 
@@ -103,7 +106,10 @@ def _host_figure(index: int, name: str) -> NetworkFigure:
 
 
 def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
-    """Return the seconds before each segment of each device; the frame's inputs had arrived at the time `inputs_s`."""
+    """Return the pauses of each device: the seconds before each of its segments in which no segment ran.
+
+    The first pause begins at `inputs_s`, the time at which the inputs of the frame had arrived.
+    """
     pauses = {}
     for device, segments in spans.items():
         previous_ends = [min([inputs_s, *(start for start, _ in segments[:1])]), *(end for _, end in segments)]
@@ -125,11 +131,11 @@ def fit_links(
         figures: The bandwidths and latencies to fit.
         workloads: For each run, the workload of one frame with the measured seconds of its segments.
         observed: For each run, the pauses in this frame.
-        typical: Workloads, each with the typical measured seconds of one frame.
+        typical: Workloads of one frame, each with the typical measured seconds of this frame.
 
     Returns:
-        The platform with the fitted figures; reasons why figures are undetermined, by name; and for each run, the
-        seconds of pauses that the fit does not explain, by device.
+        The platform with the fitted figures; by name of the figure, the reasons why some figures are undetermined; and
+        for each run, by device, the difference between the observed and the simulated seconds of all pauses.
     """
     import numpy as np
 
@@ -142,7 +148,8 @@ def fit_links(
     bandwidths = {figure.name for figure in figures if figure.unit != "s"}
     too_fast = bandwidths & fit.find_undetermined(coordinates).keys() - reasons.keys()
     if too_fast:
-        # The fit made these bandwidths so large that they no longer affect the pauses.
+        # The first fit made these bandwidths so large that they no longer affect the pauses, so the fit is repeated
+        # without them.
         reasons |= dict.fromkeys(too_fast, "messages are too short to determine it")
         coordinates = fit.fit(start, reasons)
     fitted = fit.platform_at(coordinates)
@@ -155,7 +162,7 @@ def fit_links(
 
 @dataclass(frozen=True)
 class _LinkFit:
-    """A fit of figures. The coordinates of all figures are one array, in the order of `figures`.
+    """A fit of figures. Arrays `coordinates` have the coordinate of each figure, in the order of `figures`.
 
     Attributes:
         platform: The platform before the fit.
@@ -187,7 +194,7 @@ class _LinkFit:
         return np.concatenate([*(_flatten(_simulated_pauses(work, platform)) for work in self.workloads), frames])
 
     def sensitivity(self, coordinates: NDArray[np.float64], index: int) -> NDArray[np.float64]:
-        """Return the derivative of all simulated seconds by the coordinate with this index."""
+        """Return the derivatives of all simulated seconds with respect to the coordinate with this index."""
         moved = coordinates.copy()
         step = 0.05 * (coordinates[index] if self.figures[index].unit != "s" else max(coordinates[index], 1.0))
         moved[index] += step
@@ -195,7 +202,10 @@ class _LinkFit:
         return difference
 
     def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
-        """Return reasons why the pauses do not determine figures near these coordinates, by the name of the figure."""
+        """Return the reasons why the observed pauses do not determine some figures, by name of the figure.
+
+        `coordinates` are the point at which the effects of the figures on the pauses are computed.
+        """
         import numpy as np
 
         count = len(self.observed) - len(self.typical_frames)
@@ -217,9 +227,10 @@ class _LinkFit:
         return reasons
 
     def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
-        """Return the coordinates of the figures with the least absolute deviations from the measurements.
+        """Return the coordinates for which the simulated seconds deviate least from the measured ones.
 
-        The search starts at `coordinates`. Figures named in `fixed` do not change.
+        The sum of absolute deviations is minimized. The search starts at `coordinates`. Figures named in `fixed` do not
+        change.
         """
         import numpy as np
 

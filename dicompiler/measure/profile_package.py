@@ -1,7 +1,7 @@
 """Profile packages: directories that measure the layers of a network, and pieces of these layers, on a device.
 
 A package contains ONNX models of the pieces, a file tasks.json and a script, which needs numpy and onnxruntime only.
-The pass `partition` makes the pieces, as for any plan.
+The pass `partition` makes the pieces, so they are like those in compiled programs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LayerPiece:
     """A piece of a layer to measure.
 
     Attributes:
-        cut: How the piece is smaller than the layer: "whole", "axis 2", "reduce" or "merge", see `cost.profile.Cut`.
+        cut: How the piece was cut from the layer: "whole", "axis 2", "reduce" or "merge", see `cost.profile.Cut`.
         size: Extent of the piece along the cut axis, or number of partial sums that it adds up.
         share: The region and the range of the reduction axis that the piece computes.
         model: The piece as an ONNX model without large weights.
@@ -176,7 +176,11 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 
 
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
-    """Yield the whole layer, one tile of each cut, and for each cut one partial sum and the addition of all of them."""
+    """Yield the pieces of a layer to be measured.
+
+    They are the whole layer, one tile of each cut into `tiles` tiles, and, for each cut of the input channels, one
+    partial sum and the addition of all partial sums.
+    """
     isolated = _isolate_layer(model, layers, layer)
     yield LayerPiece("whole", 1, LayerShare(), isolated.model.proto)
     seen: set[tuple[Cut, int]] = set()
@@ -201,7 +205,11 @@ def _cut_size(cut: Cut, share: LayerShare) -> int:
 def _plan_cuts(
     layers: LayerGraph, layer: Layer, tiles: Sequence[int]
 ) -> Iterator[tuple[tuple[Part, ...], int, Cut, LayerShare]]:
-    """Yield the parts that each cut makes of a layer, the index of the part to measure, the cut, and its share."""
+    """Yield the cuts of a layer to be measured, each with the parts that it makes of the layer.
+
+    The elements are (parts, index of the part to be measured, kind of the cut, share of the layer that this part
+    computes).
+    """
     axes, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
     for label in CUT_LABELS:
         axis = axes.get(label)
@@ -258,9 +266,9 @@ def _value_info(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _compile_part(isolated: PipelineState, layer: Layer, parts: tuple[Part, ...], device: str) -> list[onnx.ModelProto]:
-    """Return the models of all segments of a device.
+    """Return the models of all segments of one device.
 
-    The source and the sink are other devices, so that the models contain only the device's part of the layer.
+    The plan's source and sink are other devices, so the models contain only this device's part of the layer.
     """
     plan = Plan({layer.name: parts}, ("source",), ("sink",))
     state = PipelineState(model=isolated.model, layers=isolated.layers, plan=plan)

@@ -166,9 +166,10 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
 def _time_pieces(
     tasks: dict[str, Any], options: argparse.Namespace, times: dict[str, list[TimeRange]], prefix: str
 ) -> dict[str, str]:
-    """Measure all pieces once, and return reasons why layers cannot be measured, by the first name of the layer.
+    """Measure all pieces once, and append the measured times to `times`, by the file of the piece.
 
-    The measured times are appended to `times`, by the file of the piece. Progress messages start with `prefix`.
+    Progress messages start with `prefix`. The result has the reason why a layer cannot be measured, by the first name
+    of the layer.
     """
     reasons: dict[str, str] = {}
     for number, layer in enumerate(tasks["layers"], 1):
@@ -189,13 +190,17 @@ def _time_pieces(
 
 
 def merge_passes(times: list[TimeRange]) -> TimeRange:
-    """Return the least median, the shortest and the longest time of several measurements of a piece."""
+    """Return (median, shortest, longest time) of a piece that was measured in several passes.
+
+    Each element of `times` is such a triple. The smallest median is returned, because other load only makes it larger.
+    """
     return min(times)[0], min(low for _, low, _ in times), max(high for *_, high in times)
 
 
 def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """Return the measurements of the whole network; empty if the network is missing or does not run."""
-    # The exceptions of onnxruntime have no other common base class. Layers that do not run are reported one by one.
+    # The exceptions of onnxruntime have no other common base class. No error is reported here, because `_time_pieces`
+    # reports each layer that does not run.
     with suppress(Exception):
         network = time_network_and_call(tasks["whole"], tasks["call"], options)
         return network | measure_cold_costs(tasks["layers"], tasks["call"], options)
@@ -203,7 +208,7 @@ def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[st
 
 
 def fastest_network_pass(passes: list[dict[str, float]]) -> dict[str, float]:
-    """Return the pass in which the network was fastest; empty if it ran in none."""
+    """Return the measurements of the pass in which the network was fastest; empty if it ran in no pass."""
     return min(filter(None, passes), key=lambda times: times["whole_model_s"], default={})
 
 
@@ -258,11 +263,12 @@ def lower_quartiles(run_turn: Callable[[], list[float]]) -> list[float]:
 def measure_cold_costs(
     layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the additional seconds of a piece in a frame, compared with running the piece again and again.
+    """Return how much longer pieces take in a frame than when they are run again and again.
 
-    In a frame, other pieces have run since the previous run of a piece, so that weights and inputs come from memory.
-    The costs are seconds for each byte of weights, for each byte of other inputs, and for each call. One piece of each
-    layer is run in turn: together they displace each other from the caches, as a device's share of the network does.
+    In a frame, other pieces have run since the previous run of a piece, so weights and inputs come from memory and not
+    from caches. The result has the additional seconds for each byte of weights, for each byte of other inputs, and for
+    each call. They are measured by running one piece of each layer in turn: together these pieces displace each other
+    from the caches, as a device's share of the network does.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [open_piece(task, options.threads) for task in (*tasks, call)]
@@ -282,15 +288,19 @@ def measure_cold_costs(
 
 
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the piece with the median number of moved bytes, of all pieces that read all weights of the layer."""
+    """Return the piece with the median number of moved bytes.
+
+    Only pieces that read all weights of the layer are considered.
+    """
     complete = [piece for piece in pieces if piece["weight_bytes"] == pieces[0]["weight_bytes"]]
     return sorted(complete, key=lambda piece: piece["moved_bytes"])[len(complete) // 2]
 
 
 def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]) -> list[float]:
-    """Return the nonnegative coefficients for which rows · coefficients is nearest to `targets` (least squares).
+    """Return the nonnegative coefficients for which rows · coefficients is nearest to `targets`.
 
-    For each subset of the coefficients, the others are set to 0 and the subset is fitted.
+    This is a least-squares fit. Every subset of the coefficients is fitted with the other coefficients set to 0; the
+    best fit without negative coefficients is returned.
     """
     import numpy
 
@@ -341,7 +351,7 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
 def random_tensor(value: dict[str, Any], random: Any) -> Any:
     """Return a seeded random tensor: floats near 0, like weights; 8-bit integers of the full range; zeros otherwise.
 
-    Zeros are valid indices, and numpy cannot represent some of the other types.
+    Other types are zeros because zeros are valid indices, and because numpy cannot represent some of these types.
     """
     import numpy
     import onnxruntime

@@ -204,7 +204,7 @@ def _last_line(result: ssh.CommandResult) -> str:
 
 
 def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: bool = False) -> Mapping[str, Any]:
-    """Return the report of PROBE_SOURCE about a host, with the profile that lies there.
+    """Run PROBE_SOURCE on a host, and return its report about the host and the profile that lies there.
 
     With `check`, raise RunError if the host lacks a package that the measurement needs.
     """
@@ -241,7 +241,10 @@ def _measure_board(
     timeout: float,
     force: bool,
 ) -> MeasuredBoard:
-    """Return a board with its profile, or with the reason why it has none."""
+    """Measure a device over ssh; return the board with its profile, or with the reason why it has none.
+
+    `files` is the profile package: local files by their path on the host.
+    """
     location = hosts.locate_device(device, host, "profile")
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)
     board = MeasuredBoard(host, device, location)
@@ -261,7 +264,8 @@ def _measure_board(
     board = replace(board, document=after["profile"])
     profile = board.profile
     assert profile is not None
-    # Bits 16 to 19 are sticky: newly set ones mean that the board was throttled during the run.
+    # Bits 0 to 3 are the present state. Bits 16 to 19 are sticky: if one is newly set, the board was throttled during
+    # the run.
     throttled = (before["throttled"] | after["throttled"]) & 15
     throttled |= (after["throttled"] & ~before["throttled"]) >> 16 & 15
     reason = profile.busy_message
@@ -272,7 +276,10 @@ def _measure_board(
 
 
 def _run_script(commands: ssh.RemoteCommands, location: DeviceLocation, script: str, words: Sequence[str]) -> None:
-    """Run the package's script on a host; raise RunError with its last line of output if it fails."""
+    """Run the sh script `script` on a host; raise RunError with the last line of its output if it fails.
+
+    `words` are the arguments of the script after the directory of the profile package.
+    """
     result = commands.run(location, script, [ssh.quote_path(location.directory), *words])
     if result.exit_code:
         raise RunError(f"{location.title}: the measurement failed: {_last_line(result)}")
@@ -284,7 +291,7 @@ def _script_command(location: DeviceLocation) -> list[str]:
 
 
 def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, timeout: float) -> Link:
-    """Return the link between two hosts; raise RunError if the client cannot reach the server."""
+    """Measure the link between two hosts, from the client to the server; raise RunError if that fails."""
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)
     port = _probe_host(commands, server.location)["port"]
     listen_address = server.location.listen_address
@@ -310,8 +317,8 @@ def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, ti
 def apply_measurements(measurements: BoardMeasurements, platform: Platform | None) -> Platform:
     """Return the platform with measured rates and links; everything that was not measured stays.
 
-    Without a platform, a new one is made of the measured boards: a switch, with one device of all processors on each
-    board.
+    Without a platform, a new one is made of the measured boards. They are connected to a switch, and each board has one
+    device with all of its processors.
     """
     boards = measurements.profiled_boards
     rates = {board.device: _compute_rate(board) for board in boards}
@@ -337,7 +344,10 @@ def _compute_rate(board: MeasuredBoard) -> float:
 
 
 def _merge_links(network: Network, links: Sequence[Link]) -> Network:
-    """Return the network with the median bandwidth and latency of the links, and with entries for deviating links."""
+    """Return the network with the median bandwidth and latency of the measured links.
+
+    Links that deviate from the median get entries of their own.
+    """
     if not links:
         return network
     bandwidth = round_figure(statistics.median(link.bandwidth for link in links))

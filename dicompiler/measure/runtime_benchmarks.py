@@ -65,9 +65,10 @@ the caches with other data.
 
 
 def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
-    """Write the benchmark programs of a target, and the player that runs them, always with the same bytes.
+    """Write the benchmark programs of a target, and the player that runs them.
 
-    Returns the target's entry of tasks.json. Raises UsageError if the target has no player.
+    The same target always gives the same bytes. Returns the target's entry of tasks.json. Raises UsageError if the
+    target has no player.
     """
     files = target.benchmark_player
     if PLAYER_FILE not in files:
@@ -79,7 +80,7 @@ def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> dict[str, Any]:
-    """Return the data about the programs that `runtime_costs_fit.fit_costs` needs."""
+    """Return the target's entry of tasks.json: the data that `runtime_costs_fit.fit_costs` needs."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _frame_counts(state) for name, state in programs.items()}
@@ -107,10 +108,10 @@ def _compile_benchmark(kind: str, shape: Shape, layers_per_step: int, steps: int
 
 
 def _chain_model(shape: Shape, length: int) -> onnx.ModelProto:
-    """Return a chain of `length` layers with small inputs and outputs.
+    """Return a chain of `length` layers between two layers that keep the network's input and output small.
 
-    The layers are matrix products for WORK_SHAPE, matrix products and pools in turn for SMALL_SHAPE, and pools of one
-    element for all other shapes.
+    The layers are matrix products for WORK_SHAPE, matrix products and pools in turn for SMALL_SHAPE, and pools with a
+    window of one element for all other shapes.
     """
     weights = [numpy_helper.from_array(np.ones(shape, np.float32), "w")]
     if shape in (WORK_SHAPE, SMALL_SHAPE):

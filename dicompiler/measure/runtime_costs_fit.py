@@ -40,9 +40,9 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> dict[str
 
 
 def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """Return the shortest frame time of each program, and the time to hand one message over, both in seconds.
+    """Return the shortest frame time of each program in seconds, and the seconds to send one message.
 
-    The time of a message is None if the player does not report it.
+    The latter are the seconds to pass the message to the operating system; None if the player does not report them.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
@@ -67,13 +67,15 @@ def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], 
 def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
     """Return the runtime costs, from the differences between programs that differ in one quantity only.
 
-    Costs per byte and of copies are included only if programs with large messages and with copies were played.
+    Costs per byte are included only if programs with large messages were played, and costs of copies only if programs
+    with copies were played.
 
     Args:
-        entry: The target's entry in the key `runtimes` of tasks.json. Its key `waking` is the share of waking up in the
-            time after sending; the other share is receiving.
+        entry: The target's entry in the key `runtimes` of tasks.json. The time of a message after it was sent consists
+            of waking the receiver and of receiving. The entry's key `waking` is the fraction for waking.
         times: Seconds of a frame of each program.
-        send_s: Seconds of handing a message over; None: a third of the message's time is assumed.
+        send_s: Seconds to pass a message to the operating system. If it is None, a third of a message's time is
+            assumed.
     """
     programs: dict[str, dict[str, int]] = entry["programs"]
 
