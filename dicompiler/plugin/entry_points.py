@@ -14,7 +14,7 @@ from dicompiler.base.version import package_version
 ENTRY_POINT_GROUP = "dicompiler"
 PLUGINS_VARIABLE = "DICOMPILER_PLUGINS"
 """Environment variable with the names of the third-party plugins to load."""
-# An uninstalled checkout has no metadata, so its entry points are repeated here (see pyproject.toml).
+# The entry points in pyproject.toml are repeated here, because a checkout that is not installed has no metadata.
 BUILTIN_PLUGINS = (
     ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),
@@ -45,7 +45,7 @@ class Plugin:
 
 
 def find_installed_plugins() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """Return all entry points of the group `dicompiler`, and warnings.
+    """Return the entry points of the group `dicompiler` in all installed distributions, and warnings.
 
     There is one warning for each distribution with unreadable metadata.
     """
@@ -59,7 +59,7 @@ def _find_on_path(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str
     for distribution in metadata.distributions():
         # `metadata.entry_points` would fail for all distributions if the metadata of one is broken.
         try:
-            # The first entry is used if a path is searched twice or contains an older copy.
+            # If a plugin is found twice, for example in an older copy on a later path, the first one is used.
             for plugin in _read_entry_points(distribution):
                 plugins.setdefault((canonical_name(plugin.distribution), plugin.name), plugin)
         except Exception as error:
@@ -86,7 +86,7 @@ def _read_entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...
 
 
 def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """Return the built-in plugins, then the others, without duplicates.
+    """Return the built-in plugins, then the other plugins, without duplicates.
 
     In a checkout that is not installed, no metadata names the built-in plugins, so they are added here.
     """

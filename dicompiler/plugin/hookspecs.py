@@ -1,7 +1,7 @@
 """Hook specifications: one hook for each kind of thing that a plugin can provide.
 
 A plugin is a module that an entry point of the group `dicompiler` names. It implements hooks: functions with the names
-below, marked with `hookimpl`, that yield classes or records. Import those classes inside the function, because loading
+below, marked with `hookimpl`, that yield classes or records. Import these classes inside the hooks, because loading
 plugins must be fast.
 
     [project.entry-points.dicompiler]
@@ -87,7 +87,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body
 
 @hookspec
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty-body]
-    """Yield cost models, which time a part of a layer: frozen dataclasses derived from `CostModel`.
+    """Yield cost models, which predict seconds: frozen dataclasses derived from `CostModel`.
 
     @hookimpl
     def dicompiler_cost_models():
@@ -99,7 +99,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty
 
 @hookspec
 def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-body]
-    """Yield platform families (`rpi4xN`), with members by name, and platform file formats.
+    """Yield platform families (`rpi4xN`), whose members have names (`rpi4x3`), and platform file formats.
 
     @hookimpl
     def dicompiler_platforms():

@@ -28,7 +28,7 @@ class PassTiming(NoOpInstrument):
     """An instrument that measures the time of every pass, including the check of the model after it.
 
     Attributes:
-        rows: For each pass its text, its seconds, and whether it failed.
+        rows: For each pass: its text in a pipeline, its seconds, and whether it failed.
     """
 
     rows: list[tuple[str, float, bool]] = field(default_factory=list)

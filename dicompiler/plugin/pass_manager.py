@@ -1,7 +1,7 @@
 """The pass manager runs a pipeline of passes. Each pass maps the state of the compilation to a new state.
 
-Before a pass, the manager checks that the fields exist which the pass requires. After a pass, it checks that the ONNX
-model is valid.
+Before a pass, the manager checks that the state has all fields that the pass requires. After a pass, it checks that the
+ONNX model is valid.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
         result: Any = step.run(state)
         if not isinstance(result, PipelineState):
             raise TypeError(f"run() returned {type(result).__name__} instead of a PipelineState")
-        # Most passes only annotate the plan, and the check takes milliseconds.
+        # The check takes milliseconds, so it is skipped for passes that change only the plan.
         if result.model is not state.model:
             _check_model(step, state, result)
     except DicompilerError:
@@ -95,13 +95,19 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
 
 
 def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:
-    """Return `result` with `loaded_graph`, the graph as it was before the first pass, taken from `before`."""
+    """Return `result` with the graph as it was before the first pass, in the field `loaded_graph`.
+
+    The graph is taken from `before`, the state before the last pass.
+    """
     loaded = before.model.proto.graph if before.loaded_graph is None else before.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)
 
 
 def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> None:
-    """Check the model after a pass. If the model was invalid before the pass, the error does not blame the pass."""
+    """Raise DicompilerError if the model is invalid after a pass.
+
+    If the model was already invalid before the pass, the error does not blame the pass.
+    """
     try:
         result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
@@ -114,7 +120,7 @@ _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run an
 
 
 def _provider_hint(field: str) -> str:
-    """Return the remedy for a missing field of PipelineState: the passes that set it, or another way to supply it."""
+    """Return advice for a missing field of PipelineState: passes that set it, or another way to supply it."""
     makers = [n for n, provided in sorted(registry().passes.items()) if field in provided.value.provides]
     if field in _INPUT_REMEDIES:
         return f": {_INPUT_REMEDIES[field]}"

@@ -76,7 +76,11 @@ class CallGuard:
         return f"{self.kind} {thing.name!r} {self.origin}"
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function of the plugin. Any exception except a DicompilerError becomes a PluginError."""
+        """Call a function of the plugin, and turn exceptions into a PluginError that names the plugin.
+
+        DicompilerErrors are passed on unchanged. `name` is the name of the called object in errors about invalid
+        results.
+        """
         try:
             return function(*arguments, **options)
         except DicompilerError:
@@ -86,18 +90,21 @@ class CallGuard:
         except BaseException as error:
             if not self.plugin or isinstance(error, KeyboardInterrupt):
                 raise
-            # Rules and cost models are called by other code, so the plugin is named and not the rule.
+            # Operator rules, cost models and platform families are called by other code, so the error names their
+            # plugin and not the called object.
             culprit = name if self.kind in ("pass", "strategy", "target") else self.plugin
             line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
             raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
 
 
 def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> str | None:
-    """Return a line that describes an exception in plugin code: plugin, exception, and innermost place in the plugin.
+    """Return a line that describes an exception in plugin code.
+
+    It contains the name of the plugin, the exception, and the innermost place in the plugin's code.
 
     Args:
         error: The exception.
-        packages: For each top-level package of a plugin, the name of the plugin in the line.
+        packages: For each top-level package of plugins, the name of its plugin as it must appear in the line.
 
     Returns:
         The line, or None if no frame of the traceback is plugin code.
@@ -158,7 +165,7 @@ class WrappedFunction:
 
 @functools.cache
 def wrap_class(cls: Any, guard: CallGuard) -> Any:
-    """Return a subclass of `cls` with wrapped methods. It looks, compares and pickles like `cls`."""
+    """Return a subclass of `cls` with wrapped methods. It has the name, equality and pickle form of `cls`."""
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
     subclass.__eq__, subclass.__reduce_ex__ = _make_eq(cls), _make_reduce(subclass)
@@ -172,23 +179,29 @@ def wrap_class(cls: Any, guard: CallGuard) -> Any:
 
 
 def make_instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
-    """Return `make(cls, *arguments)`. If `cls` is wrapped, an exception becomes a PluginError."""
+    """Return `make(cls, *arguments)`. If `cls` is a wrapped class, an exception becomes a PluginError."""
     guard: CallGuard | None = getattr(cls, "__guard__", None)
     return make(cls, *arguments) if guard is None else guard.call(guard.plugin, make, cls, *arguments)
 
 
 def with_wrapped_class(thing: T, cls: Any) -> T:
-    """Return a copy of `thing` with the wrapped class `cls`, or `thing` itself if its class is already wrapped."""
+    """Return a copy of `thing` that is an instance of `cls`, the wrapped form of its class.
+
+    If the class of `thing` is already wrapped, return `thing` itself.
+    """
     return thing if type(thing) is cls or hasattr(type(thing), "__guard__") else _set_class(copy.copy(thing), cls)
 
 
 def _set_class(thing: T, cls: Any) -> T:
-    object.__setattr__(thing, "__class__", cls)  # In contrast to an assignment, this works for frozen dataclasses.
+    object.__setattr__(thing, "__class__", cls)  # An assignment would fail for frozen dataclasses.
     return thing
 
 
 def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
-    """Return an `__eq__` for a wrapped class: instances equal those of the plain class `cls` with the same fields."""
+    """Return an `__eq__` for the wrapped form of the class `cls`.
+
+    An instance of the wrapped class equals an instance of `cls` with the same fields.
+    """
 
     def equal(self: Any, other: Any) -> Any:
         return cls.__eq__(self, with_wrapped_class(other, type(self)) if type(other) is cls else other)
@@ -197,7 +210,10 @@ def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _make_reduce(subclass: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """Return a `__reduce_ex__` that pickles the plain class, because pickle finds classes by their name."""
+    """Return a `__reduce_ex__` for a wrapped class that pickles the plain class instead.
+
+    Pickle finds classes by their name, and the wrapped class cannot be found in this way.
+    """
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
         function, arguments, *state = super(subclass, self).__reduce_ex__(protocol)
@@ -214,7 +230,10 @@ def _restore_wrapped(guard: CallGuard, function: Callable[..., Any], arguments: 
 
 
 def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
-    """Return method `name` with a check of its result. `check` raises _InvalidResult if the result is invalid."""
+    """Return the method `name` of a wrapped class: it calls the plugin's method and checks its result.
+
+    `check` raises _InvalidResult if the result is invalid. `guard` turns exceptions into PluginErrors.
+    """
     signature = inspect.signature(getattr(subclass, name))
 
     @functools.wraps(getattr(subclass, name))
@@ -227,7 +246,7 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
                 self, result, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments)
             )
 
-        # If the plugin itself calls the method, it may expect its own exceptions, so they are not wrapped.
+        # If the plugin itself calls the method, it may expect its own exceptions, so exceptions are not wrapped.
         called_by_plugin = _frame_package(sys._getframe(1)) in guard.packages
         return call(*arguments, **options) if called_by_plugin else guard.call(guard.describe(self), checked)
 
@@ -255,7 +274,10 @@ def _unchanged(_thing: Any, result: Any, *_: Any) -> Any:
 
 
 def _instance_check(cls: type, what: str) -> Callable[..., Any]:
-    """Return a function that raises _InvalidResult unless the result of method `what` is an instance of `cls`."""
+    """Return a function that raises _InvalidResult unless a result is an instance of `cls`.
+
+    `what` is the method that returned the result, for the message.
+    """
 
     def check(_thing: Any, result: Any, *_: Any) -> Any:
         if not isinstance(result, cls):
@@ -266,7 +288,10 @@ def _instance_check(cls: type, what: str) -> Callable[..., Any]:
 
 
 def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:
-    """Return the mistake in the Piece that an operator rule returned for `region` of the output; '' if none."""
+    """Return a description of the mistake in a Piece; '' if there is none.
+
+    An operator rule has returned the Piece for the region `region` of the output.
+    """
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
     output = full_region(operation.out_shape)

@@ -169,15 +169,19 @@ class Registry:
         return known[name]
 
     def make(self, kind: str, spec: str | Spec) -> Any:
-        """Create a pass, strategy, target or cost model from its text or Spec; raise UsageError if that is invalid."""
+        """Create a pass, strategy, target or cost model from its text or Spec.
+
+        Raises UsageError if the text or the Spec is invalid.
+        """
         parsed = parse_spec(spec, PLUGIN_KINDS[kind].noun) if isinstance(spec, str) else spec
         return plugin_wrappers.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
 
     def resolve(self, kind: str, given: Any) -> Any:
-        """Return an instance for `given`: a text, a Spec or an instance.
+        """Return an instance of a pass, strategy, target or cost model.
 
-        A given instance is checked like one that the registry created: invalid results are reported, and exceptions
-        become errors that name the plugin. If no plugin provides its class, exceptions are passed on unchanged.
+        `given` is a text, a Spec or an instance. An instance is wrapped like one that the registry created: invalid
+        results are reported, and exceptions become errors that name the plugin. If no plugin provides the class of the
+        instance, its exceptions are passed on unchanged.
         """
         if isinstance(given, str | Spec):
             return self.make(kind, given)
@@ -191,7 +195,10 @@ class Registry:
         return plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
 
     def _find_entry(self, kind: str, thing: Any) -> RegistryEntry:
-        """Return the entry with the class of `thing`, or an entry without a name if no plugin provides the class."""
+        """Return the entry of the class of `thing`.
+
+        If no plugin provides the class, the result is an entry with an empty name.
+        """
         cls = inspect.unwrap(type(thing))
         unknown = RegistryEntry("", cls, UNINSTALLED_PLUGIN, "0", UNINSTALLED_PLUGIN)
         return next((entry for entry in self.entries(kind).values() if inspect.unwrap(entry.value) is cls), unknown)
@@ -218,7 +225,7 @@ def registry() -> Registry:
 def temporarily_registered(*things: Any) -> Iterator[Registry]:
     """Register classes, rules and families for this thread while the context is open.
 
-    They belong to a plugin named "uninstalled", and replace entries of the same name.
+    Their plugin has the name "uninstalled". They replace entries of the same kind and name.
 
     Args:
         *things: Classes of passes, strategies, targets and cost models; operator rules; platform families.
@@ -309,7 +316,10 @@ def _sorted_entries(by_kind: Mapping[str, Mapping[str, RegistryEntry]]) -> dict[
 
 
 def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[list[Plugin], list[str]]:
-    """Return the plugins that `names` (the value of DICOMPILER_PLUGINS) allows, and warnings about unknown names."""
+    """Return the plugins that may be loaded, and warnings about unknown names.
+
+    `names` is the value of DICOMPILER_PLUGINS: the allowed third-party plugins, or None to allow all.
+    """
     if names is None:
         return list(plugins), []
     allowed = {canonical_name(name.strip()) for name in names.split(",") if name.strip()}
@@ -328,7 +338,10 @@ def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[lis
 
 
 def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, RegistryEntry]]:
-    """Return the entries of a plugin, each with its kind. An unknown hook adds a warning; other errors are raised."""
+    """Return (kind, entry) of everything that a plugin provides.
+
+    A warning about each unknown hook is added to `warnings`. Other errors are raised.
+    """
     module = metadata.EntryPoint(plugin.name, plugin.value, ENTRY_POINT_GROUP).load()
     version = getattr(module, "dicompiler_api", hookspecs.API_VERSION)
     if not isinstance(version, int) or version < 1:
@@ -419,10 +432,11 @@ def _add_entry(by_kind: dict[str, dict[str, RegistryEntry]], kind: str, entry: R
     """Add an entry; raise DicompilerError if another plugin has registered the same or a confusable name."""
     noun, known = PLUGIN_KINDS[kind].noun, by_kind[kind]
     if kind == "operators" and entry.name in known:
-        # A rule that splits an operator replaces one that only states its cost.
+        # A rule that can split an operator may replace a rule that only states the operator's cost, but not the
+        # reverse.
         if known[entry.name].value.can_cut or not entry.value.can_cut:
             raise DicompilerError(_conflict(noun, known[entry.name], entry))
-    elif kind != "operators":  # Operators are excluded, because ONNX names are case-sensitive.
+    elif kind != "operators":  # The names of operators are case-sensitive in ONNX.
         for other in known.values():
             if other.name == entry.name:
                 raise DicompilerError(_conflict(noun, other, entry))

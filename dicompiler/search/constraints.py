@@ -221,7 +221,7 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     platform, target = problem.platform, problem.target
     memory = {}
     for entry in metrics.devices:
-        # Targets for hosts with flash measure their overhead themselves, so the estimate omits it.
+        # Targets for hosts with flash measure their overhead later (`check_measured_memory`), so it is omitted here.
         has_flash = platform.host(platform.host_of[entry.device]).flash
         memory[entry.device] = MemoryUse(entry.weights, entry.activations, 0, 0 if has_flash else entry.overhead_bytes)
     if need := _first_exceeded(host_memory_needs(platform, memory)):
@@ -275,8 +275,8 @@ def host_memory_needs(
 ) -> Iterator[HostMemoryNeed]:
     """Yield the memory that the devices of each host need together.
 
-    For a host with flash, RAM and flash are two entries, and `include_sum` adds a third entry for their sum. `memory`
-    is the memory use by device name.
+    A host without flash has one entry. A host with flash has one entry for RAM and one for flash, and with
+    `include_sum` a third entry for their sum. `memory` is the memory use by device name.
     """
     for host in platform.hosts:
         uses = [use for name, use in memory.items() if platform.host_of[name] == host.name]
@@ -295,7 +295,8 @@ def _first_exceeded(needs: Iterable[HostMemoryNeed]) -> HostMemoryNeed | None:
 def _memory_error(need: HostMemoryNeed, purpose: str, remedy: str) -> DicompilerError:
     """Return the error for a host with too little memory.
 
-    `purpose` says which memory is needed and why. It is "" if a target measured the memory.
+    `purpose` is the part of the message that says which memory is needed and why, such as "of flash for weights". It is
+    "" if a target measured the memory.
     """
     sizes = need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes
     needed, excess, limit = map(format_bytes, sizes)
@@ -306,7 +307,7 @@ def _memory_error(need: HostMemoryNeed, purpose: str, remedy: str) -> Dicompiler
 
 
 def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -> str:
-    """Return advice that names the layer that needs the most memory of the host."""
+    """Return advice for a host with too little memory, which names the layer that needs the most memory."""
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
         size = sizes.get(task.layer, 0)

@@ -39,9 +39,10 @@ def add_failover_plans(
 ) -> Plan:
     """Return `plan` with a failure plan for each set of failed devices that `selection` contains.
 
-    The strategy makes the failure plans. If it finds none, the remaining devices take over the work of the failed
-    devices. If the plans do not fit into memory together, slower failure plans are tried, and then other plans in place
-    of `plan`. With `plan_is_fixed` (the user gave the plan), the plan, its source and its sink do not change.
+    The strategy makes the failure plans. If it finds none for a failure, the remaining devices take over the work of
+    the failed devices. If the plans do not fit into memory together, slower failure plans are tried, and then other
+    plans in place of `plan`. `plan_is_fixed` says that the user gave the plan. In this case, the plan, its source and
+    its sink do not change.
 
     Raises:
         DicompilerError: No failure can be covered, or the plans do not fit into memory together.
@@ -97,9 +98,11 @@ class _PlanOption:
 
 @dataclass
 class _FailurePlanner:
-    """Failure plans that do not depend on the main plan, so that each set of failed devices is planned only once.
+    """Makes the strategy's failure plans. They do not depend on the main plan, so each is made only once.
 
     Attributes:
+        problem: The problem without failures.
+        strategy: The strategy.
         plan: The main plan, which is used while no device has failed.
         plan_is_fixed: True if the user gave the main plan.
         plans: The strategy's plan by failed devices; None if the strategy finds no plan.
@@ -118,8 +121,8 @@ class _FailurePlanner:
     def remaining_ends(self, plan: Plan, failed: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
         """Return the sources and sinks after a failure, or None if the failure cannot be covered.
 
-        Sources and sinks that remain are kept. If none remains, the first remaining device that computes becomes source
-        and sink, unless the user chose the source or the sink.
+        Sources and sinks that did not fail are kept. If all sources or all sinks failed, the first remaining device
+        that computes takes their place. If the user chose the source or the sink, such a failure cannot be covered.
         """
         first = self.problem.platform.devices[0]
         is_default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
@@ -142,7 +145,8 @@ class _FailurePlanner:
     def plan_without(self, failed: FailedDevices, remaining: Problem) -> Plan | None:
         """Return the strategy's plan for the remaining devices, or None if the strategy finds none.
 
-        The strategy runs once for all sets of failed devices that leave equal devices with different names.
+        If two sets of failed devices leave platforms that differ only in the names of devices, the strategy runs once
+        for both, and the devices of its plan are renamed.
         """
         if failed not in self.plans:
             key = self._platform_key(remaining)
@@ -163,7 +167,7 @@ class _FailurePlanner:
         return plan
 
     def _platform_key(self, remaining: Problem) -> object:
-        """Return a key that is equal for problems with platforms that differ only in names."""
+        """Return a key that is equal for two problems if their platforms differ only in names."""
         platform = remaining.platform
         hosts = {host.name: str(i) for i, host in enumerate(platform.hosts)}
         place = {device.name: i for i, device in enumerate(platform.devices)}
@@ -189,7 +193,8 @@ class _FailurePlanner:
     def main_options(self) -> list[_PlanOption]:
         """Return candidates for another main plan.
 
-        They are the failure plans with the source and sink of the main plan, and the plan of the best single device.
+        Candidates are those failure plans that have the source and sink of the main plan, and the plan of the best
+        single device.
         """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():
@@ -203,7 +208,10 @@ class _FailurePlanner:
 
 
 def _rename_devices(plan: Plan, platform: Platform, remaining: Problem) -> Plan:
-    """Return `plan` with the device names of `remaining` in place of those of `platform`, in platform order."""
+    """Return a plan for the platform of `remaining`, given a plan for `platform` with other device names.
+
+    The i-th device of one platform replaces the i-th device of the other one.
+    """
     names = {old.name: new.name for old, new in zip(platform.devices, remaining.platform.devices, strict=True)}
     return replace(
         plan,
@@ -220,8 +228,8 @@ class _FailoverSearch:
     Attributes:
         main: The main plan, which is used while no device has failed.
         options: Candidate plans by failed devices.
-        tried_takeovers: Pairs (failed devices, id of a plan). The candidates that change this plan for this failure
-            exist.
+        tried_takeovers: Pairs (failed devices, id of a candidate) for which `_add_takeover_options` has already added
+            variants of the candidate.
     """
 
     def __init__(self, planner: _FailurePlanner, main: _PlanOption, selection: FailureSelection) -> None:
@@ -238,11 +246,11 @@ class _FailoverSearch:
                     used |= set(self.options[failed][0].plan.devices)
 
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
-        """Return the first candidate plan for a failure.
+        """Return the first candidate plan for the failure of the devices `failed`.
 
-        It is the main plan, or a plan for fewer failed devices, if such a plan does not use the failed devices.
-        Otherwise it is the strategy's plan for the remaining devices, or the best plan in which remaining devices take
-        over the work of the failed ones.
+        If the main plan, or the failure plan for a part of the failed devices, uses none of the failed devices, it is
+        returned. Otherwise, the result is the strategy's plan for the remaining devices. If there is none, it is the
+        best plan in which remaining devices take over the work of the failed devices.
         """
         smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
         for option in (self.main, *smaller):
@@ -260,7 +268,7 @@ class _FailoverSearch:
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
         """Add candidate plans in which remaining devices take over the work of failed ones.
 
-        They are variants of the main plan, and of the picked plans for fewer failed devices.
+        The candidates are variants of the main plan, and of the picked plans for fewer failed devices.
         """
         for failed, current in picked.items():
             smaller = (option for other, option in picked.items() if set(other) < set(failed))
@@ -275,9 +283,9 @@ class _FailoverSearch:
         return self._fit_failures(list(self.options))[0]
 
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:
-        """Return the plan with failure plans for the failures in `covered`, and the missing bytes by host name.
+        """Return the main plan with failure plans for the failures `covered`, and the missing bytes by host.
 
-        The plan is None if some bytes are still missing after all candidate plans were tried.
+        The plan is None if bytes are still missing after all candidate plans were tried.
         """
         picked = {failed: self.options[failed][0] for failed in covered}
         tried = {id(option) for option in picked.values()}
@@ -306,10 +314,11 @@ class _FailoverSearch:
     def _find_swap(
         self, picked: Mapping[FailedDevices, _PlanOption], missing: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
-        """Return a failure and the candidate that replaces its picked plan; None if no candidate frees memory.
+        """Return a failure, and the candidate that must replace its picked plan in order to free memory.
 
-        Among the candidates that free all missing bytes, the candidate that adds the least time is returned. If there
-        is none, the candidate that frees the most bytes is returned.
+        `missing` are the missing bytes by host name, and `tried` the ids of candidates that must not be picked again.
+        Among the candidates that free all missing bytes, the one that adds the least time is returned. If there is
+        none, the one that frees the most bytes is returned. The result is None if no candidate frees memory.
         """
         self._add_takeover_options(picked)
         now = self._needed_bytes(picked)
@@ -351,7 +360,7 @@ class _FailoverSearch:
         return needed
 
     def memory_error(self) -> DicompilerError:
-        """Return the error that names the host with too little memory and the failures that can be tolerated."""
+        """Return an error that names the host with too little memory, and the failures that can be tolerated."""
         covered: list[FailedDevices] = []
         misfit: tuple[FailedDevices, dict[str, int]] | None = None
         if missing := missing_memory(self.problem, self.main.plan):

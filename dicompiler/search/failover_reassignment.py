@@ -25,9 +25,9 @@ _Reassign = Callable[[Layer, Part], Iterable[Part]]
 def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survivors: Sequence[str]) -> Iterator[Plan]:
     """Yield variants of a plan in which the devices `survivors` compute the parts of the devices `failed`.
 
-    Source and sink do not change. If the plan has replicas that do not use failed devices, the first variant consists
-    of these replicas. In the other variants, each part of a failed device is cut into one piece for each survivor, or
-    is moved whole to one survivor.
+    Source and sink do not change. If some replicas of the plan use no failed device, the first variant consists of
+    these replicas. All other variants have no replicas: each part of a failed device is cut into one piece for each
+    survivor, or is moved whole to one survivor.
     """
     roles = plan.replica_roles
     intact = [
@@ -55,7 +55,7 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
 
 
 class _BalancedReassignment:
-    """Moves each part whole to the survivor that has received the fewest bytes of weights so far."""
+    """Moves each part as a whole to the survivor that has received the fewest bytes of weights so far."""
 
     def __init__(self, layers: LayerGraph, survivors: Sequence[str]) -> None:
         self.layers, self.assigned_bytes = layers, dict.fromkeys(survivors, 0)

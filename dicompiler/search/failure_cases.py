@@ -32,7 +32,7 @@ class FailureSelection:
     Attributes:
         max_failed: Largest number of devices that fail together. Any devices that plans use may fail.
         whole_hosts: True if all devices of a host fail together. Any host may fail.
-        devices: Names of devices of which each may fail alone.
+        devices: Names of devices. Each of them may fail alone.
     """
 
     max_failed: int = 0
@@ -84,9 +84,10 @@ class FailureSelection:
             raise UsageError(f"tolerate-failures: {self}: on {platform.name} {computing}: {remedy}")
 
     def device_sets(self, platform: Platform, used: Collection[str]) -> Iterator[FailedDevices]:
-        """Yield the sets of devices that may fail together and that contain a device of `used`, smallest sets first.
+        """Yield the sets of devices that may fail together, smallest sets first.
 
-        `used` are the devices that plans use. The devices of a set are in platform order.
+        `used` are the devices that plans use. Sets without any of them are omitted, because such failures have no
+        effect. The devices of a set are in platform order.
         """
         names = [device.name for device in platform.devices if device.name in used]
         if self.whole_hosts:
@@ -122,7 +123,10 @@ def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
 def remove_devices(
     problem: Problem, failed: Collection[str], source: FailedDevices = (), sink: FailedDevices = ()
 ) -> Problem:
-    """Return the problem without the devices `failed`, with new sources and sinks."""
+    """Return the problem without the devices `failed`, and with other sources and sinks.
+
+    Hosts without remaining devices, and their links, are removed too.
+    """
     platform = problem.platform
     devices = tuple(device for device in platform.devices if device.name not in failed)
     host_names = {device.host for device in devices}
@@ -137,7 +141,10 @@ def remove_devices(
 
 
 def stored_weights(routing: Routing) -> StoredWeights:
-    """Return the bytes of weights that each device stores, for all replicas and failure plans of a routing."""
+    """Return the pieces of weights that devices store, for all replicas and failure plans of a routing.
+
+    The result has the bytes of each piece, by (device, tensor, region).
+    """
     return {
         (task.device, *key): size
         for role in routing.roles
@@ -152,13 +159,13 @@ def simulate_failures(
     """Simulate a stream of frames during which devices fail and the plan's failure plans are used.
 
     `outages` say when each device is down, and `in_flight` is the number of frames that are computed at the same time.
-    With `spans`, the result contains the simulated spans of computing and sending.
+    With `spans`, the result contains the periods in which devices computed and sent.
 
     Raises:
         DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.
     """
     for outage in outages:
-        problem.platform.device(outage.device)  # This call raises an error if the platform lacks the device.
+        problem.platform.device(outage.device)  # It raises an error if the platform lacks the device.
     plans = (FailurePlan((), replace(plan, failures=())), *plan.failures)
     cases: dict[FailedDevices, FailureCase] = {}
 

@@ -1,7 +1,7 @@
 """Lower bounds on the time of a frame, which no plan of a problem can beat.
 
-The bounds hold if the problem's cost model never predicts less time for a piece of a layer than the same share of the
-whole layer's time.
+The bounds hold if the cost model never predicts that a piece takes less than its proportional share of the whole
+layer's time. For example, a half of a layer must take at least half of the time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class LatencyBound:
     """Two lower bounds on the time of a frame.
 
     Attributes:
-        load_s: Seconds of a frame if all devices compute all the time.
+        load_s: Seconds that a frame needs at least, even if all devices compute all the time.
         path_s: Seconds of the longest path through the network, if all devices share each layer that can be cut, and
-            the fastest device computes each other layer.
+            each other layer is computed by the device that is fastest for it.
     """
 
     load_s: float
@@ -40,12 +40,13 @@ def latency_bound(problem: Problem) -> LatencyBound:
     t(l, d) denotes the seconds that device d needs for the whole layer l.
 
     - `path_s`: All devices together need at least 1 / Σ_d 1/t(l, d) seconds for a layer l that can be cut. The bound is
-      the longest path of these times.
+      the sum of these seconds over the layers of the longest path.
     - `load_s`: Let y_d ≥ 0 be a weight of each device, with Σ_d y_d = 1. By linear programming duality, the busiest
       device computes for at least Σ_l min_d y_d · t(l, d) seconds. The weights are proportional to the speeds of the
       devices.
 
-    Rows that a strided reader skips are not counted, because plans need not compute them.
+    If a strided layer reads only some rows of a layer's output, t(l, d) counts only these rows, because plans need not
+    compute the others.
     """
     layers, devices = problem.layers, problem.platform.computing_devices
     seconds = [

@@ -99,7 +99,7 @@ class Problem:
     runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        objective_terms(self.objective)  # This call raises an error if the objective is invalid.
+        objective_terms(self.objective)  # It raises an error if the objective is invalid.
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 
@@ -201,8 +201,9 @@ class Problem:
     def best_single_device(self) -> tuple[Plan, Metrics]:
         """The plan on the single device that is best by the objective, with its simulated metrics.
 
-        Among equally good devices, the first one is chosen. If the platform has many kinds of devices, fast estimates
-        select the kinds to simulate. The estimates are close, because little overlaps on a single device.
+        Among equally good devices, the first one is chosen. If the platform has many kinds of devices, only the best
+        ones by fast estimates are simulated. The estimates are close to the simulation, because little overlaps on a
+        single device.
 
         Returns:
             The plan and its metrics.
@@ -222,7 +223,7 @@ class Problem:
         return plan, metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     def _device_kind(self, device: Device) -> tuple[object, ...]:
-        """Return a key that is equal for two devices if the whole network costs the same on them.
+        """Return a key that is equal for two devices if the whole network takes equally long on them.
 
         The key contains the seconds of every layer and the links to the sources and sinks.
         """
@@ -257,7 +258,7 @@ class Problem:
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        return RemoteEvaluator(self)  # It is cached, because it pickles the problem only once.
+        return RemoteEvaluator(self)  # The evaluator is cached, because it pickles the problem only once.
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
         """Simulate the program of a plan for a stream of frames.
@@ -299,7 +300,7 @@ class Problem:
             compilation: A pipeline state with the program.
             frames: Number of frames.
             in_flight: Number of frames that are computed at the same time.
-            spans: True if the result must contain the spans of computing and sending.
+            spans: True if the result must contain the periods in which devices computed, sent and waited.
 
         Returns:
             The simulated times.
@@ -307,12 +308,12 @@ class Problem:
         return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-        """Simulate one frame of each role (a replica or a failure plan) of a program and return the metrics.
+        """Simulate one frame of each replica of a program, without failures, and return the metrics.
 
         Args:
             compilation: A pipeline state with the program.
-            memory: Memory use by device name (see `program_memory_use`), if the metrics must include the target's
-                overhead.
+            memory: Memory use by device name, as `program_memory_use` returns it. If it is given, the metrics include
+                the target's overhead.
 
         Returns:
             The simulated metrics.
@@ -371,8 +372,8 @@ class Problem:
 class RemoteEvaluator:
     """A function that evaluates the plans of a problem and that can be sent to other processes.
 
-    It calls `Problem.evaluate`, or `Problem.estimate` if the problem has no model. It is pickled without weights:
-    metrics do not depend on their values, and they may have gigabytes.
+    The function calls `Problem.evaluate`, or `Problem.estimate` if the problem has no model. It is pickled without the
+    weights of the model, which may have gigabytes: metrics do not depend on their values.
     """
 
     problem: Problem
@@ -401,12 +402,13 @@ class RemoteEvaluator:
         return pickle.dumps((problem, model.proto.SerializeToString(), weights))
 
 
-@lru_cache(maxsize=4)  # A problem caches facts about its layers, and a search uses only a few problems.
+# A problem caches facts about its layers, so recent problems are kept. A search uses only a few problems.
+@lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
     """Return the evaluator from its pickled form.
 
-    Weights are not pickled, because an evaluation needs only their shapes. Zeros replace them, which occupy no memory
-    until they are read.
+    Weights are not pickled, because an evaluation needs only their shapes. They are replaced by zeros, which occupy no
+    memory until they are read.
     """
     problem, proto, weights = pickle.loads(pickled)
     if proto is None:

@@ -48,7 +48,7 @@ class Strategy(ABC):
         """Return a plan for a caller that runs several strategies and refines their best plan.
 
         Override this method if the strategy can count its work. The default calls `plan` and counts nothing. Omit final
-        refinements that suit any plan, because the caller makes them.
+        refinements that could be applied to the plan of any strategy, because the caller makes them.
 
         Args:
             problem: The problem to solve.
@@ -98,7 +98,7 @@ class Strategy(ABC):
     def own_platform(self) -> Platform | None:
         """Return the platform that the strategy's own input files describe.
 
-        It is used if the user names no platform.
+        This platform is used if the user names no platform.
 
         Returns:
             The platform; None if the strategy has no such files.

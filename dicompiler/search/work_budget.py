@@ -1,7 +1,8 @@
 """Work budgets for searches, which give the same results on every machine.
 
-A search counts its work in seconds of a reference computer before it does the work. It therefore stops at the same
-place on every machine. Callers that must not wait longer on a slow machine can add a wall-clock deadline.
+Before each step, a search adds the predicted work of the step to its budget, in seconds of a reference computer. It
+therefore stops at the same step on every machine. For callers that must not wait longer on a slow machine, a budget can
+also have a wall-clock deadline.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class WorkBudget:
 
     Args:
         limit_s: Limit of the counted work, in seconds of the reference computer.
-        deadline: Latest time by `time.monotonic()`, in seconds. A plan that depends on it depends on the machine.
+        deadline: Latest time by `time.monotonic()`, in seconds. If a search stops at the deadline, its plan depends on
+            the speed of the machine.
 
     Attributes:
         limit_s: Limit of the counted work, in seconds of the reference computer.
@@ -62,7 +64,7 @@ class WorkBudget:
         self.spent_s += seconds
 
     def try_spend(self, seconds: float) -> bool:
-        """Return True and count the work if the budget has enough left; otherwise mark the budget as exceeded.
+        """Count work if it fits into the budget and return True; otherwise mark the budget as exceeded.
 
         Args:
             seconds: Work in seconds of the reference computer.
@@ -77,9 +79,9 @@ class WorkBudget:
         return True
 
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
-        """Return True and count steps of a table search if the budget is not exceeded yet.
+        """Count steps of a table search and return True, if the budget is not exceeded yet.
 
-        The last steps may exceed the budget, because steps that have begun are always finished.
+        The counted steps themselves may exceed the budget, because steps that have begun are always finished.
 
         Args:
             elements: Number of table elements that all steps together read.
@@ -123,7 +125,7 @@ class WorkBudget:
         return self._exceeded
 
     def spend_or_raise(self, seconds: float = 0.0) -> None:
-        """Count work without which the search would have no result.
+        """Count work that the search needs for its first result; raise an error if the budget is exceeded.
 
         Args:
             seconds: Work in seconds of the reference computer.

@@ -18,7 +18,7 @@ _END_OF_STREAM: Any = object()
 async def stream_async(
     start_stream: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], frames: Iterable[Any] | AsyncIterable[Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the outputs of each frame, computed by `start_stream`, which is a session's method `stream`."""
+    """Yield the outputs of each frame. `start_stream` is the method `stream` of a session."""
     loop = asyncio.get_running_loop()
     source = _BlockingIterator(frames, loop) if isinstance(frames, AsyncIterable) else frames
     outputs, pending = start_stream(source), None
@@ -33,7 +33,8 @@ async def stream_async(
         if isinstance(source, _BlockingIterator):
             source.stop()
         if pending is not None and not pending.done():
-            # The caller has left the loop. It may use the session again as soon as the thread no longer uses it.
+            # The caller has left its loop over the outputs. It may use the session again, so the thread must no longer
+            # use it.
             await asyncio.wait([pending])
             pending.exception()  # Without this call, asyncio would log that the exception was never retrieved.
         if (close := getattr(outputs, "close", None)) is not None:
@@ -41,7 +42,10 @@ async def stream_async(
 
 
 class _BlockingIterator(Iterator[Any]):
-    """A blocking iterator over an asynchronous one, for use in a thread other than that of the event loop."""
+    """A blocking iterator over the items of an asynchronous iterator.
+
+    It is used in another thread than that of the event loop. The items are fetched in the event loop.
+    """
 
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._items, self._loop = aiter(items), loop

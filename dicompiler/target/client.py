@@ -71,9 +71,9 @@ class Session(Protocol):
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         """Compute a sequence of frames, several at a time, so that all devices work at the same time.
 
-        At most `RunOptions.in_flight` frames have been read whose outputs you have not yet asked for. If reading a
-        frame raises an error, or a frame has wrong inputs, the outputs of all earlier frames are yielded before the
-        error is raised. The session stays usable after such an error.
+        Frames are read in advance, but never more than `RunOptions.in_flight` frames whose outputs you have not asked
+        for. If reading a frame raises an error, or a frame has wrong inputs, the outputs of all earlier frames are
+        yielded before the error is raised. The session stays usable after such an error.
 
         Args:
             frames: Inputs of each frame by name. A separate thread reads the frames, unless they are a list or tuple.
@@ -86,7 +86,10 @@ class Session(Protocol):
         """
 
     def reset(self) -> None:
-        """Reset all states before the next frame: to the values among that frame's inputs, or else to zeros."""
+        """Reset all states before the next frame.
+
+        A state is set to its initial value if the inputs of the next frame contain one, and to zeros otherwise.
+        """
 
     async def astream(
         self, frames: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]

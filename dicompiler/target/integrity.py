@@ -77,7 +77,7 @@ def format_checksummed_json(document: Json) -> str:
         document: A document without that key.
 
     Returns:
-        The text that `format_json` writes, with the SHA-256 of all its other characters as the value of `checksum`.
+        The text that `format_json` writes. The value of `checksum` is the SHA-256 of all other characters of the text.
     """
     text = format_json(document | {"checksum": EMPTY_CHECKSUM})
     return text.replace(f'\n "checksum": "{EMPTY_CHECKSUM}"', f'\n "checksum": "{_document_digest(text.encode())}"', 1)
@@ -98,8 +98,9 @@ def _document_digest(data: bytes) -> str:
 def write_integrity(directory: Path, extra: Json | None = None) -> None:
     """Add the size and digest of each file in an artifact's `directory`, and a checksum, to its artifact.json.
 
-    The keys and values of `extra` are added too. A target may have listed some files in artifact.json already, to avoid
-    that they are read twice. Their records are kept, unless artifact.json already has a checksum.
+    The keys and values of `extra` are added too. A target that has already computed the digests of some files may have
+    listed these files in artifact.json, so that they need not be read again. If artifact.json already has a checksum,
+    its list of files may be out of date, so all files are read again.
     """
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / ARTIFACT_FILE)
     names = [path.relative_to(directory).as_posix() for path in paths]
@@ -189,7 +190,7 @@ def check_file_name(name: object, source: Path) -> None:
 
 
 def require_regular_file(directory: Path, name: str) -> Path:
-    """Return the path of the file `name` of an artifact, which may be missing.
+    """Return the path of the file `name` of an artifact. The file may be missing.
 
     Raise DicompilerError if the file or one of its parent directories is a link, or if the file is not a regular file.
     """

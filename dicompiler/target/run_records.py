@@ -47,11 +47,11 @@ class TimelineEntry:
 
     Attributes:
         kind: `run` (a segment), `send` (a transfer) or `wait` (for a transfer or an input).
-        index: Index of the segment in `DeviceReport.segments_s`, or of the transfer. It is -1 if the device waits for
-            an input.
+        index: Index of the segment in `DeviceReport.segments_s`, or of the transfer in `Program.all_transfers`. It is
+            -1 if the device waits for an input.
         frame: Number of the frame.
-        start: Seconds from the start of the run's last frame to the start of the activity. Target `sockets` counts from
-            the moment when the device was notified of that frame.
+        start: Seconds from the start of the run's last frame to the start of the activity. For the target `sockets`, a
+            frame starts on a device when the device is notified of it.
         end: Seconds from the start of the run's last frame to the end of the activity.
     """
 
@@ -72,7 +72,8 @@ class DeviceReport:
         wait_s: Seconds in which the device waited, because no segment had all its inputs.
         send_s: Seconds of sending, which overlaps with computing.
         sent_bytes: Payload bytes of each transfer, by index in `Program.all_transfers`.
-        segments_s: Seconds of each segment, first the segments of the normal plan, then those of each other role.
+        segments_s: Seconds of each segment: first the segments of the normal plan, then those of each other role (a
+            replica or a failure plan).
         peak_memory_bytes: Peak resident memory of the device's process.
         timeline: Activities since the start of the last frame; empty if the target does not record them.
     """
@@ -114,7 +115,7 @@ class RunEvent:
             `return` of a failed device.
         device: The device that failed or returned. For a takeover, the device that failed last.
         reason: The cause of the failure; empty for the other kinds.
-        down: The devices that are down after the event.
+        down: All devices that are down after the event.
         at_s: Seconds from the start of the run to the event.
         finished_frames: Number of frames that were finished before the event.
         replayed_frames: Number of frames that are computed again (takeovers only).
@@ -156,7 +157,7 @@ class RunResult:
         events: Failures, takeovers and returns of devices, in order.
         queue_wait_s: For each frame, the share of `frames_s` before the first device began to compute it. Empty if the
             target does not measure these times.
-        is_remote: Whether the run used resident devices on other hosts. The run's options do not show that.
+        is_remote: Whether the run used resident devices on other hosts, which the run's options do not show.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
@@ -198,8 +199,8 @@ class Emulation:
             and all processes and threads that it starts, use that device's emulated network.
         addresses: Address of each device on the emulated network.
         namespaces: Name of each device's network namespace.
-        min_segments_s: For each device, the minimum duration in seconds of computing each of its segments, first those
-            of the normal plan, then those of each other role.
+        min_segments_s: For each device, the seconds that each of its segments must take at least: first the segments of
+            the normal plan, then those of each other role (a replica or a failure plan).
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
@@ -225,8 +226,8 @@ class RunOptions:
     """Options of a run.
 
     Attributes:
-        in_flight: Maximum number of frames in flight; 0 means three per device, the default of the commands. The size
-            of a device's receive buffers is this number times the bytes that the device receives for one frame.
+        in_flight: Maximum number of frames in flight; 0 means three per device, the default of the commands. The
+            receive buffers of a device have this number times the bytes that the device receives for one frame.
         kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
         heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed.
         keys: Directory made by `dicompiler keys`. If given, connections use TLS.

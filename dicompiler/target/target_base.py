@@ -51,7 +51,7 @@ class Service(Protocol):
         """End the devices, even during a run. The files and logs on their hosts are kept.
 
         Returns:
-            By name of the device, True if the device was up.
+            For each device, by name, whether the device was up.
 
         Raises:
             RunError: A host cannot be reached.
@@ -73,12 +73,13 @@ class Target(ABC):
 
     Attributes:
         name: The target's name in specs such as `sockets{threads=2}`.
-        can_run_replicas: Whether artifacts contain all roles of a plan with replicas (`Program.roles`). If not,
-            compiling such a plan is an error.
-        can_tolerate_failures: Whether artifacts contain the roles of failure plans, and runs switch to these roles when
-            devices fail and can start in them (`RunOptions.start_without`). If not, compiling such a plan is an error.
+        can_run_replicas: Whether artifacts contain the programs of all replicas of a plan (`Program.roles`). If not,
+            compiling a plan with replicas is an error.
+        can_tolerate_failures: Whether artifacts contain the programs of failure plans (`Program.roles`). Runs must
+            switch to a failure plan when devices fail, and must be able to start with one (`RunOptions.start_without`).
+            If not, compiling a plan with failure plans is an error.
         can_keep_states: Whether devices keep states from frame to frame (`DeviceProgram.states`). If not, a network
-            with declared states is an error, and undeclared states are not recognized by their names.
+            whose states are declared is an error, and states are not recognized by usual names of inputs and outputs.
         can_check_files: Whether `run` and `install` themselves check the artifact's files against the digests in
             artifact.json, for example while they load the files. If not, the caller checks all files before each run.
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.

@@ -1,8 +1,8 @@
 """Keys and certificates of a cluster, with which devices and the coordinator prove their identities in TLS connections.
 
 A cluster has its own certificate authority. The authority signs a certificate for the coordinator and for each device.
-The coordinator and each device have a directory with ca.pem, crl.pem (the revoked certificates), cert.pem and key.pem.
-The directories are separate from the artifact, so that artifacts do not depend on keys.
+The coordinator and each device have a directory with ca.pem, crl.pem (the list of revoked certificates), cert.pem and
+key.pem. The directories are separate from the artifact, so that artifacts do not depend on keys.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def make_keys(
         devices: Names of the devices.
         directory: The directory of the keys.
         days: Validity of new certificates.
-        renew: Create all keys again, including the authority's. The old keys are no longer accepted. With `revoke`,
-            only the keys of the revoked devices are created again, by the same authority.
+        renew: Create all keys again, including the authority's, so that the old keys are no longer accepted. If
+            `revoke` names devices, only the keys of these devices are created again, by the same authority.
         revoke: Names of devices; their present certificates are listed in crl.pem and no longer accepted.
 
     Returns:

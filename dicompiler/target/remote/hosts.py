@@ -86,12 +86,14 @@ class Hosts:
         return parse_hosts(read_text(path, missing), str(path))
 
     def locate_device(self, device: str, host: str, artifact_name: str) -> DeviceLocation:
-        """Return how to reach a device. Settings of the device take precedence over those of its host.
+        """Return how to reach a device.
+
+        Settings of the device take precedence over those of its host, and settings of the host over the defaults.
 
         Args:
             device: Name of the device.
             host: Name of the device's host in the platform.
-            artifact_name: Name of the artifact's directory, which the default directory on the host contains.
+            artifact_name: Name of the artifact's directory. It is a part of the default directory on the host.
 
         Returns:
             The location.

@@ -46,7 +46,7 @@ SSH_OPTIONS = {
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
     "ClearAllForwardings": "yes",  # Two connections to one host cannot both forward the same port.
-    "ControlMaster": "no",  # The process of a shared connection would run on after its own command has ended.
+    "ControlMaster": "no",  # A shared connection would keep this ssh process running after its command has ended.
     "RemoteCommand": "none",
 }
 SSH_REMEDIES = (
@@ -223,7 +223,8 @@ class RemoteCommands:
         timer = threading.Timer(max(0.0, self._deadline_s - time.monotonic()), process.kill)
         timer.start()
         try:
-            with contextlib.suppress(BrokenPipeError):  # A script that ends early has printed the reason.
+            # The pipe breaks if the script ends before it has read all input. Its output then has the reason.
+            with contextlib.suppress(BrokenPipeError):
                 try:
                     write_input(process.stdin)
                 finally:
