@@ -196,11 +196,11 @@ def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
     computing = [device for device in platform.devices if device.host == key.host and device.can_compute]
     fitting = [device for device in computing if device.gpu == key.is_gpu]
     if len(fitting) != 1:
-        what = "GPU" if key.is_gpu else "device of CPU cores"
+        kind = "GPU" if key.is_gpu else "CPU device"
         names = ", ".join(device.name for device in computing) or "none that computes"
-        count = "several" if fitting else "no"
+        found = f"several {kind}s" if fitting else f"no {kind}"
         raise DicompilerError(
-            f"{place}: key {key.text!r}: host {key.host!r} has {count} {what}{'s' if fitting else ''} on platform "
-            f"{platform.name!r} (its devices: {names})"
+            f"{place}: key {key.text!r}: host {key.host!r} has {found} on platform {platform.name!r} (its devices: "
+            f"{names})"
         )
     return fitting[0]
