@@ -29,12 +29,12 @@ log = logging.getLogger("dicompiler")
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
 """Strategy → largest layers · devices for which it is asked; beyond that it would use up the whole budget."""
 DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
-"""The strategies that are asked, in order. cpsat comes before slow strategies that rarely win, so that these are the
-ones that a small budget leaves out.
+"""The strategies that are asked, in order. cpsat comes before slow strategies that rarely have the best plan, so that a
+small budget omits the slow ones.
 """
 TABLE_STRATEGIES = ("cpsat", "gradient")
-"""Strategies that need cost tables of all layers. If a large network's tables do not fit into the budget, dp is asked
-before them, because it counts less work. They are left out if a plan that splits the network is known by then.
+"""Strategies that need cost tables of all layers. If the tables of a large network do not fit into the budget, these
+strategies are asked last, and only if no other strategy has found a plan that splits the network.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
 """Strategies that are not asked for the latency or memory of a network with attention: heads finds better plans in a
@@ -48,7 +48,8 @@ class Auto(Strategy):
 
         single, pipeline, modnn, heads or cpsat, dp, gradient → simulator → best plan → other choices for a layer → …
 
-    If the objective is a weighted sum, each strategy is asked for a plan for each term; the sum ranks all plans.
+    If the objective is a weighted sum, each strategy is asked once for each term of the sum. The weighted sum then
+    ranks all plans.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slower machine
     the search also stops when the budget's real time has passed. The plan then depends on the machine, and its note
@@ -94,8 +95,8 @@ class Auto(Strategy):
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
         """Return the best plan, or the plan of the best single device if that is predicted to be nearly as good.
 
-        A gain below MIN_SPLIT_GAIN is within the error of the prediction. If the platform has no runtime costs, the
-        prediction decides alone.
+        A speedup below MIN_SPLIT_GAIN is within the error of the prediction. On platforms without runtime costs, the
+        best plan is returned without this comparison.
         """
         plan, metrics = problem.best_single_device
         prefers_single = problem.runtime_costs and metrics.objective_value(
@@ -112,7 +113,8 @@ class _AutoSearch:
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
-        self.refined: EvaluatedPlan | None = None  # The best plan with neighbours that were tried.
+        # The plan of cpsat, if cpsat has already tried plans around it.
+        self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
 
     def run(self) -> None:
@@ -155,7 +157,7 @@ class _AutoSearch:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the network is too large to fill all the tables that cpsat asks for."""
+        """True if the budget does not suffice to fill cpsat's cost tables with all choices that cpsat asks for."""
         return (
             not self.uses_heads
             and self.problem_size > MAX_GRADIENT_SIZE
@@ -164,7 +166,7 @@ class _AutoSearch:
 
     @cached_property
     def affordable_choices(self) -> ChoiceSet:
-        """The choices that cpsat's tables contain."""
+        """The choices for which cpsat's cost tables can be filled within the budget."""
         return CpSat().affordable_choices(self.problem, self.options.budget)
 
     @cached_property

@@ -52,17 +52,17 @@ barriers, times are up to 54 % lower (VGG16).
 NEIGHBOURS_PER_STEP = 4
 """Number of plans around the best one that are evaluated at a time."""
 MAX_SPARING_LOSS = 1.02
-"""Factor by which the objective may grow in exchange for fewer weights; predictions are less accurate than that."""
+"""Factor by which the objective may grow in exchange for fewer weights: predictions have larger errors."""
 MAX_SPARED_LAYERS = 8
 """Number of layers for which fewer weights are tried."""
 MAX_RUN_LAYERS = 256
-"""Largest number of layers in a run that is decided again."""
+"""Largest number of layers in a sequence of layers that is optimised again."""
 MAX_RUN_CHOICES = 48
-"""Choices of a layer when a run of layers is decided again."""
+"""Number of choices of each layer that are considered when a sequence of layers is optimised again."""
 MAX_VAIN_TRIES = 100
-"""Plans that are tried around the best one without an improvement."""
+"""The search around the best plan ends after this many plans without an improvement."""
 MAX_TRIED_PARTS = 20_000
-"""Parts of all plans that are tried around the best one, which takes about ten seconds."""
+"""The search around the best plan ends after plans with this many parts in total, which takes about ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class EvaluatedPlan:
 
 
 def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
-    """Return the plans that fit layers and memory, with their metrics.
+    """Return the plans that satisfy the constraints (such as the memory limits), with their metrics.
 
     `plans` are pairs of a plan and the name of the strategy that found it. Very large plans are estimated and not
     simulated.
@@ -170,7 +170,10 @@ class CandidateSearch:
         return False
 
     def _spend_evaluation(self, plan: Plan) -> bool:
-        """Spend a plan's evaluation; return True if the budget allows it. The first one is always allowed."""
+        """Return True if the budget allows the evaluation of a plan, and subtract the evaluation from the budget.
+
+        As long as there is no best plan, every evaluation is allowed.
+        """
         seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
             self.budget.spend(seconds)
@@ -207,15 +210,15 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            origin = self.best.origin  # The strategy of the first plan.
+            origin = self.best.origin  # Plans near the best plan count as plans of the same strategy.
             if self.try_plans((plan, origin) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
         """Select choices with fewer weights on the fullest device if the objective grows by less than MAX_SPARING_LOSS.
 
-        The MAX_SPARED_LAYERS layers with the most bytes above their minimum are tried, if these are at least 1 % of all
-        weights.
+        The MAX_SPARED_LAYERS layers that can save the most bytes are tried. A layer is skipped if it cannot save 1 % of
+        all weights.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -246,7 +249,7 @@ class CandidateSearch:
                     self.best, selection = candidate, changed
 
     def trim(self) -> None:
-        """Evaluate the best plan with its parts reduced to the elements that other parts read."""
+        """Evaluate the best plan with its parts reduced to the elements that are read or delivered."""
         if (
             self.best is not None
             and self.problem.model is not None
@@ -266,7 +269,10 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.origin)
 
     def _try_wave_shares(self, plan: Plan, origin: str) -> None:
-        """Evaluate a plan with several shares of rows in the first wave, then with shares ever closer to the best."""
+        """Evaluate a plan in waves, with several fractions of rows in the first wave.
+
+        Then fractions ever closer to the best one are evaluated.
+        """
         best = 1.0
         for step in (0.0, *SHARE_STEPS):
             for share, waved in overlap_orders(
@@ -340,7 +346,10 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return (node, edge) of some layers, with all others as selected and edges multiplied by `scale`."""
+    """Return the node and edge tables of some layers; all other layers have the choices of `selection`.
+
+    Edge costs are multiplied by `scale`. Edges to other layers are added to the node tables.
+    """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]
     edge = {}

@@ -128,8 +128,8 @@ class CpSat(Strategy):
     def requested_choices(self, problem: Problem) -> ChoiceSet:
         """Return the choices that the options describe, without those that are useless for the objective.
 
-        Extra rows of tiles save messages but not work. For objectives that count no messages, only the necessary ones
-        remain.
+        Extra rows of tiles save messages but not work. For objectives that do not count messages, at most one extra
+        row and a single kind of row cut remain.
         """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):
@@ -137,7 +137,7 @@ class CpSat(Strategy):
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """Return the largest set of choices with tables that can be computed in half of this many seconds."""
+        """Return the largest set of choices for which tables can be filled in half of the time `seconds`."""
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)

@@ -19,7 +19,7 @@ MAX_MEASURED_PLANS = 6
 """Plans that are measured for one number of boards and tiles. After each, the missing bytes are reserved for the next.
 """
 EXTRA_BYTES = 256
-"""Bytes that are reserved in addition."""
+"""Bytes that are reserved in addition to the missing bytes."""
 
 
 @dataclass(frozen=True)

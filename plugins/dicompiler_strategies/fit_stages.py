@@ -29,7 +29,7 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3
-"""Models of tiles one after another: at the top, in between and at the bottom."""
+"""Models that a board stores for a stage in tiles: one for the top tile, one for all in between, one for the bottom."""
 STAGE_PENALTY = 1e-3
 """Cost of a further stage as a share of the network's multiplications, so that fewer stages win if all else is equal.
 """
@@ -159,7 +159,7 @@ class StageEstimates:
     def channel_slices(self, layer: Layer, tiles: int) -> list[Region]:
         """Return the regions of a layer's output if its channels are split into `tiles` equal shares.
 
-        The result is empty if the layer has no channels to split, and shorter if there are too few.
+        The result is empty if the layer has no channels to split, and shorter if it has fewer channels than `tiles`.
         """
         axis = find_cuttable_axis(self.layers, layer, "channel")
         if axis is None:
@@ -170,7 +170,8 @@ class StageEstimates:
     def stage_parts(self, stages: Sequence[FitStage]) -> dict[str, list[Part]]:
         """Return the parts (device, region and lane) of every layer.
 
-        Each tile has its own lane, so that it becomes a TFLite model of its own that ends with the stage.
+        Each tile has its own lane (a number; the lanes of a device run one after another). It therefore becomes a
+        TFLite model of its own, which ends with the stage.
         """
         layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
@@ -209,9 +210,10 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the RAM in bytes and the layer that needs the most, each layer in its best stage estimated so far.
+        """Return the least RAM in bytes with which every layer fits some stage, and the layer that needs so much.
 
-        A stage has at most `most` tiles.
+        The stages between neighbouring boundaries with up to `most` tiles, and all stages estimated before, are
+        considered.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -266,7 +268,7 @@ class _StageSearch:
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield every plan that adds one fitting stage, which begins at layer `start`, and the stage's end."""
+        """Yield pairs of a plan with one more stage, from layer `start` on, and the position after that stage."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)
@@ -284,7 +286,8 @@ class _StageSearch:
             tiled = self._add_row_stage(partial, start, end)
             if tiled is not None:
                 yield tiled, end
-            elif self._layer_fits(end - 1):  # A longer stage has larger halos.
+            # No tiles fit although the last layer would fit whole: longer stages have even larger halos.
+            elif self._layer_fits(end - 1):
                 break
 
     def _layer_fits(self, layer: int) -> bool:

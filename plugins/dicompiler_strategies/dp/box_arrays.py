@@ -27,7 +27,7 @@ class DeviceBoxes:
     Attributes:
         shape: Shape of the tensor.
         present: True for the devices that have a region, shape (n,).
-        cuts: For each axis along which a region is not the whole tensor, the interval of each device, shape (n, 2).
+        cuts: For each axis that at least one region does not span, the interval of each device, shape (n, 2).
     """
 
     shape: Shape
@@ -36,7 +36,7 @@ class DeviceBoxes:
 
     @staticmethod
     def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
-        """Return the record for a region, or None, of each device."""
+        """Return the boxes for a list with the region of each device; None means that a device has no region."""
         present = np.array([region is not None for region in regions])
         whole = full_region(shape)
         cuts = {}
@@ -59,8 +59,8 @@ class DeviceBoxes:
 def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
     """Return the number of elements that each device sends to each other device, shape (n senders, n receivers).
 
-    `need` are the regions that devices read, `held` those that they store. The regions in `held` are disjoint. If
-    `has_copies` is True, they are all equal, and the first device sends them.
+    `need` are the regions that devices read, `held` those that they store. The regions in `held` are disjoint, unless
+    `has_copies` is True: then they are all equal, and the first device that has one sends it.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):
@@ -74,7 +74,7 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # If there are cuts, a device without a region has an empty interval and therefore sends nothing.
+    # If there are cuts, a device without a region has an empty interval, so that `common` is 0 already.
     senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

@@ -79,7 +79,8 @@ class CandidateRun(LayerRun):
     """A run of layers with its costs. n is the number of devices of the platform.
 
     Attributes:
-        steps: For each step, the seconds of each device, shape (n,).
+        steps: For each step of computing (one, or two if partial sums are added up), the seconds of each device,
+            shape (n,).
         needs: For each tensor that is read from before the run, the regions that the devices need.
         weights: Bytes of weights on each device, shape (n,).
         partial_sums: Bytes of partial sums from each sender to each receiver, shape (n, n).
@@ -91,15 +92,14 @@ class CandidateRun(LayerRun):
     partial_sums: Floats | None = None
     _time_by_forms: dict[tuple[TensorForm, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _missing_by_form: dict[tuple[str, TensorForm], Floats] = field(default_factory=dict, repr=False)
-    _needed_bytes: list[Floats] = field(
-        default_factory=list, repr=False
-    )  # One array with the bytes that each device needs, once computed.
+    # Cache: empty, or one array with the bytes that each device needs of all tensors in `needs`, shape (n,).
+    _needed_bytes: list[Floats] = field(default_factory=list, repr=False)
 
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
         """Return the seconds of the run and the bytes that are sent.
 
         `forms` says how each incoming tensor is distributed over the devices. First missing elements are sent, then the
-        slowest device computes, then partial sums are sent and added up. There is a barrier between any two of these.
+        slowest device computes, then partial sums are sent and added up. There is a barrier between these steps.
         """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
@@ -132,9 +132,10 @@ def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
 def build_candidate_runs(
     team: DeviceTeam, rules: CandidateRules, budget: WorkBudget | None = None
 ) -> list[list[CandidateRun]]:
-    """Return for each layer the candidate runs that begin with it. One of them computes the layer on the leader.
+    """Return for each layer the candidate runs that begin with it.
 
-    Raises BudgetExceeded if the budget is exceeded before all runs are built.
+    One of them computes the layer as a whole on the team's leader. Raises BudgetExceeded if the budget is exceeded
+    before all runs are built.
     """
     weight_bytes, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
@@ -184,7 +185,7 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return the run of a single layer in which each device computes its share of the output (None: nothing)."""
+    """Return the run of a single layer in which each member computes its entry of `shares`; None means nothing."""
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
     fractions = [
@@ -205,7 +206,7 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return the run of a single layer in partial sums. The devices add them up in their regions `merged`."""
+    """Return the run of a single layer in partial sums. Each member adds up the sums in its region of `merged`."""
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
     is_maker = np.array([cut is not None for cut in ranges], np.float64)
@@ -260,8 +261,8 @@ def _row_blocks(
     """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the block before.
 
     A block that is not faster than its layers computed separately is skipped, because these layers are candidates too.
-    The loop ends if a block takes twice as long as its separate layers, or as long as on one device. `singles` caches
-    for each layer the seconds of its rows and of the exchange before it.
+    The loop ends if a block takes at least twice as long as its separate layers, or at least as long as on one device.
+    `singles` caches for each layer the seconds of its rows and of the exchange before it.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -277,7 +278,8 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        separate_s += singles[block.start][0]  # The exchange before the whole block is not counted.
+        # The exchange before the block's first layer is counted below, when another layer comes before it.
+        separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return
         multiply += team.facts.macs[layer.name] > 0
@@ -320,7 +322,7 @@ class RowBlock:
         self._full_needs: dict[str, Region | None] = {}
 
     def prepend_layer(self, layer: Layer) -> Sequence[int]:
-        """Add the layer before the block; return the number of its rows that each member computes."""
+        """Add `layer`, the one before the block; return the number of its rows that each member computes."""
         team, row_map = self.team, self.team.row_maps[layer.name]
         self.start -= 1
         nothing = [(0, 0)] * len(team.members)
@@ -398,7 +400,6 @@ def _row_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
             for name, (first, last) in zip(team.member_names, block.rows[layer.name], strict=True)
             if first < last
         ]
-        result[layer.name] = tuple(tiles) or (
-            Part(team.member_names[0]),
-        )  # A plan must assign every layer, even if nothing reads it.
+        # A plan must assign every layer, even if nothing reads its output and there are no tiles.
+        result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)
     return result

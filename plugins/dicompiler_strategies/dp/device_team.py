@@ -44,7 +44,12 @@ _PROBED_LAYERS = 8
 
 @dataclass(frozen=True, eq=False)
 class ProblemFacts:
-    """Facts about a problem that all teams use. Each fact is computed once."""
+    """Facts about a problem that all teams use. Each fact is computed once.
+
+    Attributes:
+        problem: The problem.
+        row_seconds: Cache of `row_seconds_of`, by layer name and class number of the device.
+    """
 
     problem: Problem
     row_seconds: dict[tuple[str, int], Floats] = field(default_factory=dict, repr=False)
@@ -249,7 +254,7 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """Return the seconds of each member for its number of rows of a layer."""
+        """Return the seconds of each member for its number of rows of a layer; `counts` has these numbers."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]

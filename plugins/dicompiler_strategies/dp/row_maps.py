@@ -67,7 +67,8 @@ class RowMap:
     Attributes:
         axis: Height axis of the output.
         single: Results of the operator rule for single rows.
-        needs: For each input tensor, its name in `single`; None if the tensor is always read whole.
+        needs: For each input tensor, its name in the results of `single`, which layers of equal structure share; None
+            if the tensor is always read whole.
     """
 
     axis: int
@@ -89,10 +90,11 @@ class RowMap:
         return tuple(zip((0, *ends), ends, strict=False))
 
     def align_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows that are computed if these intervals are requested; empty intervals stay empty.
+        """Return the intervals of rows that the layer must compute if the intervals `rows` are requested.
 
-        Both ends of the computed interval never decrease from one row to the next, so the first and the last requested
-        row determine the result.
+        They are larger if the layer can compute rows only in groups. Empty intervals stay empty. Both ends of the
+        computed interval never decrease from one row to the next, so the first and the last requested row determine the
+        result.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]

@@ -27,13 +27,22 @@ FormState = tuple[tuple[str, TensorForm], ...]
 
 @dataclass(frozen=True, eq=False)
 class RunPricing:
-    """The rule for the cost of a run. `byte_prices` are prices for each byte of weights on a device."""
+    """The rule for the cost of a run: the objective, plus a price for weights on hosts with too little memory.
+
+    Attributes:
+        problem: The problem.
+        byte_prices: Price of a byte of weights by device name, in units of the objective; 0 for other devices.
+    """
 
     problem: Problem
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
-        """Return the cost of a run of layers in s, bytes or J without sending, plus the price of its weights."""
+        """Return the cost of a run, in the unit of the objective, plus the price of its weights.
+
+        The cost is in s (latency), bytes (communication), or J without the energy of sending (energy). `run` is None
+        for the transfer of the network's outputs.
+        """
         devices = team.problem.platform.devices
         total = {"latency": seconds, "communication": sent_bytes}.get(self.problem.objective)
         if total is None:
@@ -145,7 +154,7 @@ def find_cheapest_path(
 
 
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
-    """Return the position after the last reader of each tensor; for network outputs, one more than all layers."""
+    """Return the position after the last reader of each tensor; for network outputs, the number of layers + 1."""
     last = {name: graph.position[readers[-1].name] + 1 for name, readers in graph.consumers.items()}
     return last | dict.fromkeys(graph.delivered_outputs, len(graph.layers) + 1)
 

@@ -49,13 +49,13 @@ class Dp(Strategy):
         metadata={"help": "mls, or its baseline sls: one layer with weights in each block, and no partial sums"},
     )
     devices: int = field(
-        default=0, metadata={"help": "number of devices to cut layers for, the fastest; 0: the best number"}
+        default=0, metadata={"help": "number of devices (the fastest ones) to cut layers for; 0: the best number"}
     )
     shares: Literal["rate", "equal"] = field(
         default="rate", metadata={"help": "shares of the devices: in proportion to their speed, or equal"}
     )
     max_block_layers: int = field(
-        default=0, metadata={"help": "largest number of layers in a block; 0: 32, fewer for networks with hundreds"}
+        default=0, metadata={"help": "largest number of layers in a block; 0: 32, or fewer if the network has hundreds"}
     )
     channels: bool = field(
         default=False,
@@ -167,10 +167,10 @@ class Dp(Strategy):
     def _fit_team(
         self, facts: ProblemFacts, chosen: Sequence[str], unit: float, budget: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
-        """Return at most one fitting plan of a team with its cost, and the least excess over a host's memory.
+        """Search for a plan of a team that fits into memory, with prices of weights that rise from round to round.
 
-        The excess is in bytes, with the position of the host. `unit` is the first price of a byte. Raises
-        BudgetExceeded.
+        The result is [(cost, plan)], or [] if no plan fits, and the least excess over a host's memory so far: the bytes
+        and the position of the host. `unit` is the first price of a byte. Raises BudgetExceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
@@ -193,7 +193,7 @@ class Dp(Strategy):
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """Return the plan of the cheapest path that fits into memory; of equal ones, that with the fewest devices."""
+    """Return the plan of the cheapest path that fits into memory; among equals, the one with the fewest devices."""
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, excess = _plan_and_excess(problem, path)
         if not excess.any():
@@ -214,9 +214,9 @@ def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, .
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
-    """Return the numbers of devices 1 to 8, then in steps by √2 up to `most`.
+    """Return the numbers of devices 1 to 8, then numbers that grow by a factor of √2 up to `most`.
 
-    For networks of hundreds of layers, the numbers grow in steps by 2 from the start.
+    For networks of hundreds of layers, the numbers grow by a factor of 2 from the start.
     """
     few = layers > _LARGE_NETWORK_LAYERS
     counts = [1] if few else list(range(1, min(most, 8) + 1))

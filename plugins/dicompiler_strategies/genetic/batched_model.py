@@ -90,8 +90,8 @@ class BatchedModel:
     - If the regions of a tensor that several layers on a device read overlap without being equal, all received pieces
       stay in memory until the last of these layers. The true memory is never larger.
     - The runtime costs of messages to several devices are added up.
-    - Types below a byte are not rounded up for each piece.
-    - Elements that several layers read are one message, instead of one message for each piece.
+    - If elements are smaller than a byte, the bytes of a piece are not rounded up.
+    - All elements that the same layers read count as one message, instead of one message for each piece.
     - Inputs from several sources on a switch are sent one after another.
 
     The index of a pair of devices is sender · number of devices + receiver.
@@ -195,7 +195,7 @@ class _Batch:
         self.input_bytes = np.zeros(size)  # Bytes of the inputs that a source keeps in memory for its own layers.
         self.forwarded_inputs = np.zeros(size)  # Bytes of the inputs that a source sends at once and then frees.
         self.peak = np.zeros(size)
-        # Bytes that the layer's device frees after it has computed the layer.
+        # For each layer, the bytes that its device frees after it has computed the layer.
         self.released = np.zeros((layers, plans))
         # Latency of the transfers of each layer's output; the last row is for the network's inputs.
         self.layer_latency = np.zeros((layers + 1, plans))
@@ -271,9 +271,9 @@ class _Batch:
     def _first_on_each(
         self, flow: TensorFlow, rows: Iterable[_ReaderRow]
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
-        """Yield each row of readers with a mask of plans.
+        """Yield each reader, its device in each plan, and a mask of the plans in which the tensor is sent for it.
 
-        The mask is True if the reader is the first one on its device and the tensor must be sent to that device.
+        These are the plans in which the reader is the first one on its device, and its device lacks the tensor.
         """
         before: list[Positions] = []
         for layer, devices in rows:
@@ -288,7 +288,7 @@ class _Batch:
         return self.model.nearest_sources[receivers] if is_input else self.layer_devices[flow.producer]
 
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
-        """Return, for each plan, the number of bytes of a tensor that are sent to the plan's entry of `devices`."""
+        """Return, for each plan, the bytes of a tensor that are sent to a device; `devices` has one for each plan."""
         total = np.zeros(len(self.plan_numbers))
         for piece in group.shared_bytes:
             is_reader = np.zeros(len(self.plan_numbers), bool)
@@ -298,7 +298,7 @@ class _Batch:
         return total
 
     def _count_transfer(self, flow: TensorFlow, devices: Positions, nbytes: int, chosen: Positions) -> None:
-        """Count a transfer to each plan's entry of `devices`, in the plans with the `chosen` numbers."""
+        """Count a transfer of `nbytes` in the plans `chosen`; `devices` has the receiver in each plan."""
         if not len(chosen):
             return
         r, s = devices[chosen], self._sender(flow, devices)[chosen]

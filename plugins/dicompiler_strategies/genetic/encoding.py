@@ -21,7 +21,7 @@ START_STEP_SIZES = 4
 
 @dataclass(frozen=True)
 class Encoding(ABC):
-    """A way of encoding plans of a network with this number of layers as chromosomes."""
+    """A way of encoding plans as chromosomes. `layers` is the number of layers of the network."""
 
     layers: int
 
@@ -48,14 +48,14 @@ class Encoding(ABC):
 
 
 def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask of this many rows and columns that is True between two random positions of each row."""
+    """Return a mask of shape (count, length) that is True between two random positions of each row."""
     ends = np.sort(rng.integers(0, length + 1, (count, 2)), axis=1)
     positions = np.arange(length)
     return (positions >= ends[:, :1]) & (positions < ends[:, 1:])
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask that is True at one random position of each row, and elsewhere with probability 1 / length."""
+    """Return a mask of shape (count, length): one random True in each row, others with probability 1 / length."""
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -93,7 +93,7 @@ class SplitPointEncoding(Encoding):
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
         """Return chromosomes with random starts and with the devices in random order.
 
-        Each device has as many groups as every other one, or one more.
+        The groups are distributed evenly: two devices differ by at most one group.
         """
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
@@ -135,7 +135,8 @@ class SplitPointEncoding(Encoding):
         """Return chromosomes whose groups are the runs of layers on one device in each plan.
 
         If a plan has more runs than there are groups, the shortest runs are added to the runs before them. Unused
-        groups are empty at the front, with devices that have no layer yet, so that one mutation activates them.
+        groups come first. They are empty and have devices without layers, so that a single mutation can give layers to
+        such a device.
         """
         genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):
@@ -187,9 +188,9 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each plan with the choice of one layer changed, or the label of a short run of layers.
+        """Return each plan with a new choice for one layer, or with choices of one label for a short run of layers.
 
-        Each of the two happens in half of the cases.
+        Each of the two happens with probability 1/2.
         """
         genes = genes.copy()
         for row in genes:

@@ -29,14 +29,14 @@ If it raises DicompilerError, the plan is omitted with a warning.
 """
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""Range of the random share of a run's load after which the run is split for another device."""
+"""A run of layers is split for another device after a random fraction, in this range, of its seconds or weights."""
 
 UNMEASURED_VALUE = 1e30
 """Objective value of a plan that could not be measured. It is finite, because the search computes with it."""
 
 
 class PlanSpace(Protocol):
-    """The set of plans of a search, with the fast model that evaluates them and the encoding of each stage.
+    """The set of plans of a search, with the fast model that evaluates them and the encoding as chromosomes.
 
     A plan is a row of integers, one for each layer; several plans are an array of shape (plans, layers).
     """
@@ -63,7 +63,12 @@ class PlanSpace(Protocol):
 
 @dataclass(frozen=True)
 class WholeLayerSpace:
-    """Plans of whole layers; rows contain the platform position of each layer's device."""
+    """Plans of whole layers; rows contain the platform position of each layer's device.
+
+    Attributes:
+        model: The fast model.
+        naive: Use AutoDiCE's naive encoding, instead of its split-point encoding.
+    """
 
     model: BatchedModel
     naive: bool
@@ -114,7 +119,7 @@ class WholeLayerSpace:
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans with one choice (one way to split it) for each layer; rows contain the numbers of choices.
+    """Plans with one choice (one way to split the layer) for each layer; rows contain the numbers of choices.
 
     The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
     that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy omits the network.
@@ -187,10 +192,11 @@ class TiledLayerSpace:
 def build_measuring_evaluator(
     problem: Problem, names: Sequence[str], build_plan: Callable[[Genes], Plan], measure: MeasureFunction | None
 ) -> Callable[[Genes], tuple[Array, Array]]:
-    """Return the second level: a function that evaluates each row by itself.
+    """Return the evaluator of the second level, which evaluates each plan by itself.
 
-    It calls `measure`, or `Problem.evaluate_all` without it, and returns the objectives `names` and the relative excess
-    over a host's memory of each plan.
+    The evaluator takes rows of genes, builds the plan of each row with `build_plan`, and calls `measure`, or
+    `Problem.evaluate_all` if `measure` is None. For each plan it returns the objectives `names`, and the fraction by
+    which the plan exceeds a host's memory.
     """
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:

@@ -45,7 +45,7 @@ def _help_metadata(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExplorationOptions:
-    """Options of an exploration."""
+    """Options of an exploration (the search for a Pareto front)."""
 
     as_printed: ClassVar[bool] = False
     """Begin with random plans and use the second level in every stage, as the paper is printed."""

@@ -45,7 +45,9 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class ParetoRows:
-    """Plans that no other plan dominates; if no plan keeps the limit, the plan that exceeds it least.
+    """Plans that no other plan dominates; if all plans exceed the limit, the plan that exceeds it least.
+
+    In this strategy, the limit is the hosts' memory.
 
     Attributes:
         rows: The plans, of shape (plans, layers).
@@ -97,7 +99,7 @@ def evolve(
     try:
         for generation in range(1, settings.generations + 1):
             offspring = algorithm.ask()
-            if offspring is None or not len(offspring):  # The mating has found no plan that is not known yet.
+            if offspring is None or not len(offspring):  # The mating has found no new plan.
                 break
             if generation > 1:
                 objectives, limits = evaluate(encoding.decode(offspring.get("X")))
@@ -137,7 +139,7 @@ def _find_new_points(objectives: Array, known: Array) -> list[int]:
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return the best of the population, sorted by their objectives and without equal points."""
+    """Return the plans of pymoo's population `optimum`, sorted by their objectives and without equal points."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, positions = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[positions])

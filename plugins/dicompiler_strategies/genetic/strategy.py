@@ -30,12 +30,13 @@ class Genetic(ExplorationOptions, Strategy):
         return explore(problem, self, progress=progress)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan of the front with the least objective, preferably one that fits into memory.
+        """Search for a Pareto front, and return its best plan for the problem's objective.
 
-        The front also has all terms of the problem's objective as objectives.
+        The terms of the problem's objective are axes of the front, in addition to the option `objectives`. If plans of
+        the front exceed a host's memory by the exact computation, the best of the others, if any, is returned.
 
         Raises:
-            DicompilerError: No plan was found that fits the hosts' memory.
+            DicompilerError: The search found no plan that fits the hosts' memory.
         """
         terms = objective_terms(problem.objective)
         names = (*terms, *(name for name in self.objectives if name not in terms))

@@ -1,4 +1,4 @@
-"""Facts that all plans of whole layers share: the layers that read each tensor, and the bytes that they need.
+"""Facts about tensors that are equal for all plans of whole layers: the readers, and the bytes that they need.
 
 `find_flows` derives them from a layer graph.
 """
@@ -35,7 +35,9 @@ class SharedBytes:
 
 @dataclass(frozen=True)
 class ReaderGroup:
-    """Readers of a tensor whose needed regions overlap. A device stores the received pieces until the last of them.
+    """Readers of a tensor that need overlapping regions of it.
+
+    A device stores the pieces that it received for these readers until the last reader on the device is computed.
 
     Attributes:
         readers: Positions in `TensorFlow.readers`.
@@ -70,7 +72,7 @@ class NetworkFlows:
     Attributes:
         live_layers: Positions of the layers whose outputs are read.
         flows: Tensors of these layers and of the network's inputs.
-        weights: Bytes of constants, with the positions of the layers that read them; several if layers share them.
+        weights: Pairs of a number of bytes of constants, and the positions of all layers that read these constants.
     """
 
     live_layers: tuple[int, ...]
