@@ -22,7 +22,7 @@ class Manual(Strategy):
     """The plan of a plan file, or of AutoDiCE's mapping.json with or without its platform.txt.
 
     A mapping lists nodes under keys. A key means the device of that name, or else the GPU or the CPU cores of the host.
-    A node is named by its name or its first output tensor, with / or with _ instead. You may name every node of the
+    A node is named by its name or its first output tensor; each / may be written as _. You may name every node of the
     model file.
 
     - A layer is assigned to the device of its anchor (its main node), with all nodes that are fused into it.
@@ -55,7 +55,7 @@ class Manual(Strategy):
         """
         if self.file:
             return _load_known_plan(problem, self.file)
-        self.own_platform()  # Checks the keys against platform.txt.
+        self.own_platform()  # Raises an error if platform.txt does not have the hosts and cores of the keys.
         mapping = load_mapping(self.mapping)
         devices = {key: find_device(key, problem.platform, self.mapping) for key in mapping}
         _warn_of_core_mismatch(devices)
@@ -94,7 +94,7 @@ def _aliases(name: str, output: str) -> tuple[str, ...]:
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return for each alias the nodes that it can mean; a name that is written with its / means exactly one.
+    """Return for each alias the nodes that it can mean. A name with its slashes means exactly one node.
 
     `nodes` maps node names to first outputs.
     """
@@ -109,7 +109,7 @@ def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 def _keys_by_node(
     lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
 ) -> dict[str, tuple[MappingKey, ...]]:
-    """Return the keys under which the mapping lists each node, in rank order.
+    """Return the keys under which the mapping lists each node, in the order of the mapping.
 
     Raises DicompilerError if a name is unknown or can mean several nodes.
     """
@@ -134,7 +134,7 @@ class _MappingResolver:
 
     Attributes:
         problem: The problem.
-        keys: Keys of each node by name.
+        keys: For each node, by name, the keys under which the mapping lists it.
         devices: Device of each key.
         place: The mapping file, for errors.
     """

@@ -1,9 +1,12 @@
 """Reordering of a plan in waves, so that sending overlaps with computing.
 
-Each device first computes the rows that other devices wait for (the first wave), and the other rows while the first
-are being sent (the second wave).
+Example: one device of an attention layer. Other devices wait for its keys and values, but not for its queries.
 
-    keys and values of rows 0:50, queries  ⇒  keys and values of rows 0:35 | of rows 35:50 | queries, lane by lane
+    before: keys and values of rows 0:50, and queries
+    after:  keys and values of rows 0:35 (first wave), then of rows 35:50 (second wave), then queries
+
+The rows of the first wave are sent while the device computes the second wave. In the plan, the waves are lanes: numbers
+of parts. The lanes of a device run one after another.
 
 After Galaxy (Ye et al., arXiv 2405.17245), which sends results while it computes the next ones.
 """
@@ -29,22 +32,24 @@ from dicompiler.plugin_api.regions import (
 )
 
 FIRST_WAVE_SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
-"""Share of the rows in the first wave. 1 means one wave, with parts that no device waits for behind it. The first wave
-is the larger one, because it is sent while the second one computes.
+"""Shares of the rows in the first wave that are tried. With share 1 there is no second wave, but parts that no other
+device waits for are still computed last. The first wave is the larger one, because it is sent while the second one is
+computed.
 """
 SHARE_STEPS = (0.05, 0.025)
-"""Distances from the best share at which others are tried, one after the other, because only whole rows can be moved.
+"""When the best of these shares is known, shares at these distances from it are tried. Smaller distances are useless,
+because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Lanes of parts. Late parts of one run of layers are read by the next run, and come before everything else of that
-run.
+"""Numbers of the lanes. Late parts (the queries of the example) read data of another lane, so that they are computed
+after the next exchange between lanes: behind both waves, and before everything else.
 """
 
 
 def overlap_orders(
     problem: Problem, plan: Plan, shares: Sequence[float] = FIRST_WAVE_SHARES
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield the plan reordered in waves for each share of rows in the first wave that changes it, with that share.
+    """Yield pairs (share of rows in the first wave, plan in waves) for each share that changes the plan.
 
     Nothing is yielded if no device has work that can be deferred, or if the plan has lanes, replicas or failure plans.
     """
@@ -81,7 +86,7 @@ class _TaskOrder:
     def from_routing(cls, routing: Routing) -> _TaskOrder:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # Stage of a task: the largest number of waits on a path to it.
+        # Stage of a task: the largest number of waits for other devices on a path of tasks to it.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
@@ -123,8 +128,8 @@ class _TaskOrder:
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
         """Return the tasks that are split into two waves, with their two regions.
 
-        These are the tasks that run after the device waited and that contribute to sent data, except tasks that read a
-        whole tensor for each row.
+        These are the tasks that contribute to sent data, back to the last task that waits for other devices. Tasks that
+        read a whole tensor for each row are not split.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
@@ -139,9 +144,10 @@ class _TaskOrder:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Return the two regions of a task that computes an interval of one axis.
+        """Split the region of a task along its only cut axis; the first part gets the fraction `share` of the rows.
 
-        The result is None if one half needs as much input as both halves together.
+        The result is None if the region is not cut along exactly one axis, or if one of the two parts alone reads as
+        much of an input as the whole task.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:

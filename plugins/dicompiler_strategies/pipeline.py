@@ -23,7 +23,7 @@ class Pipeline(Strategy):
 
     name: ClassVar[str] = "pipeline"
     devices: tuple[str, ...] = field(
-        default=(), metadata={"help": "devices in the order of the runs; by default all that compute"}
+        default=(), metadata={"help": "devices in the order of the layers that they get; by default all that compute"}
     )
 
     def plan(self, problem: Problem) -> Plan:
@@ -39,9 +39,9 @@ class Pipeline(Strategy):
                 raise DicompilerError(f"pipeline: device {device.name!r} has no compute: remove it from 'devices'")
             if device.name in names[:index]:
                 raise DicompilerError(f"pipeline: device {device.name!r} is named twice in 'devices': remove one")
-        runs = run_numbers(balance_runs([whole_layer_seconds(problem, device) for device in devices]))
+        indices = index_devices(balance_runs([whole_layer_seconds(problem, device) for device in devices]))
         return problem.build_plan(
-            {layer.name: (Part(names[run]),) for layer, run in zip(problem.layers.layers, runs, strict=True)}
+            {layer.name: (Part(names[index]),) for layer, index in zip(problem.layers.layers, indices, strict=True)}
         )
 
 
@@ -50,18 +50,21 @@ def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
     return [problem.cost_model.seconds(problem.layers, layer, LayerShare(), device) for layer in problem.layers.layers]
 
 
-def run_numbers(ends: Sequence[int]) -> list[int]:
-    """Return for each layer the index of its device, from the end of each device's layers: (2, 2, 3) → [0, 0, 2]."""
-    return [run for run, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
+def index_devices(ends: Sequence[int]) -> list[int]:
+    """Return the index of the device of each layer; device d has the layers ends[d - 1] to ends[d] - 1.
+
+    (2, 2, 3) → [0, 0, 2]: device 1 has no layer.
+    """
+    return [d for d, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
 
 
 def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Return the end of each device's consecutive layers such that the slowest device takes the least time.
+    """Return, for each device, the position after its last layer, such that the slowest device takes the least time.
 
     costs[d][l] are the seconds of layer l on device d. A device may get no layer.
 
     best[d][i], the least time of the slowest of the first d devices for the first i layers, is the minimum over j of
-    max(best[d-1][j], seconds of layers j..i on device d). The first term grows with j, the second one falls.
+    max(best[d-1][j], seconds of layers j to i - 1 on device d). The first term grows with j, the second one falls.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count
@@ -80,7 +83,8 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
     """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
 
-    The minimum is where the two terms cross, or just before.
+    `best[j]` is the time of the earlier devices for layers before j, and the difference of totals is the time of this
+    device for layers j to i - 1. The minimum is where the two times cross, or just before.
     """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dicompiler.plugin_api import Device, Part, Plan, Problem, Strategy, UsageError
 from dicompiler.plugin_api.search import fits_constraints
-from dicompiler_strategies.pipeline import balance_runs, run_numbers, whole_layer_seconds
+from dicompiler_strategies.pipeline import balance_runs, index_devices, whole_layer_seconds
 
 MAX_REPLICAS = 16
 """Largest number of replicas; more take long to compile and gain little."""
@@ -36,7 +36,9 @@ class Replicate(Strategy):
             raise ValueError(f"group_size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the fitting plan with the least time between frames; of equal plans, the one with the smaller groups.
+        """Return the plan with the least time between frames; among equals, the one with the smaller groups.
+
+        Plans that do not fit into memory are considered only if no plan fits.
 
         Raises:
             UsageError: The objective is not throughput, or a group is larger than the cluster.
@@ -57,7 +59,10 @@ class Replicate(Strategy):
 
 
 def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
-    """Yield plans for groups of `size` devices: with equally many frames, and for single devices also by rate."""
+    """Yield a plan in which all groups of `size` devices get equally many frames.
+
+    If groups are single devices, a plan in which faster devices get more frames follows.
+    """
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing_devices}
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
     # With states there is only one group, because no other group has the states of the previous frame.
@@ -84,7 +89,7 @@ def _replicated_plan(
         [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]
         for place in zip(*teams, strict=True)
     ]
-    stage = run_numbers(balance_runs(slowest))
+    stage = index_devices(balance_runs(slowest))
     first = teams[0]
     plan = problem.build_plan({x.name: (Part(first[stage[i]].name),) for i, x in enumerate(problem.layers.layers)})
     used = sorted(set(stage))

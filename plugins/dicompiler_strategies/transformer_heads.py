@@ -32,8 +32,8 @@ HEADS_KINDS = ("whole", "height", "lop", "lip")
 KeptChoices = Sequence[NDArray[np.intp]]
 """For each layer, the numbers of the choices that are considered."""
 TIE_BREAK_S = 1e-7
-"""Seconds that rows of a layer without multiplications cost in addition. Of equal plans, the rows of a product are then
-sent, and not those of its readers, so that parallel products can be sent in one message.
+"""Seconds that are added to choices that split the rows of a layer without multiplications. Among equal plans, the rows
+of a matrix product are then sent, and not the rows of its readers, so that parallel products are sent in one message.
 """
 
 
@@ -108,7 +108,7 @@ def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudge
 
 
 def has_attention(problem: Problem) -> bool:
-    """Return True if a layer that plans can split multiplies two computed tensors."""
+    """Return True if some layer multiplies two computed tensors, as attention does, and can be split."""
     return any(not layer.whole_reason for layer in _attention_layers(problem.layers))
 
 
@@ -127,7 +127,10 @@ def _explain_no_attention(problem: Problem) -> str:
 
 
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
-    """Return the best plan that splits by rows alone, or []. In waves, it may be better than all other plans."""
+    """Return a list of the best plan that splits layers only by rows; [] if it cannot be computed.
+
+    Reordered in waves, this plan may be better than all others.
+    """
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 
 
@@ -148,7 +151,7 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
 
 
 def _row_choices(cost_tables: CostTables) -> KeptChoices:
-    """Return the numbers of the choices that split rows or nothing."""
+    """Return, for each layer, the numbers of the choices that split the layer by rows or leave it whole."""
     return [
         np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
         for choices in cost_tables.choices
@@ -156,7 +159,7 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """Yield the best plan over the choices `kept` for each λ.
+    """Yield the best plan over the choices `kept` for each factor λ on the times of sending.
 
     Nothing is yielded if the layer graph has too many parallel branches for exact elimination.
     """

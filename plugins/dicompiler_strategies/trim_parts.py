@@ -26,8 +26,8 @@ def trim_parts(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with each part reduced to the bounding box of the elements that are read from it.
 
     Strategies give the tiles of a layer equal halos on both sides, which is more than strides and borders need.
-    A part (the region of a layer that one device computes) is removed if nothing is read from it: otherwise it could be
-    read, in addition to the part that is read now, after the layers that read it have become smaller. Partial sums and
+    A part (the region of a layer that one device computes) is removed if nothing is read from it. If it stayed, layers
+    that have become smaller could read from it in addition to the parts that they read now. Partial sums and
     layers that cannot be divided stay as they are. If nothing can be reduced, the same plan is returned.
     """
     for _ in range(MAX_TRIM_ROUNDS):

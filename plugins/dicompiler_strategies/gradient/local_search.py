@@ -19,7 +19,7 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
 _PRICE_ROUNDS = 16
-_MAX_RUN_LAYERS = 6  # Fused layers must change their extra rows together.
+_MAX_RUN_LAYERS = 6  # Layers that change together, because fused layers must change their extra rows together.
 _MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 
 
@@ -131,23 +131,24 @@ class LocalSearch:
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
         """Set each sequence of layers in turn to its best choices, with all other layers fixed.
 
-        `prices` of a byte on each host, shape (plans, hosts), replace the memory limits. Without prices, no change
-        violates a limit that was satisfied before.
+        `prices` are prices of a byte on each host, shape (plans, hosts). If they are given, they replace the memory
+        limits. Without prices, no change violates a limit that was satisfied before.
         """
         current = selections.copy()
-        # Without memory limits the best choices of a sequence depend only on its neighbours, so they can be cached.
-        alone = prices is None and not len(self.tables.limits)
+        # Without memory limits, the best choices of a sequence depend only on the choices of its neighbours. Sequences
+        # that are known to have their best choices are therefore skipped.
+        can_skip = prices is None and not len(self.tables.limits)
         for path in self._paths:
             if not self.budget.try_steps(*self._work_of(len(current), path)):
                 break
             rows = np.arange(len(current))
-            if alone:
+            if can_skip:
                 rows = rows[[self._surroundings_key(row, path) not in self._known_optimal for row in current]]
             step = max(1, _MAX_BLOCK_ELEMENTS // max(self.tables.edge[pair].size for pair in pairwise(path)))
             for start in range(0, len(rows), step):
                 block = rows[start : start + step]
                 current[block] = self._improve_path(current[block], path, None if prices is None else prices[block])
-            if alone:
+            if can_skip:
                 self._known_optimal.update(self._surroundings_key(row, path) for row in current[rows])
         return current
 
@@ -158,14 +159,14 @@ class LocalSearch:
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """For the first layer of each sequence, the sequence and all layers that it is connected to."""
+        """By the first layer of each sequence, the layers of the sequence and all layers connected to them."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a key of a sequence's choices and of the choices that its best choices depend on."""
+        """Return a key of the choices of a sequence and of all layers that are connected to it."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
@@ -201,14 +202,14 @@ class LocalSearch:
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the array elements and the NumPy calls that it takes to decide these layers in `plans` plans."""
+        """Return the numbers of array elements and NumPy calls that are needed to optimise layers in `plans` plans."""
         elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
         pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
         loads = len(self.tables.node) if len(self.tables.limits) else 0
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the cost of each choice of layer `a` with its edges, except edges to the layers `without`.
+        """Return the cost of each choice of layer `a`, including edges to all layers that are not in `without`.
 
         The result has shape (plans, choices of a).
         """

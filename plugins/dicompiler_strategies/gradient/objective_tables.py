@@ -96,10 +96,10 @@ def build_objective_tables(
 ) -> tuple[ObjectiveTables, ...]:
     """Return one or more ObjectiveTables. The least of their minima is the minimum of the objective.
 
-    For latency, the result is a single one with the costs of the cost tables. For energy, all devices that a plan uses
-    draw idle power during the whole frame, so there is one for each set of powered devices: the 1, 2, … fastest
-    devices, and each single device. Its values are exact for plans that use the whole set, and upper bounds for other
-    plans. `reserve` are bytes of each host that weights must leave free.
+    For latency, there is a single one with the costs of the cost tables. For energy, all devices that a plan uses draw
+    idle power during the whole frame. There is therefore one for each set of powered devices: the 1, 2, … fastest
+    devices, and each single device. The values are exact for plans that use the whole set, and upper bounds for plans
+    that use a part of it. `reserve` are bytes of each host that weights must leave free.
     """
     check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})

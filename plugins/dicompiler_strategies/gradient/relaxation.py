@@ -24,7 +24,7 @@ from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Sel
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
-MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product in the time of one read.
+MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product in the time of reading one array element.
 _MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use several threads for larger products.
 
 
@@ -55,7 +55,7 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """The tables with the n choices of all layers numbered consecutively, as columns of arrays."""
+    """A view of the tables in which the choices of all layers are numbered consecutively: n columns of an array."""
 
     tables: ObjectiveTables
 
@@ -96,8 +96,8 @@ class FlatTables:
         """Return ∂L/∂p, an array of shape (restarts, n) like `p`.
 
         For the choices of layer a, it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za: their own costs, and the mean
-        costs of the edges to the readers b and from the producers z. On hosts with more weights than their limit, a
-        choice also costs `memory`, times its share of the limit.
+        costs of the edges to the readers b and from the producers z. On a host with more weights than its limit, a
+        choice also costs `memory`, times the fraction of the limit that the weights of the choice fill.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -109,7 +109,10 @@ class FlatTables:
         return g
 
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
-        """Return g minus its mean under p in each layer. ∂L/∂W is p times the result, at temperature 1."""
+        """Return g minus the mean of g in each layer, weighted with p.
+
+        If g is ∂L/∂p, then p times the result is ∂L/∂W at temperature 1.
+        """
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
 
@@ -147,8 +150,7 @@ def minimise_relaxation(
 
     The loss L is the expected cost if each choice has the probability p = softmax(W). Each step follows the natural
     gradient: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the softmax. With the factor p,
-    a choice that has become improbable would never return. Ctrl-C raises
-    DescentInterrupted.
+    a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
     """
     flat = FlatTables(tables)
     W = initial_logits(tables, flat, settings)
@@ -171,8 +173,8 @@ def minimise_relaxation(
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
     """Return the initial W, shape (restarts, n): random noise, plus a bias for one family of choices in each restart.
 
-    The restarts use the families in the order of `families_by_value`, repeatedly. The first use of each family has no
-    noise.
+    The restarts take the families in turn, in the order of `families_by_value`. The first restart with each family has
+    no noise.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))

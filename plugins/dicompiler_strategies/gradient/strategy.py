@@ -27,8 +27,8 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
 }
 # By default, the descent may take this many multiplications, but has at least this many restarts.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
-_MAX_OTHER_SELECTIONS = 8  # Number of next best selections, which a repair of the memory begins with.
-_MAX_REPAIRS = 8  # Number of searches with less memory for weights, if a plan does not fit.
+_MAX_OTHER_SELECTIONS = 8  # Best selections that are kept. A search with less memory for weights begins with them.
+_MAX_REPAIRS = 8  # If a plan does not fit, the search is repeated at most so often, with less memory for weights.
 
 
 def check_descent_options(options: Strategy, learning_rate: float) -> None:
@@ -76,10 +76,10 @@ class Gradient(Strategy):
     name: ClassVar[str] = "gradient"
     partition: Partition = field(default="all", metadata={"help": "shares of the devices; by default all kinds"})
     fusion_limit: int = field(
-        default=4, metadata={"help": "largest number of extra rows, which let as many layers go without an exchange"}
+        default=4, metadata={"help": "largest number of extra rows of a tile; with n, about n layers need no exchange"}
     )
     initialisation: Initialisation = field(
-        default="heuristics", metadata={"help": "begin near different kinds of splits, or anywhere"}
+        default="heuristics", metadata={"help": "begin near different kinds of splits, or at random"}
     )
     learning_rate: float = field(default=0.4, metadata={"help": "learning rate of the normalised loss"})
     iterations: int = field(default=60, metadata={"help": "number of steps"})
@@ -177,7 +177,10 @@ class Gradient(Strategy):
         return best
 
     def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
-        """Return the settings of the descent. Large tables get fewer restarts; several objectives share them."""
+        """Return the settings of the descent for one of `objectives`.
+
+        Large tables get fewer restarts. The restarts are divided among the objectives.
+        """
         default = DescentSettings()
         work = (
             2

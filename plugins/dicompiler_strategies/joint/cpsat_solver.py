@@ -51,7 +51,10 @@ class SolverEffort:
 
 @dataclass(frozen=True)
 class SolverResult:
-    """The best selection, as original numbers of choices, with its value and a lower bound on all selections."""
+    """The best selection, with its value and a lower bound on the values of all selections.
+
+    The selection has the numbers that the choices have in the cost tables. It is None if no selection is known.
+    """
 
     best: tuple[int, ...] | None
     value: float
@@ -111,7 +114,8 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if is_complete and status == cp_model.INFEASIBLE:
         bound = value
     elif is_complete and status != cp_model.MODEL_INVALID:
-        # No selection with a choice that the relaxation dropped is better than the value that was known before.
+        # The solver's bound does not cover choices that the relaxation dropped. Selections with such a choice are not
+        # better than `relaxed.value`.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - solver_model.terms / COST_UNITS))
@@ -191,7 +195,7 @@ class _SolverModel:
         self.terms = len(cost.variables) + max((len(load.variables) for load in loads), default=0) + 1
         largest = self.model.new_int_var(0, 1 << 60, "")
         for load, limit in zip(loads, model.load_limits, strict=True):
-            # Limited loads are bytes and integers already. Unlimited loads have the unit of the costs.
+            # Limited loads are integers already (bytes). Unlimited loads are rounded to multiples of `unit`.
             is_limited = math.isfinite(limit)
             self.model.add(load.in_units(1 if is_limited else unit) <= (math.floor(limit) if is_limited else largest))
         self.model.minimize(largest if model.is_minimax else cost.in_units(unit))

@@ -47,11 +47,11 @@ class JointModel:
         node: For each layer, the cost of each choice.
         edge: For each edge (i, j), the costs of shape (choices of i, choices of j).
         node_loads: For each layer, the loads of shape (choices, loads).
-        edge_loads: For each edge that causes loads, an array of shape (choices of i, choices of j, k). It has only the
-            first k of the loads.
+        edge_loads: For each edge (i, j) that causes loads, an array of shape (choices of i, choices of j, k) with the
+            first k loads. An edge causes none of the other loads.
         load_limits: Limit of each load; infinite if there is none.
         is_minimax: True if the objective is the largest load without a limit.
-        kept_choices: For each layer, the original numbers of the choices in the model.
+        kept_choices: For each layer, the numbers that the model's choices have in the cost tables.
     """
 
     node: tuple[Floats, ...]
@@ -88,7 +88,7 @@ class JointModel:
         return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
-        """Return `node` and `edge` with each load added at its price: the Lagrangian without its constant."""
+        """Return `node` and `edge` plus price · load for each load: the Lagrangian without its constant term."""
         if not len(prices):
             return self.node, dict(self.edge)
         node = tuple(costs + load @ prices for costs, load in zip(self.node, self.node_loads, strict=True))

@@ -30,7 +30,8 @@ class RelaxedProblem:
 
     Attributes:
         bound: Lower bound on all selections within the limits.
-        best: Best selection found, as original numbers of choices; None if no selection is within the limits.
+        best: Best selection found, with the numbers that choices have in the cost tables; None if no selection within
+            the limits is known.
         value: Objective value of the best selection.
         model: Model with the choices that a better selection may still have.
         choice_bounds: For each layer, a lower bound for each choice in the model on the selections with this choice.
@@ -86,7 +87,7 @@ def coordinate_descent(
 
 
 class _PriceSearch:
-    """The state of a relaxation: the model, the prices' best bound, and the best selection."""
+    """The state of the search for the best prices: the model, the best bound so far, and the best selection so far."""
 
     def __init__(self, model: JointModel, start: Sequence[Sequence[int]], budget: WorkBudget) -> None:
         self.model, self.budget = model, budget
@@ -133,7 +134,10 @@ class _PriceSearch:
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections within the limits, with prices that rise and then fall in smaller steps."""
+        """Search for good selections within the limits.
+
+        Prices of exceeded limits rise. When no limit is exceeded, all prices fall again, in smaller and smaller steps.
+        """
         if not self.is_limited.any():
             return
         unit = np.where(self.is_limited, max(abs(self.bound), 1e-12) / self.load_scale, 0.0)
@@ -169,11 +173,12 @@ class _PriceSearch:
 def relax_with_prices(
     model: JointModel, start: Sequence[Sequence[int]] = (), budget: WorkBudget | None = None, iterations: int = 60
 ) -> RelaxedProblem:
-    """Raise the lower bound with subgradient steps on the prices.
+    """Return good selections and a lower bound that is raised by subgradient steps on the prices of loads.
 
-    The selections `start` are tried first. Without loads, one elimination proves the optimum. Prices of limited loads
-    are at least 0. Prices of a minimax objective sum to 1, because the largest load is at least any weighted mean of
-    the loads. The search is deterministic.
+    The selections `start` are tried first. If the model has no loads, a single variable elimination finds the optimum.
+    Otherwise each load has a price (a Lagrange multiplier). Prices of limited loads are at least 0. Prices of the loads
+    of a minimax objective sum to 1, because the largest load is at least any weighted mean of the loads. The search is
+    deterministic.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
@@ -222,7 +227,7 @@ def bound_without_elimination(
     for (i, j), table in model.edge.items():
         choice_bounds[i] = choice_bounds[i] + table.min(axis=1) - edge_least[i, j]
         choice_bounds[j] = choice_bounds[j] + table.min(axis=0) - edge_least[i, j]
-    if not model.is_minimax:  # One elimination is always done, even if it exceeds the budget.
+    if not model.is_minimax:  # This elimination is done even if it exceeds the budget.
         promising = _most_promising(model, choice_bounds)
         _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
         chosen = model.from_original(promising.to_original(selection))
@@ -247,8 +252,8 @@ def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> Joint
 def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
     """Return the prices after a step along the subgradient, scaled by `factor`.
 
-    The subgradient of a limited load is its excess over the limit. For the unlimited loads of a minimax objective, it
-    is the difference to their weighted mean.
+    The subgradient of a limited load is its excess over the limit. For an unlimited load of a minimax objective, it is
+    the load minus the mean of all unlimited loads, weighted with their prices.
     """
     loads, is_unlimited = search.model.selection_loads(selection), ~search.is_limited
     updated = np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection))

@@ -28,7 +28,7 @@ log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
 """Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
 AMPLE_COPIES = 8  # Upper limit of a tensor's copies on a device: received, joined, partial sums and buffers.
-MAX_LIMITED_LAYERS = 4  # The model keeps the weights and the tensors of at most this many layers within the memory.
+MAX_LIMITED_LAYERS = 4  # For at most this many layers, a limit keeps the layer's tensors plus all weights in memory.
 MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.
 
 
@@ -86,7 +86,7 @@ def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()
 class _JointSearch:
     def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
         self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
-        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # Everything on the fastest device.
+        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # Choice 0 is the fastest device.
         self.interrupted = False
         self.powered_devices: set[str] | None = None  # Devices that draw idle power, if the objective is energy.
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
@@ -111,9 +111,9 @@ class _JointSearch:
     ) -> JointSolution:
         """Return the best plan that fits into memory.
 
-        If a plan does not fit, the tensors of its fullest layer are added to the limits, which is valid for every plan.
-        If that does not suffice, less memory is left for weights. That may exclude plans that fit, so that the bound is
-        no longer raised.
+        If a plan does not fit, a limit is added: all weights plus the tensors of the plan's fullest layer must fit.
+        Every plan that fits keeps this limit. If that does not suffice, less memory is left for weights. That may
+        exclude plans that fit, so that the bound is no longer raised.
         """
         limits, limited_layers, bound_is_valid = free_memory(self.problem), list[int](), True
         for _ in range(MAX_MEMORY_ROUNDS):
@@ -132,7 +132,7 @@ class _JointSearch:
                 limited_layers.append(fullest)
                 continue
             bound_is_valid = False
-            for host, missing_bytes in missing.items():  # Activations exceeded the memory by these bytes.
+            for host, missing_bytes in missing.items():  # Reserve the bytes by which activations exceeded the memory.
                 limits[host] = max(0, limits[host] - missing_bytes)
         return self._solve_least_memory(bound)
 
@@ -143,9 +143,9 @@ class _JointSearch:
         return int(np.argmax([host_bytes[c][host_numbers].max() for host_bytes, c in chosen]))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection and the bound over all numbers of powered devices.
+        """Return the best selection and the bound over all numbers of powered devices (the fastest ones).
 
-        All powered devices draw idle power, so that each number of them has a model of its own.
+        All powered devices draw idle power, so that each number of devices has its own model.
         """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)

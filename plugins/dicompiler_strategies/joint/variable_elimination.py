@@ -61,7 +61,7 @@ class EliminationOrder:
 
     @cached_property
     def parents(self) -> tuple[int | None, ...]:
-        """For each step, the later step that receives its message: that of the first neighbour to be eliminated."""
+        """For each step, the later step that receives its message: the first one that eliminates a neighbour."""
         return tuple(min((self.step_of_variable[v] for v in s.neighbours), default=None) for s in self.steps)
 
     @property
@@ -78,7 +78,7 @@ class EliminationOrder:
 def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
     """Return the min-fill order: next is the variable whose neighbours miss the fewest edges.
 
-    Of equal ones the variable with the smallest table is next, then the first.
+    Among equals, the variable with the smallest table is next, then the one with the lowest number.
     """
     neighbours_of: dict[int, set[int]] = {variable: set() for variable in range(len(choice_counts))}
     for i, j in edges:
@@ -108,7 +108,7 @@ def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerE
 def minimise_exactly(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least sum of all tables and the selection that reaches it, preferring low numbers of choices.
+    """Return the least sum of all tables and a selection with this sum; among equals, low choice numbers.
 
     `node` has a table for each variable, and `edge` has a table for each edge.
     """

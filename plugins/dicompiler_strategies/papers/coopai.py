@@ -288,7 +288,8 @@ class _Rounds:
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
         """Return the possible rounds that begin at the convolutional layer i.
 
-        A round computes layers i to j in grids, for each possible j. A fully connected layer after j can belong to it.
+        There are rounds for each possible j, which compute layers i to j in grids. A fully connected layer after j can
+        be a part of the round.
         """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):

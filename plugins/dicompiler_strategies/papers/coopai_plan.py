@@ -66,7 +66,8 @@ class Coopai(Strategy):
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
     """Return the chain, and the best T_L^k over the numbers of devices `counts`.
 
-    F is the devices' rate and G the bandwidth of the network. With `single`, the baseline SLS is used.
+    The letters F and G of the paper are the rate of the devices and the bandwidth of the network. With `single`, the
+    baseline SLS is used.
     """
     platform = team.problem.platform
     rates = {platform.devices[i].rate for i in team.members}
@@ -123,7 +124,10 @@ def _output_form(block: LayerBlock, r: int) -> TensorForm:
 
 
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
-    """Return how layer `r` of the chain, which follows a block of convolutional layers, needs its input distributed."""
+    """Return how the input of layer `r` of the chain must be distributed over the devices.
+
+    Layer `r` follows a block of convolutional layers, or is the number of layers: then the network's output is meant.
+    """
     if r == len(layers):
         return "whole"
     block = next(block for block in blocks if block.i <= r <= block.j)

@@ -46,10 +46,10 @@ class Diapason(Strategy):
     name: ClassVar[str] = "diapason"
     partition: Partition = field(default="equal", metadata={"help": "kinds of slices"})
     fusion_limit: int = field(
-        default=4, metadata={"help": "largest number of layers that are fused before their last (0: no fusion)"}
+        default=4, metadata={"help": "largest number of later layers that a layer is fused with (0: no fusion)"}
     )
     initialisation: Initialisation = field(
-        default="heuristics", metadata={"help": "begin with each sublayer on its own device, or anywhere"}
+        default="heuristics", metadata={"help": "begin with each sublayer on its own device, or at random"}
     )
     learning_rate: float = field(default=0.8, metadata={"help": "learning rate"})
     iterations: int = field(default=20, metadata={"help": "number of steps"})

@@ -43,11 +43,13 @@ MILLI_PER_UNIT = 1e3
 class PartitionOpportunity:
     """One p ∈ P of a layer: a way to split it into sublayers.
 
+    A fused PO is derived from a PO of the next layer, its parent.
+
     Attributes:
-        group: Number of the W_dev (device logits) that it uses; a fused PO uses that of its parent.
+        group: Number of the W_dev (device logits) that it uses; a fused PO uses the W_dev of its parent.
         regions: Region of the layer's output that each sublayer s ∈ S computes; None if it computes nothing.
-        shares: The regions without overlaps.
-        depth: Number of layers between this layer and the parent's layer; 0 without a parent.
+        shares: The regions, made disjoint: a sublayer sends only elements of its share to sublayers with other numbers.
+        depth: Number of later layers that the layer is fused with; 0 if it is not fused.
     """
 
     group: int
@@ -62,8 +64,9 @@ class OpportunitySpace:
 
     A layer has P POs, each padded to S sublayers. There are D devices and G groups with a W_dev each.
 
-    An element is sent only once: from the sublayer of the same number if that computes it, otherwise from the sublayer
-    that has it in its share. Redundant rows of fused slices are not sent.
+    Every element that a sublayer needs is sent to it once: by the sublayer with the same number if that one computes
+    the element, otherwise by the sublayer that has the element in its share. Redundant rows of fused slices are not
+    sent.
 
     Attributes:
         problem: The problem.
@@ -74,8 +77,10 @@ class OpportunitySpace:
         cost: For each layer, L_dev of eq. (3) in ms or mJ, shape (P, S, D).
         overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
             of i, shape (P, S, P', S').
-        inputs: For each layer that reads network inputs, their bytes (overlap_in of eq. 12), shape (P, S).
-        outputs: For each layer that computes network outputs, their bytes (overlap_out of eq. 14), shape (P, S).
+        inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads
+            (overlap_in of eq. 12), shape (P, S).
+        outputs: For each layer that computes network outputs, the bytes of these outputs that each sublayer sends
+            (overlap_out of eq. 14), shape (P, S).
         B: Cost of a byte between each pair of devices in ms or mJ, shape (D, D).
         B_in: Cost of a byte of network input for each device, shape (D,).
         B_out: Cost of a byte of network output for each device, shape (D,).
@@ -112,8 +117,8 @@ class OpportunitySpace:
 def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
     """Return the POs of every layer: whole, split into slices of the height, and fused with slices of later layers.
 
-    Slices are "equal", or "proportional" to the devices' rates. `limit` is the largest number of layers between a fused
-    PO and its parent. Costs are in mJ if `energy` is True, else in ms.
+    `kinds` are kinds of slices: "equal", or "proportional" to the devices' rates. `limit` is the largest number of
+    later layers that a layer is fused with. Costs are in mJ if `energy` is True, else in ms.
     """
     return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
 
@@ -233,7 +238,7 @@ class _SpaceBuilder:
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
         """Return the bounds of output `slot` that each sublayer computes, shape (P, S, axes + 1, 2).
 
-        With `shares`, overlaps are excluded. The result is None if the output has no static shape.
+        With `shares`, these are the disjoint shares. The result is None if the output has no static shape.
         """
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
@@ -244,7 +249,7 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                elif region is not None:  # A share is None if it is empty.
+                elif region is not None:  # Sublayers that compute nothing have the region and the share None.
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 

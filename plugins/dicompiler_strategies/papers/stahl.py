@@ -3,9 +3,10 @@
     IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication
     Problem → IlpLayers → schemes → Plan
 
-Names are the paper's letters, with equation numbers. The paper contradicts itself in one point. The optimum 22 of its
-example needs the reuse of eq. (7) in eq. (9) as well (option `reuse`); with eq. (9) as printed, the optimum is 26. Its
-table 2 is computed without this reuse.
+Names are the paper's letters, with equation numbers. The paper contradicts itself in one point. Eq. (7)
+subtracts inputs that devices already have from the previous layer; eq. (9) does not. The optimum 22 of the paper's
+example needs this reuse in eq. (9) as well (option `reuse`); with eq. (9) as printed, the optimum is 26. Table 2 of the
+paper is computed without this reuse.
 """
 
 from __future__ import annotations
@@ -73,13 +74,17 @@ class IlpSolution:
 
 
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
-    """Return N · C_l, the communication of a layer in elements times the number of devices, which is an integer.
+    """Return N · C_l: the elements that a layer sends, times the number of devices, which gives an integer.
+
+    M is the number of inputs of the layer, and K the number of outputs. LOP splits the output channels, LIP the input
+    channels, and FUSE computes a layer in LOP and the next one in LIP.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
     - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
 
-    `reused` is o_{l−1}. The first layer of FUSE uses it as in eq. (7); as printed, it is 0 there.
+    `reused` is o_{l−1}: True if the devices already have shares of the inputs, because layer l − 1 is in LOP. The paper
+    prints eq. (9) without this term; this function subtracts it as in eq. (7).
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)

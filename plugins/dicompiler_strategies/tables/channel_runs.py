@@ -90,8 +90,8 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     if not (length := summed_length(layers, last)):
         return None
     # The first and the last channel show which layers belong to the run. A layer that only one of the two needs
-    # contributes just some of the channels (a Concat). If both together do not span a layer's output, the output is
-    # cut for another reason (a row is picked).
+    # contributes just some of the channels (for example, before a Concat). If both together do not span a layer's
+    # output, the output is cut for another reason (for example, because a row is picked).
     ends = ((0, 1), (length - 1, length))
     demands = [_demanded_regions(layers, last, end) if length > 1 else {} for end in ends]
     whole = frozenset(
@@ -117,7 +117,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 
 
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
-    """Cut a run into shares proportional to the devices' weights, in whole units (see MAX_LOAD_RATIO)."""
+    """Cut a run into shares proportional to the devices' weights, in whole units such as the heads of an attention."""
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
 
@@ -193,7 +193,8 @@ def _demanded_regions(
         region = task.outputs[TensorKey(layer.output)]
         if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
-            if not summed_length(layers, layer):  # A layer that sums over channels itself is the first of the run.
+            # A layer that sums over channels itself is the first of the run: its inputs are not followed further.
+            if not summed_length(layers, layer):
                 demand(task.needs)
     return found
 

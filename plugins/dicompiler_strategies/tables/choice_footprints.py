@@ -89,7 +89,7 @@ class _PartProbe:
     Attributes:
         task: The piece of the layer that the part computes.
         region: The region of the first output that the part computes.
-        needs: Index of a layer input, and the region of it that the part reads.
+        needs: Pairs of the index of a layer input, and the region that the part reads of this input.
         weights: Bytes of each piece of a weight that the part reads.
     """
 
@@ -181,7 +181,7 @@ class _FootprintBuilder:
         key = share, (device.rate, device.memory_bandwidth) if is_analytic else device.name
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        if part.reduce is None:  # Only a partial sum can copy data, in a lookup.
+        if part.reduce is None:  # Only lookups in a range of a table, which are partial sums, copy data in addition.
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*copied)
@@ -212,7 +212,7 @@ def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
 
 
 def region_to_box(region: Region) -> Region:
-    """Return a region with the presence interval appended, see the module."""
+    """Return the box of a region: its intervals, then the presence interval 0..1."""
     return (*region, (0, 1))
 
 
@@ -247,7 +247,10 @@ def box_elements(boxes: Ints) -> Ints:
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the devices with the network's inputs, and those that receive its outputs; by default the first."""
+    """Return the devices that have the network's inputs, and those that receive its outputs.
+
+    The default for both is the first device of the platform.
+    """
     first = (problem.platform.devices[0].name,)
     return problem.source or first, problem.sink or first
 

@@ -323,7 +323,7 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
         if cut_kind == "balanced":
             return split_axis(layers, layer, axis, weights)
         extent = split.full_region()[axis][1]
-        # The other axis may have no smaller extent, because strides such as [2, 1] make only one of the axes smaller.
+        # The width may have no smaller extent although the height has one: strides such as [2, 1] reduce only one axis.
         rows = (next_smaller_extent(layers, layer, label) if cut_kind == "coarser" else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
@@ -337,7 +337,7 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
                 continue
             stride = round(split.full_region()[height_axis][1] / smaller_height)
             label_suffix = f" of {stride}"
-            # If many rows become one (patches of an image become a sequence), single rows make no useful halo.
+            # If a layer makes one row of many (patches of an image become a sequence), single rows are no useful halo.
             extra_counts = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
         yield partial(cut, cut_kind), label_suffix, extra_counts
 

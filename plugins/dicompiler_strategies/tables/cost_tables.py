@@ -47,8 +47,8 @@ _MAX_BLOCK_ELEMENTS = 1 << 17  # Blocks of an edge's table have this many elemen
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
 """Parts (pieces of layers) for which tables are filled in one second of the reference computer.
 
-The key says if the network is uniform. For other networks, 13 600 parts per second were measured on DenseNet-121 with 4
-devices.
+The key is True for a network of one link on which every byte costs the same (`LinkLoads.is_uniform`). For other
+networks, 13 600 parts per second were measured on DenseNet-121 with 4 devices.
 """
 
 
@@ -213,9 +213,9 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
 
 
 def _find_queries(layers: LayerGraph) -> set[str]:
-    """Return the products whose result, possibly reshaped, is the first operand of a product of two tensors.
+    """Return the names of the layers that compute the queries of an attention.
 
-    The names of their layers are returned.
+    These are matrix products. Their result, possibly reshaped, is the first operand of a product of two tensors.
     """
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
@@ -247,7 +247,7 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        # Costs of each layer by itself, without the transfers of network inputs and outputs.
+        # Seconds and bytes of the exchange of partial sums, for each footprint.
         self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:
@@ -303,7 +303,7 @@ class _TableFiller:
         return self.edge_arrays[key]
 
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
-        """Return the seconds and the sent bytes of each choice of a layer, apart from the edges."""
+        """Return the seconds and the sent bytes of each choice of a layer, without transfers from other layers."""
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
             sums = merged.sum(axis=(1, 2)).astype(np.float64)
@@ -435,7 +435,8 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
     """Return the boxes with only the axes on which they differ, and the number of elements on the other axes.
 
-    At least one axis is kept. The result has 32-bit integers if they suffice. Missing boxes are ignored.
+    Later computations on the boxes are then faster. At least one axis is kept. The result has 32-bit integers if they
+    suffice. Missing boxes are ignored.
     """
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
     rows = rows[box_elements(rows) > 0]
