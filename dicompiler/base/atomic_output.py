@@ -33,8 +33,8 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
     """Yield a scratch path; the file written there replaces `path` when the block ends without an error.
 
     If `path` already contains the same bytes, it is not touched. A failed block leaves no files behind, and the next
-    call for the same path removes scratch files of killed processes. A DicompilerError with the text `cannot` reports
-    an error of the file system.
+    call for the same path removes scratch files of killed processes. An error of the file system becomes a
+    DicompilerError with the text `cannot`.
     """
     with _os_errors_as_ours(path, cannot), _scratch_directory(path) as scratch:
         (scratch / "new").mkdir()
@@ -47,8 +47,8 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
 def check_output_directory(output: Path, main_file: str, kind: str) -> None:
     """Raise DicompilerError if `output` cannot be written, or exists and is not an earlier output of the same kind.
 
-    An empty directory may be replaced as well. `main_file` comes first in the file list of an output of this kind, and
-    `kind` names it in error messages ("artifact").
+    An empty directory may be replaced too. Each output contains a list of its files: an output is of the same kind if
+    `main_file` is the first entry of this list. `kind` is the word for the kind in error messages ("artifact").
     """
     with _os_errors_as_ours(output):
         _check_replaceable(output, main_file, kind)
@@ -85,7 +85,7 @@ def check_writable(path: Path | None) -> None:
 
 @contextmanager
 def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iterator[None]:
-    """Convert an OSError of the block into a DicompilerError with the text `cannot`."""
+    """Convert an OSError of the block into a DicompilerError that names `path` and has the text `cannot`."""
     try:
         yield
     except OSError as error:
@@ -96,10 +96,12 @@ def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iter
 def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
     """Yield a new directory that replaces `output` when the block ends without an error.
 
-    `check_output_directory` says which directories can be replaced. Generated files of the old directory that are not
-    written again are removed, and the user's own files are kept. A generated file with the same bytes and mode keeps
-    its times. `main_file` never does, because its new time shows that something changed. If nothing changed, `output`
-    is not touched.
+    `check_output_directory` says which directories can be replaced. If all generated files are the same as before,
+    `output` is not touched. Otherwise:
+    - The user's own files are kept.
+    - Generated files that are not written again are removed.
+    - Generated files with the same bytes and mode as before keep their modification times, except `main_file`. Its
+      new time shows that something has changed.
     """
     place = output.resolve() if output.is_symlink() else output
     check_output_directory(output, main_file, kind)
@@ -123,10 +125,10 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
 
 @contextmanager
 def _scratch_directory(place: Path) -> Iterator[Path]:
-    """Yield a hidden directory next to `place` and remove it at the end, as well as those of killed processes.
+    """Yield a new hidden directory next to `place`, and remove it when the block ends.
 
-    The directory contains a file that its creator keeps locked. The system releases the lock when the process ends for
-    any reason.
+    Such directories of killed processes are removed first. They are recognized by a file in the directory, which its
+    creator keeps locked: the system releases the lock when the process ends for any reason.
     """
     _remove_abandoned(place)
     scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
@@ -134,7 +136,8 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
         with (scratch / "unlocked").open("wb") as file:
             with suppress(OSError):  # Some file systems do not support locks.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The file gets its final name after the lock, so that no process finds an unlocked owner mark.
+                # The file is renamed to the owner mark only after it is locked: a process that finds an unlocked owner
+                # mark removes the directory.
                 (scratch / "unlocked").rename(scratch / OWNER_MARK_NAME)
             yield scratch
     finally:
@@ -170,7 +173,7 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
 
 
 def _has_unsaved_files(old: Path, place: Path) -> bool:
-    """Return True if `old` contains a file of the user that `place` does not have with the same bytes."""
+    """Return True if `old` contains a file of the user that is missing in `place` or has other bytes there."""
     if not old.is_dir():
         return False
     generated = {*(tracked_files(old) if (old / TRACKED_LIST_NAME).is_file() else ()), TRACKED_LIST_NAME}
@@ -195,8 +198,8 @@ def tracked_files(output: Path) -> tuple[str, ...]:
 def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
     """Add the unchanged generated files and all files of the user from directory `old` to directory `stage`.
 
-    `names` are the generated files in `stage`, with the main file first. Returns False if all of them equal those in
-    `old`. `old` is not changed, so that it stays intact after an error.
+    `names` are the generated files in `stage`, with the main file first. If `old` has exactly the same generated
+    files, nothing is added, and the result is False. `old` is never changed, so that it stays intact after an error.
     """
     tracked = set(tracked_files(old)) if (old / TRACKED_LIST_NAME).is_file() else set[str]()
     unchanged = [name for name in names if name in tracked and _has_same_bytes_and_mode(old / name, stage / name)]
@@ -222,9 +225,10 @@ def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
 
 
 def _check_not_in_the_way(old: Path, stage: Path, name: str, is_allowed: bool) -> None:
-    """Raise DicompilerError if `name`, an entry of the user in `old`, has the path of a generated file in `stage`.
+    """Raise DicompilerError if a file or directory of the user has the path of a generated file.
 
-    `is_allowed` is True if the path may exist in `stage`, as for a directory that both contain.
+    `name` is the relative path of the user's file or directory in `old`, and `stage` has the new generated files.
+    `is_allowed` is True if `name` is a directory in both, which is not a conflict.
     """
     paths = [path for path in (stage / name, *(stage / name).parents) if path.is_relative_to(stage)]
     is_blocked = any(path.is_file() or path.is_symlink() for path in paths)
@@ -262,6 +266,7 @@ def _link_or_copy(old: Path, new: Path) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError as error:
-        if error.errno == errno.EXDEV:  # `old` is on another file system that is mounted in the output directory.
+        # EXDEV: `old` is on another file system, which is mounted in the output directory and cannot be carried over.
+        if error.errno == errno.EXDEV:
             raise
         shutil.copy2(old, new, follow_symlinks=False)

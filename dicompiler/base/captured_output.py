@@ -18,7 +18,7 @@ class CapturedOutput:
 
         Args:
             pipe: Output of the process.
-            kept: Number of bytes to keep from the start of the output, and again from its end.
+            kept: Number of bytes to keep of the output's start. The same number is kept of its end.
         """
         self._kept = kept
         self._first, self._last, self._left_out = bytearray(), bytearray(), 0

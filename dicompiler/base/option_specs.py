@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Values with '=' must be quoted: otherwise the typo `{layers=a,parts=4}` would silently name two layers.
+# Values with '=' must be quoted. Otherwise `{layers=a,parts=4}`, a typo for `{layers=a parts=4}`, would silently mean
+# the two layers `a` and `parts=4`.
 _UNQUOTED_VALUE = re.compile(r"[A-Za-z0-9_/.:+*@-]+")
 _BLANK = re.compile(r"\s*")
 
@@ -259,7 +260,11 @@ def _option_type(annotation: Any) -> _OptionType:
 
 
 def _option_types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _OptionType]]:
-    """Return each field of a dataclass's constructor with its option type, by name. A TypeError names the field."""
+    """Return each field that a dataclass's constructor accepts, with its option type, by field name.
+
+    Raises:
+        TypeError: Options cannot have the type of a field. The message names the field.
+    """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
     hints = typing.get_type_hints(cls)
@@ -288,8 +293,10 @@ def _format_values(value: Any) -> tuple[str, ...]:
 def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options of a pass, strategy or target class, in field order.
 
-    The help text of an option comes from the field's `metadata={"help": "…"}`. A field of a type without text form
-    raises TypeError, because it is a mistake of the plugin's author.
+    The help text of an option comes from the field's `metadata={"help": "…"}`.
+
+    Raises:
+        TypeError: A field has a type that cannot be written as text, which is a mistake of the plugin's author.
     """
     options = []
     for name, (field, kind) in _option_types(cls).items():
@@ -320,8 +327,9 @@ def _convert_values(kind: _OptionType, values: tuple[str, ...], place: str) -> A
 def instantiate(cls: type[T], spec: Spec) -> T:
     """Return an instance of `cls` with the spec's options as fields.
 
-    Fields can be int, float, bool (`true` or `false`), str, a Literal of strings, or a tuple of these, which is written
-    `a,b`, or `key=` if it is empty. A field can also be None, which is written `key=` unless the field can be a tuple.
+    A field can be an int, float, bool (`true` or `false`), str, a Literal of strings, or a tuple of these. The tuple
+    ("a", "b") is written `key=a,b`, and the empty tuple `key=`. A field that is not a tuple can also be None, which is
+    written `key=`.
 
     Raises:
         UsageError: An option is unknown or missing, a value has the wrong type, or `cls` rejects a value.
@@ -345,7 +353,7 @@ def spec_of(instance: Any) -> Spec:
     """Return the spec from which `instantiate` makes an equal instance: all options that differ from their defaults.
 
     Raises:
-        DicompilerError: An option for several values is None, which is not its default and has no text form.
+        DicompilerError: An option for several values is None, but None is not its default. This value has no text form.
     """
     options = []
     for name, (field, kind) in _option_types(type(instance)).items():

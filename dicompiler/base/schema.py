@@ -26,8 +26,8 @@ _TYPE_NAMES = {
 }
 _MAX_DIGITS = 100
 """Maximum number of digits of an integer. Python has its own limit, but its message speaks of Python settings."""
-# If a document has several errors, the earliest kind in this list is shown, because its message helps most: a misspelt
-# key (additionalProperties) explains a missing one (required).
+# If a document has several errors, only one is shown: the one with the earliest keyword in this list, because its
+# message helps most. A misspelt key (additionalProperties), for example, explains a missing key (required).
 _VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
 
 
@@ -153,7 +153,8 @@ def check_format(document: Any, name: str, place: str) -> None:
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
-    # Only the "const" of the key "format" has priority: a wrong version of the format explains all other errors.
+    # A wrong constant has priority only if it is the value of the key "format": a wrong version of the format explains
+    # all other errors.
     is_wrong_value = error.validator == "const" and list(error.absolute_path) != ["format"]
     kinds = [kind for kind in _VALIDATOR_PRIORITY if kind == error.validator and not is_wrong_value]
     priority = _VALIDATOR_PRIORITY.index(kinds[0]) if kinds else len(_VALIDATOR_PRIORITY)
@@ -161,8 +162,8 @@ def _error_priority(error: Any) -> tuple[int, int, str]:
 
 
 def _most_specific(error: Any) -> Any:
-    # An error within a branch of an anyOf is shown only if the value has the branch's type: a list with a wrong
-    # interval, for example, is reported as such, and not as a value that is neither a list nor a string.
+    # An anyOf error has one error for each of the allowed types. If the value has one of these types, the error within
+    # it is shown. A list with a wrong interval, for example, gives "wrong interval", not "neither a list nor a string".
     while error.validator == "anyOf":
         fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
         if not fitting:

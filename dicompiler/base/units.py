@@ -19,7 +19,10 @@ _BINARY_EXPONENTS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 
 
 def _si_units(unit: str, prefixes: str, factor: int = 1) -> dict[str, Decimal]:
-    """Return the factor of a unit with each SI prefix: `_si_units("W", "mk")` is {"W": 1, "mW": 0.001, "kW": 1000}."""
+    """Return the factor of a unit with each SI prefix: `_si_units("W", "mk")` is {"W": 1, "mW": 0.001, "kW": 1000}.
+
+    `prefixes` has one letter per prefix, and `factor` is the factor of the unit without a prefix.
+    """
     return {p + unit: _EXACT_CONTEXT.scaleb(Decimal(factor), _SI_EXPONENTS[p]) for p in ("", *prefixes)}
 
 
@@ -98,7 +101,10 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
 
 
 def parse_bytes(text: object, place: str) -> int:
-    """Return a memory size in bytes, without fractions of a byte: `parse_bytes("1 GiB", place)` is 1073741824."""
+    """Return a memory size in bytes, rounded down to an integer: `parse_bytes("1 GiB", place)` is 1073741824.
+
+    `place` (file and key) begins the message of the DicompilerError for an invalid size, or one below one byte.
+    """
     value = int(parse_quantity(text, MEMORY, place))
     if value < 1:
         raise DicompilerError(f"{place}: {text!r}: a memory size must be one byte or more")

@@ -39,7 +39,7 @@ _NX_DESCRIPTION = (
 
 @dataclass(frozen=True)
 class BuiltinBoard:
-    """Board of which a built-in platform contains a number of copies.
+    """Type of board. A built-in platform consists of several boards of one type.
 
     Attributes:
         name: Start of the platforms' names, before the number of boards: "rpi4x".

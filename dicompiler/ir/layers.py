@@ -56,8 +56,9 @@ class LayerGraph(Memoizing):
             `WireFormat.dtypes`).
         states: Pairs of the model input and the model output of each state. The input of a state is stored on the
             device that reads it, like a weight, so it is neither in `inputs` nor in the inputs of layers.
-        rule_bound_nodes: Names of the nodes for which the operator rule's piece is used even if it computes the full
-            output. All other nodes then read all of their inputs.
+        rule_bound_nodes: Names of the nodes that read only the input regions that their operator rule returns, even
+            if their full output is computed. For all other nodes, a full output is computed by the unchanged node,
+            which reads its inputs completely.
         random_nodes: Names of the nodes that draw random numbers.
     """
 
@@ -149,7 +150,7 @@ class LayerGraph(Memoizing):
     def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
         """Return the computation of a region of a node's output, as the node's operator rule describes it.
 
-        A full region is computed by the unchanged node, except for nodes in `rule_bound_nodes`.
+        If the region is the full output, the piece is the unchanged node, except for nodes in `rule_bound_nodes`.
 
         Args:
             node: A node of a layer.

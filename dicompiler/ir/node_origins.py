@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """First output of each node of a layer with a name that is not in the file, by node name."""
+        """Nodes of the layers with names that do not occur in the file: the first output of each, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()

@@ -43,8 +43,9 @@ class Part:
         device: Name of the device.
         region: Region of the layer's output that the part computes (one interval per axis); None: all of it.
         reduce: Range of the reduction axis (input channels), if the part computes a partial sum.
-        lane: Number of the device's lane. Lanes of a device run one after another and share its memory, so that a small
-            part is in memory at a time, or that one lane's results are sent while the next lane computes.
+        lane: Number that groups the parts of a device. Lanes run one after another and share the device's memory. They
+            save memory, because only one lane's tensors are stored at a time, or time, because the results of one lane
+            are sent while the next lane computes.
     """
 
     device: str
@@ -76,9 +77,9 @@ class Plan:
         sink: Names of the devices that receive every model output in full.
         model_digest: Structural digest of the model that the plan was made for; '' in a plan written by hand.
         note: Reason why the strategy may return another plan next time: measurements or a time limit.
-        replicas: Renamings, from the name of each device in the parts to the name of the device that does its work.
-            Devices without an entry keep their work. Frame i of a stream uses renaming i mod n. Sources and sinks are
-            never renamed. (): no renaming.
+        replicas: For each of the n replicas, a mapping from the name of a device in `layers` to the name of the device
+            that replaces it. Devices without an entry are not replaced, nor are sources and sinks. Frame i of a stream
+            uses replica i mod n. (): the plan is used as it is.
         wire_format: Element types in which tensors are sent.
         failures: Failure plans. They get the digest and the wire format of this plan, and cannot have failure plans.
         chosen_strategy: Strategy that made the plan, if another strategy chose it. It is not stored in files.
@@ -210,7 +211,8 @@ def dumps(plan: Plan) -> str:
 def _format_plan(plan: Plan, first: Json, before_replicas: Json | None = None, last: Json | None = None) -> str:
     """Return the JSON text of a plan or of a failure plan, with one line per part.
 
-    The entries `first` come before the sources. The other entries surround the replicas and are omitted if empty.
+    `first`, `before_replicas` and `last` are additional JSON entries: before the sources, directly before the replicas,
+    and directly after them. Empty replicas, and empty entries other than those of `first`, are omitted.
     """
     replicas = [dict(renaming) for renaming in plan.replicas]
     optional = {**(before_replicas or {}), "replicas": replicas, **(last or {})}

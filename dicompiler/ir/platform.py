@@ -138,14 +138,14 @@ class Platform(Memoizing):
 
     @memoized
     def link_shares(self, link: Link) -> tuple[float, float]:
-        """Return the share of each host's bandwidth that a link between two hosts can use, at most 1.
+        """Return the bandwidth of a link as a fraction of the bandwidth of each of its two hosts, at most 1.
 
         Args:
             link: A link of the platform.
 
         Returns:
-            The shares for the two hosts of the link. For a shared medium or a gateway, both are the link's share of the
-            network's bandwidth.
+            The fractions for the two hosts of the link. For a shared medium or a gateway, both are fractions of the
+            network's bandwidth instead.
         """
         if self.network.kind != "switch":
             share = min(1.0, link.bandwidth / self.network.bandwidth)
@@ -157,7 +157,8 @@ class Platform(Memoizing):
     def _host_bandwidth(self, host: str) -> float:
         """Return the bandwidth of a host's link to the switch in bit/s.
 
-        If the host does not state it, it is the largest bandwidth of the network and of the host's links.
+        If the platform does not state the host's bandwidth, the largest bandwidth of the network and of the host's
+        links is used.
         """
         links = [link.bandwidth for link in self.network.links if host in link.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
@@ -181,8 +182,9 @@ class Platform(Memoizing):
 
         Args:
             source: Path, name, or a platform, which is returned unchanged.
-            known: Families and file formats of platforms to search; default: the built-in families. A source that none
-                of them accepts is a TOML file if it has a suffix or a directory.
+            known: Families and file formats of platforms to search; default: the built-in families. If none of them
+                accepts `source`, it is read as a TOML file, provided that it is a Path or has a file suffix or a
+                directory.
 
         Returns:
             The platform.

@@ -76,7 +76,8 @@ class Segment:
             data under the same name.
         inputs: Names of the input tensors on this device.
         outputs: Names of the output tensors on this device.
-        node_marks: For the nodes that belong to a part of a layer, in order: the part, and the origin of the node.
+        node_marks: For each node that belongs to a part of a layer, in the order of the nodes: the key of the part
+            (layer name, index), and the name of the model's node or tensor for which the node was added.
     """
 
     name: str
@@ -158,7 +159,7 @@ class Program:
         weights: Data of large weights, by name.
         segment_order: Pairs (device index, segment index) of all segments, in an order that respects dependencies.
         other_roles: Programs of further roles (replicas and failure plans), for the same devices in the same order. All
-            other attributes belong to the first role.
+            other attributes belong to the first role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
         states: Model inputs that are states.
     """

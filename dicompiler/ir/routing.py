@@ -98,7 +98,7 @@ class StateRetention:
 
 @dataclass(frozen=True)
 class Routing:
-    """Live tasks of a plan (computations of parts of layers with read results), and the tensors that they read.
+    """Live tasks of a plan (computations of parts with results that are read), and the tensors that they read.
 
     Attributes:
         layers: The layers.
@@ -110,7 +110,7 @@ class Routing:
         runs: For each live task, the number of its run. A run ends where a lane reads a tensor that another lane or
             device computed in the same run. Within a run, each device computes its lanes one after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
-            role.
+            role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
         state_retentions: Regions of states that devices keep from frame to frame.
     """

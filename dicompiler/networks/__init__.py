@@ -1,7 +1,7 @@
 """Network architectures with seeded weights for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
 
-Equal arguments give equal bytes. This package builds the networks NAMES. Those in LIGHT_NAMES, such as "light/vgg19",
-are part of the onnx package.
+Equal arguments give equal bytes. The networks in NAMES are built by this package. Those in LIGHT_NAMES, such as "vgg19"
+(`build("light/vgg19")`), are part of the onnx package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Network:
         channels: Number of channels of the input; 0 if the input has no channel axis.
         fixed_arguments: Arguments of `append_to` that users cannot set.
         size_axes: Number of axes of the input's size.
-        token_inputs: Names of the inputs, if they are integers.
+        token_inputs: Names of the inputs, if they are integers (tokens); () for one float input.
     """
 
     append_to: Callable[..., str]
@@ -78,14 +78,13 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
     """Return a network with seeded weights.
 
     All networks except light ones have these options:
-    - size: side of the image, or (height, width), or number of inputs of the autoencoder. AlexNet and VGG do not pool
-    to
-      a fixed size before their classifier, so their numbers of weights depend on it.
+    - size: side of the image, or (height, width); for networks without images, number of tokens, frames or inputs.
+      AlexNet and VGG do not pool to a fixed size before their classifier, so their numbers of weights depend on it.
     - batch: number of inputs that are computed together.
-    - classes: number of classes (all networks with classes).
+    - classes: number of classes (only networks with classes).
     - width: factor for the numbers of channels (most networks).
     - opset: opset version, 13 or later.
-    `network_options` returns the further options of a network.
+    `network_options` returns all options of a network, with their defaults.
 
     Args:
         name: One of NAMES, or "light/" and one of LIGHT_NAMES.

@@ -20,7 +20,14 @@ IntOrPair = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """float32 weight that is created when the model is built (see `weights.make_weight`)."""
+    """float32 weight that is created when the model is built (see `weights.make_weight`).
+
+    Attributes:
+        shape: Shape of the weight.
+        role: Use of the weight, which determines the distribution of its random values.
+        fan_in: Number of products that are summed for one output element of a filter.
+        gain: Factor of the values of a filter or scale.
+    """
 
     shape: tuple[int, ...]
     role: Role

@@ -1,7 +1,7 @@
 """Networks without residual connections: LeNet-5, AlexNet, VGG, SqueezeNet, YOLOv2.
 
-Each function appends a network to a builder, and returns the name of its output tensor. The output are the logits, or
-the last feature map of YOLOv2.
+Each function appends a network to a builder, and returns the name of its output tensor. This tensor contains the logits
+(YOLOv2: the last feature map).
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ def yolov2(
 ) -> str:
     """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg.
 
-    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). A map of 38 x 38 is concatenated with one of
-    19 x 19 after its squares of four elements have become channels. `passthrough` says how: by SpaceToDepth
-    ("space-to-depth"), or with equal results by Reshape, Transpose and Reshape ("reshape").
+    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). A map of 38 x 38 is
+    rearranged to 19 x 19, with each square of 2 x 2 elements as four channels, and concatenated with a map of 19 x 19.
+    `passthrough` selects the operators that rearrange it: SpaceToDepth ("space-to-depth"), or Reshape, Transpose and
+    Reshape with equal results ("reshape").
     """
     if passthrough not in PASSTHROUGH_MODES:
         raise UsageError(f"yolov2: unknown passthrough {passthrough!r}{did_you_mean(passthrough, PASSTHROUGH_MODES)}")
@@ -130,7 +131,10 @@ def yolov2(
 
 
 def _space_to_depth(net: NetworkBuilder, x: str, name: str, how: str) -> str:
-    """Append the conversion of each 2 x 2 square to four channels: (N, C, H, W) ⇒ (N, 4 C, H / 2, W / 2)."""
+    """Append the conversion of each 2 x 2 square to four channels: (N, C, H, W) ⇒ (N, 4 C, H / 2, W / 2).
+
+    `how` is one of PASSTHROUGH_MODES (see `yolov2`).
+    """
     batch, channels, height, width = net.shapes[x]
     shape = (batch, channels * 4, height // 2, width // 2)
     if how == "space-to-depth":

@@ -30,11 +30,12 @@ def llama_small(
 ) -> str:
     """Llama-like decoder (Touvron et al. 2023) of 24 layers: 336 118 784 parameters.
 
-    It has 1024 features, and 16 query heads, of which four share a key head. The size is the number of tokens, and the
-    output has one row of logits per token.
+    It has 1024 features and 16 query heads. Four query heads share each key head. The option `size` of `build` is the
+    number of tokens, and the output has one row of logits per token.
 
-    With caches, the positions of the tokens are inputs, and the outputs present.N.key and present.N.value contain the
-    caches with the new rows. The input attention_mask says which rows are used.
+    If `past` is not 0, the network has key and value caches. The positions of the tokens are then an input, and the
+    outputs present.N.key and present.N.value contain the caches with the rows of the new tokens. Unless `static` is
+    True, the input attention_mask marks the rows that are used.
 
     Args:
         net: The builder.
@@ -45,8 +46,8 @@ def llama_small(
         vocabulary: Number of different tokens.
         past: Number of rows of the caches past_key_values.N.key and past_key_values.N.value. With 0 there are no
             caches, and positions are counted from 0.
-        static: Keep the size of the caches: new rows replace the rows in the input cache_position, and rows after these
-            are not used.
+        static: True if the caches keep their size: the rows of the new tokens replace the rows with the indices in the
+            input cache_position, and rows after the replaced ones are not used.
     """
     if hidden % heads or heads % kv_heads or hidden // heads % 2:
         raise UsageError(
@@ -95,7 +96,10 @@ def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
 
 
 def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, str]:
-    """Append the cosine and the sine of the rotary angles, of shape (N or 1, 1, positions, features of a head)."""
+    """Append the cosine and the sine of the rotary angles, of shape (N or 1, 1, positions, features of a head).
+
+    `places` is the tensor with the positions of the tokens, and `size` the number of features of a head.
+    """
     batch, rows = net.shapes.get(places, (1, net.input_shape[1]))
     inverse_frequencies = (10_000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)[None, :, None]
     frequencies = net.add_constant("rotary.inv_freq", inverse_frequencies)
@@ -113,7 +117,10 @@ def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, st
 
 
 def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> str:
-    """Append the rotary embedding of x, which has halves (a, b) of features: x · cos + (-b, a) · sin."""
+    """Append the rotary embedding of x: x · cos + (-b, a) · sin.
+
+    a and b are the first and the second half of the features of x. `turns` are the tensors with cosine and sine (see `_rotary_angles`).
+    """
     *front, size = net.shapes[x]
     half, (cos, sin) = (*front, size // 2), turns
 
@@ -127,9 +134,10 @@ def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> s
 
 
 def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -> str:
-    """Append the mask that is added to scores: 0, or a very low number for a position that must not be used.
+    """Append the mask that is added to scores: 0, or a very low number for a key that must not be used.
 
-    The mask has the shape (N or 1, 1, positions, all positions).
+    The mask has the shape (N or 1, 1, tokens, keys); the keys are those of the cache and of the tokens. `places` is the
+    tensor with the positions of the tokens.
     """
     rows = net.input_shape[1]
     total = past if static else past + rows
@@ -153,15 +161,16 @@ def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -
 
 
 def _cache_rows(net: NetworkBuilder) -> str:
-    """Append the positions as row indices of the cache, of shape (positions, 1)."""
+    """Append the indices of the cache rows that the new tokens replace, in the shape (tokens, 1) for ScatterND."""
     axes = net.add_constant("cache.axes", np.array([1], np.int64))
     return net.add_node("Unsqueeze", "cache.rows", ["cache_position", axes], (net.input_shape[1], 1))
 
 
 def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: str) -> str:
-    """Append the keys or values of all positions: the cache, followed or partly replaced by the new rows.
+    """Append the keys or values of all positions: those in the cache, and the new ones, `x`.
 
-    `rows` are the indices of the rows that are replaced. Exporters write this as ScatterND between two Transposes.
+    If `rows` is "", the new rows are appended to the `past` rows of the cache. Otherwise they replace the rows with the
+    indices in the tensor `rows`, as exporters write it: a ScatterND between two Transposes.
     """
     batch, heads, _, size = net.shapes[x]
     cache = net.add_input(f"past_key_values.{name}", (batch, heads, past, size))
@@ -212,7 +221,7 @@ def _rms_norm(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def _swiglu(net: NetworkBuilder, x: str, name: str, features: int) -> str:
-    """Append the feed-forward network SwiGLU: the product of SiLU(gate) and another projection, projected back."""
+    """Append the feed-forward network SwiGLU: SiLU of one projection, times a second projection, projected back."""
     gate = linear(net, x, f"{name}.gate_proj", features, bias=False)
     gate = net.mul(gate, net.unary("Sigmoid", gate, f"{name}.sigmoid"), f"{name}.silu")
     y = net.mul(gate, linear(net, x, f"{name}.up_proj", features, bias=False), f"{name}.product")

@@ -81,7 +81,8 @@ def _c2f(
 ) -> str:
     """Append a cross-stage partial block (C2f, C3k2): half of the channels pass through `repeats` blocks.
 
-    All intermediate results are concatenated. `hidden_share` is the number of these channels per output channel.
+    The other half and the outputs of all blocks are concatenated. Each half has `hidden_share` times as many channels
+    as the output.
     """
     hidden = scale_channels(channels, hidden_share)
     x = _conv_silu(net, x, f"{name}.cv1", 2 * hidden)
@@ -205,7 +206,11 @@ def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes
 
 
 def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -> str:
-    """Append the conversion of the mean predicted distances of each cell to the center and size of a box in pixels."""
+    """Append the conversion of predicted distances to boxes: center and size in pixels, one box for each cell.
+
+    The input `x` has scores for DISTANCE_BINS possible distances from the cell to each side of the box. The mean
+    distance, weighted by the softmax of the scores, is used.
+    """
     batch, _, cells = net.shapes[x]
     x = net.reshape(x, f"{name}.dfl.reshape", (batch, 4, DISTANCE_BINS, cells))
     x = net.transpose(x, f"{name}.dfl.transpose", (0, 2, 1, 3))
@@ -227,9 +232,10 @@ def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -
 
 
 def _anchor_points(net: NetworkBuilder, maps: Sequence[str]) -> list[NDArray[np.float32]]:
-    """Return the centers of all cells in cells, of shape (1, 2, cells), and the sides of their cells in pixels.
+    """Return the centers (x, y) and the side lengths of the cells of all maps.
 
-    Of a center, x comes before y. The array of sides has the shape (1, 1, cells).
+    The centers have the shape (1, 2, cells) and are in units of the cell. The side lengths have the shape (1, 1, cells)
+    and are in pixels of the image.
     """
     points, strides = [], []
     for x in maps:

@@ -1,7 +1,7 @@
 """The four reference networks of MLPerf Tiny (Banbury et al. 2021) for microcontrollers.
 
-The output are probabilities, or the reconstruction by the autoencoder. Convolutions have a bias although a
-normalization follows, and TensorFlow's "same" pads.
+The output contains probabilities; that of the autoencoder is the reconstructed input. Convolutions have TensorFlow's
+"same" pads, and a bias, although a normalization follows.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ _ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
 }
 #: Operators that may be between a weight and the operator that uses the weight.
 _RESHAPING_OPERATORS = ("Unsqueeze", "Reshape")
-#: Factor of weights, by their role and the operator that reads their node's output. The scale at the end of a residual
-#: branch is small so that activations keep their size at any depth, and the last layer so that no class has all of the
-#: probability.
+#: Factor of a node's weights, by the role of the weights and the operator that reads the node's output. The scales
+#: before a Sum (the end of a residual branch) are small, so that activations keep their size at any depth. The filters
+#: before a Softmax (the last layer) are small, so that no class has all of the probability.
 _GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 
 
@@ -86,7 +86,7 @@ def _load_light(name: str) -> onnx.ModelProto:
 
 
 def _weight_uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeProto]]:
-    """Yield each weight, its role, such as "filter", and the node that uses it directly or through a reshape."""
+    """Yield (weight name, role such as "filter", node that reads the weight directly or through a reshape)."""
     source: dict[str, str] = {}
     for node in graph.node:
         if node.op_type in _RESHAPING_OPERATORS:

@@ -47,7 +47,10 @@ def _gelu(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def split_heads(net: NetworkBuilder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
-    """Append (N, positions, features) ⇒ (N, positions, heads, features of a head), with axes permuted by `perm`."""
+    """Append a Reshape and a Transpose that give each head its own axis.
+
+    (N, positions, features) ⇒ (N, positions, heads, features of a head), then permuted by `perm`.
+    """
     batch, positions, features = net.shapes[x]
     x = net.reshape(x, f"{name}.reshape", (batch, positions, heads, features // heads))
     return net.transpose(x, f"{name}.transpose", perm)
@@ -82,8 +85,9 @@ def bert_base(
 ) -> str:
     """BERT base, uncased (Devlin et al. 2019): 108 891 648 parameters.
 
-    The output are the last hidden states. If `classes` is not 0, it is their logits, computed from the first token.
-    With two classes there are 109 483 778 parameters, as in `BertForSequenceClassification`.
+    If `classes` is 0, the output contains the last hidden states of all tokens. Otherwise it contains one logit per
+    class, computed from the first token. With two classes there are 109 483 778 parameters, as in
+    `BertForSequenceClassification`.
     """
     heads, hidden = 12, 12 * scale_channels(64, width)
     shape = (*net.input_shape, hidden)
@@ -204,13 +208,20 @@ def _image_to_sequence(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def _sequence_to_image(net: NetworkBuilder, x: str, name: str, shape: tuple[int, ...]) -> str:
-    """Append (N, H·W, C) ⇒ (N, C, H, W), with N, H and W of `shape`."""
+    """Append the conversion of a sequence of pixels to an image: (N, H·W, C) ⇒ (N, C, H, W).
+
+    N, H and W are those of `shape`.
+    """
     turned = net.transpose(x, f"{name}.transpose", (0, 2, 1))
     return net.reshape(turned, name, (shape[0], net.shapes[x][2], *shape[2:]))
 
 
 def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: str, heads: int, reduction: int) -> str:
-    """Append attention to a smaller image, and a feed-forward network with a depthwise convolution."""
+    """Append attention and a feed-forward network with a depthwise convolution.
+
+    `x` is a sequence of the pixels of an image with the shape `image`. Keys and values are computed from the image
+    reduced by the factor `reduction`.
+    """
     hidden = net.shapes[x][2]
     y = _layer_norm(net, x, f"{name}.norm1", 1e-5)
     reduced = y

@@ -56,7 +56,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
 
     @cached_property
     def tensor(self) -> onnx.TensorProto:
-        """A copy of the message. The export of graphsurgeon renames it in place, so it must not be the original."""
+        """A copy of the protobuf message, because graphsurgeon renames the message in place when it is exported."""
         return copy_without(self.source)
 
     @cached_property
@@ -101,9 +101,12 @@ class _LazyAttributes:
 
 
 class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
-    """Initializer of the model. `source` is its protobuf message, and `weight` its data if it is a placeholder.
+    """Initializer of the model. If its values change, the documentation in its protobuf message is kept.
 
-    If the values change, the documentation in the message is kept.
+    Args:
+        name: Name of the initializer.
+        source: The protobuf message of the initializer.
+        weight: Data of the initializer, if `source` is a placeholder without data.
     """
 
     def __init__(self, name: str, source: onnx.TensorProto, weight: Weight | None = None) -> None:
@@ -387,7 +390,7 @@ def names_read(node: gs.Node) -> Iterator[str]:
 
 
 def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """Return an independent graph of a model. Edits of the graph change neither `proto` nor `weights`."""
+    """Return the editable graph of a model. Edits of the graph change neither `proto` nor `weights`."""
     opsets = onnx.ModelProto(opset_import=proto.opset_import).opset_import
     graph = _import_graph(proto.graph, weights, {})
     graph.opset = max((entry.version for entry in opsets if entry.domain in ("", "ai.onnx")), default=1)

@@ -37,7 +37,7 @@ def graph_and_bodies(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[on
 
 
 def produced_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of the tensors that a graph receives, stores or computes, without its control-flow bodies."""
+    """Yield the names of a graph's inputs, initializers and computed tensors, except those in control-flow bodies."""
     yield from (value.name for value in (*graph.input, *graph.initializer))
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
     yield from (name for node in graph.node for name in node.output if name)

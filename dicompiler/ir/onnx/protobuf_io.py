@@ -102,9 +102,9 @@ def _field_header(number: int, length: int) -> bytes:
 
 
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
-    """Return the message of a tensor without its raw data, and a view of the raw data.
+    """Return the protobuf message of a tensor without its raw data, and a view of the raw data.
 
-    The message is None if the tensor's data stays in it: it is small, or in an external file.
+    The message is None if the tensor must not be changed, because its data is small or in an external file.
     """
     kept, raw, external = bytearray(), data[:0], False
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
@@ -117,10 +117,11 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, initializer_count: int) -> tuple[bytes, int]:
-    """Return the message of a graph without large raw data, and the number of initializers that were read until then.
+    """Return the protobuf message of a graph without large raw data, and the new number of initializers.
 
-    Views of the raw data are added to `views`. `initializer_count` is the number of initializers before this message,
-    because a file may contain the graph in several messages.
+    A file may contain the graph in several messages, so initializers are counted over all of them. `initializer_count`
+    is the number in earlier messages, and the result includes this message. Views of the raw data are added to `views`,
+    by the index of the initializer.
     """
     kept, index = bytearray(), initializer_count
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):

@@ -50,8 +50,8 @@ def is_fixed_size(dtype: int) -> bool:
     """Return True if the size of a value in bytes follows from its element type and shape.
 
     The size of strings, and of values that are not tensors (sequences, maps, optional values), is not fixed. Such
-    values are never sent between devices. A device that reads one gets it as an input, and the device that computes it
-    delivers it.
+    values are never sent between devices. If such a value is a model input, each device that reads it gets it from the
+    coordinator. If it is a model output, the device that computes it delivers it to the coordinator.
 
     Args:
         dtype: An onnx.TensorProto.DataType; 0 for a value that is not a tensor.
@@ -129,7 +129,7 @@ class Weight:
 
     @property
     def data(self) -> memoryview:
-        """Contiguous raw bytes. They are `content` itself if it has no gaps, else a new copy at each access."""
+        """Contiguous raw bytes: `content` itself if it has no gaps, else a copy that is made at each access."""
         return self.content if self.content.ndim == 1 else memoryview(self.content.tobytes())
 
     def chunks(self) -> Iterator[memoryview]:
