@@ -16,10 +16,10 @@ from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an Attention: a region reads the query's rows and heads in it, and the keys and values of these heads.
+    """Split an Attention: a region reads the rows and heads of the query in the region, and all keys of these heads.
 
-    Query heads that share a key head stay together. Rows can be split if there is neither a causal mask nor a window.
-    With a cache of past keys, or with lengths of the keys, the node stays whole.
+    Values are read like keys. Query heads that share a key head stay together. Rows of the query can be split if there
+    is neither a causal mask nor a window. With a cache of past keys, or with lengths of the keys, the node stays whole.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
@@ -62,13 +62,19 @@ def _split_heads(
 
 
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
-    """Return the attributes with numbers of heads that differ from the numbers `counts` of the whole node."""
+    """Return the new values of the attributes `names`, which are numbers of heads, if they change.
+
+    `heads` are the ranges of heads of the piece, and `counts` the numbers of heads of the whole node.
+    """
     new = (stop - start for start, stop in heads)
     return {name: n for name, n, before in zip(names, new, counts, strict=False) if n != before}
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MultiHeadAttention: batch, heads and rows, unless inputs are packed or there are a bias or past keys."""
+    """Split a MultiHeadAttention by batch, heads and rows of the query.
+
+    The node stays whole if its inputs are packed, or if it has a bias or past keys.
+    """
     has_all = operation.has_input(1) and operation.has_input(2)
     is_packed = not has_all or any(len(operation.input_shape(i)) == 5 for i in (0, 1, 2))
     if is_packed or any(operation.has_input(index) for index in (3, *range(6, len(operation.inputs)))):
@@ -88,7 +94,10 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a GroupQueryAttention: batch and groups of heads that share keys, unless inputs are packed."""
+    """Split a GroupQueryAttention by batch and groups of query heads that share a key head.
+
+    The node stays whole if its inputs are packed.
+    """
     is_packed = not (operation.has_input(1) and operation.has_input(2))
     if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):
         return whole_tensor(operation, region, reduce)
@@ -107,14 +116,15 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a RotaryEmbedding: batch and heads, and rows if each row has its own position."""
+    """Split a RotaryEmbedding by batch and heads, and by rows if each row has its own position."""
     positions_index = 1 if operation.node.domain else 3
     caches = [index for index in (1, 2, 3) if index != positions_index]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)
     positions = operation.input_shape(positions_index) if operation.has_input(positions_index) else None
     row = len(shape) - 2 if len(shape) == 4 else 1
     out = list(region)
-    if positions is not None and len(positions) == 1:  # The rows count from one number: all are needed.
+    # A vector gives only the position of the first row, and the operator counts on from there: rows stay whole.
+    if positions is not None and len(positions) == 1:
         out[row] = (0, shape[row])
     attributes = {}
     if len(shape) == 4:
@@ -144,9 +154,10 @@ def _attention_cost(
 ) -> OpCost:
     """Return the cost of the products Q Kᵀ and P V, of projections, and of one FLOP per score.
 
-    `key` is the shape of the keys: (batch, rows, features), (batch, heads, rows, features of a head), or packed
-    (batch, rows, …). Keys of `past`, the index of an optional input, precede them. `query_size` is the number of
-    elements of the query, and `projections` the number of multiply-adds of projections.
+    P are the probabilities: the softmax of the scores. `key` is the shape of the keys: (batch, rows, features), (batch,
+    heads, rows, features of a head), or packed (batch, rows, …). `past` is the index of the optional input with keys
+    that precede them. `query_size` is the number of elements of the query, and `projections` the number of
+    multiply-adds of projections.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
@@ -156,13 +167,19 @@ def _attention_cost(
 
 
 def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of Attention or MultiHeadAttention. Their keys can be packed with values and queries."""
+    """Return the cost of Attention or MultiHeadAttention. Keys and values can be packed into the query's tensor.
+
+    `past` is the index of the optional input with past keys.
+    """
     query, key = needs[0], needs[1] if operation.has_input(1) else needs[0]
     return _attention_cost(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 
 
 def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of onnxruntime's own Attention, including the projections to queries, keys and values."""
+    """Return the cost of onnxruntime's own Attention, including the projections to queries, keys and values.
+
+    `past` is the index of the optional input with past keys.
+    """
     x, columns = needs[0], needs[1][-1]
     queries = math.prod(x[:-1]) * (operation.attribute("qkv_hidden_sizes") or [columns // 3])[0]
     return _attention_cost(operation, out, needs, x, queries, past, math.prod(x) * columns)

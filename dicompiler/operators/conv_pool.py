@@ -1,8 +1,9 @@
 """Rules of convolutions and pools. Windows slide over their spatial axes, so a tile of the output reads a halo.
 
 Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that is the
-whole tensor therefore equals the original node. The windows of a ConvTranspose slide over its output: a tile reads the
-input elements with windows that overlap the tile, and pads cut elements away that are outside of the tile.
+whole tensor therefore equals the original node. The windows of a ConvTranspose slide over its output: each input
+element has a window, and a tile reads the input elements with windows that overlap the tile. The pads of such a piece
+cut away the elements that lie outside of the tile.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     """Return the tile of an output interval of a transposed convolution.
 
-    The pads of the tile are numbers of output elements to cut away, or zeros to append if they are negative. A tile at
-    the tensor's border reads up to the border, so that a tile that is the whole tensor equals the original node.
+    A positive pad of the tile is the number of output elements that are cut away. A negative pad stands for zeros that
+    are appended. A tile at the tensor's border reads up to the border, so that a tile that is the whole tensor
+    equals the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
     # The first input element that the tile reads is the first one with a window that overlaps the tile. If the tile
@@ -82,10 +84,10 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 def tile_spatial_axes(
     operation: Operation, kernel: tuple[int, ...], region: Region
 ) -> tuple[Region, Region, Mapping[str, Any]]:
-    """Return the output region, the input region and the changed attributes of a tile, for its spatial axes.
+    """Return the output region, the input region and the changed attributes of a tile.
 
-    `region` is the requested output region without batch and channels. A tile that is the whole tensor changes no
-    attributes, unless ONNX infers another shape from them than onnxruntime.
+    All regions have only the spatial axes; `region` is the requested output region. A tile that is the whole tensor
+    changes no attributes, unless ONNX infers another shape from them than onnxruntime.
     """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
     # The attribute ceil_mode is kept: it has an effect only at the border of the whole tensor, and a tile at the border
@@ -126,9 +128,10 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a ConvTranspose: a region reads the input elements with windows that overlap it, and their weights.
+    """Split a ConvTranspose: a region reads each input element with a window that overlaps the region.
 
-    Groups, partial sums and the bias are treated as in `conv`.
+    The window of an input element is the part of the output to which the element contributes. Of the weights, those of
+    the region's channels are read. Groups, partial sums and the bias are treated as in `conv`.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:]), region[2:]
@@ -148,7 +151,10 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
 
 
 def _with_groups_and_bias(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:
-    """Return `piece` with this number of groups, and with the bias of its output channels."""
+    """Return `piece` with the attribute `group` set to `groups`, and with the bias of its output channels.
+
+    A partial sum over the range `reduce` has the bias only if the range starts at 0.
+    """
     changed = {} if groups == operation.attribute("group", 1) else {"group": groups}
     bias = (piece.out[1],) if operation.has_input(2) and (reduce is None or reduce[0] == 0) else None
     return Piece(piece.out, (*piece.needs, *(bias for _ in operation.inputs[2:])), {**piece.attributes, **changed})
@@ -174,7 +180,7 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a global pool: each channel reads its whole image, and a partial maximum reads a range of rows."""
+    """Split a global pool: each channel reads its whole image. A partial maximum reads only the rows `reduce`."""
     image = full_region(operation.input_shape(0)[2:])
     return Piece(region, ((*region[:2], *(image if reduce is None else (reduce, *image[1:]))),))
 
@@ -221,9 +227,10 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def window_read_share(operation: Operation, weight_index: int = 1) -> float:
-    """Return the smallest share of the input that a split reads: the product of min(1, kernel / stride) over axes.
+    """Return a lower bound of the fraction of the input that is read: the product of min(1, kernel / stride).
 
-    The size of the kernel is an attribute, or follows from the weights, which are the input with index `weight_index`.
+    It is below 1 if the stride exceeds the kernel, so that windows skip elements. The size of the kernel is an
+    attribute, or follows from the weights, which are the input with index `weight_index`.
     """
     weight_shape = operation.input_shape(weight_index) if operation.has_input(weight_index) else ()
     kernel, strides = operation.attribute("kernel_shape") or weight_shape[2:], operation.attribute("strides", ())

@@ -134,8 +134,11 @@ def expand(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Tile: a region within one repetition reads this region, and others are extended to whole repetitions."""
-    if operation.node.opset < 6:  # Before opset 6 an input gives a single axis that is repeated.
+    """Split a Tile: a region within one repetition of the input reads the same region of the input.
+
+    A region that overlaps several repetitions is extended to whole repetitions, along each axis.
+    """
+    if operation.node.opset < 6:  # Before opset 6, Tile repeats a single axis, which is another input.
         return whole_tensor(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.input_shape(0), region, strict=True):
@@ -147,9 +150,10 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gather: a region reads its indices, and the table's whole axis. A partial sum reads a range of rows.
+    """Split a Gather: a region reads its indices, and all rows of the table, because the indices are not known.
 
-    If the indices are a few constants, only the smallest interval that contains all of them is read.
+    If the indices are a few constants, only the smallest interval of rows that contains them is read. A partial sum
+    reads the rows `reduce`: it is 0 for indices of other rows.
     """
     shape, rank = operation.input_shape(0), len(operation.input_shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
@@ -167,9 +171,10 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of the constant table from which a Gather reads rows by computed indices.
+    """Return the number of rows of a Gather's table, if partial sums can divide these rows (LIP).
 
-    None if the Gather is of another kind, or if onnxruntime cannot add results of the table's element type.
+    This is possible if the table is constant, the indices are computed, and onnxruntime can add values of the table's
+    element type. Otherwise the result is None.
     """
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:

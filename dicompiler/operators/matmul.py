@@ -57,8 +57,8 @@ class Equation:
 def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
     """Parse an Einsum equation, such as "bij, bjk -> bik", for operands of these ranks.
 
-    Without an arrow, the output has the axes of the ellipsis, and then the letters that appear once in alphabetic
-    order. Axes of an ellipsis become letters as well, counted from the last axis.
+    Without an arrow, the output has first the axes of the ellipsis, and then, in alphabetic order, the letters that
+    appear exactly once. Each axis of an ellipsis gets its own letter, counted from the last axis.
     """
     left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
     counts = Counter(left.replace(",", "").replace(".", ""))
@@ -85,9 +85,9 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMul or Einsum: each operand reads the output's intervals of its axes, and summed axes completely.
+    """Split a MatMul or Einsum: an operand's axis that is also an axis of the output reads the same interval.
 
-    A partial sum reads the range `reduce` of the first summed axis.
+    Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
     """
     terms = equation_of(operation)
     intervals = dict(zip(terms.output, region, strict=True))
@@ -102,7 +102,10 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gemm: operands are read as in a MatMul, and the partial sum that starts at 0 adds the third input."""
+    """Split a Gemm: the first two inputs are read as in a MatMul, and the third one like an element-wise input.
+
+    Of several partial sums, only the one that starts at 0 adds the third input.
+    """
     piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
         return piece
@@ -114,10 +117,11 @@ def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def matmul_nbits_reduction(operation: Operation) -> int | None:
-    """Return the number of units into which the sum of a MatMulNBits can be split.
+    """Return the length of the reduction axis of a MatMulNBits; None if partial sums are not possible.
 
-    None if it cannot be split: scales or zero points are a vector, so that those of some blocks are not a region, or
-    rows are reordered.
+    One unit of length is a group of quantization blocks that stay together, because their zero points are in the same
+    byte. Partial sums are not possible if rows are reordered, or if scales or zero points are a vector: those of a
+    range of blocks are then not a region.
     """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
@@ -126,7 +130,7 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
 
 
 def _blocks_per_zero_point_byte(operation: Operation) -> int:
-    """Return the number of blocks with zero points in the same byte, which cannot be split."""
+    """Return the number of quantization blocks with zero points in the same byte, which stay together."""
     points = operation.inputs[3] if operation.has_input(3) else None
     return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
 
@@ -166,7 +170,8 @@ def contraction_length(operation: Operation) -> int | None:
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Return the cost of an Einsum.
 
-    It has one multiply-add per combination of all letters. An Einsum of one tensor only sums or moves elements.
+    There is one multiply-add for each combination of indices of all letters. An Einsum of one tensor only sums or moves
+    elements.
     """
     terms = equation_of(operation)
     if len(needs) == 1:

@@ -19,7 +19,10 @@ ML_DOMAIN = "ai.onnx.ml"
 
 
 def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an operator on samples: each row of the output reads one row of the input. One sample stays whole."""
+    """Split an operator on samples: each row of the output (a sample) reads the same row of the input.
+
+    The operator stays whole if its input is a single sample without an axis for rows.
+    """
     if len(operation.input_shape(0)) < 2:
         return whole_tensor(operation, region, reduce)
     need = (region[0], *full_region(operation.input_shape(0)[1:]))

@@ -18,10 +18,10 @@ from dicompiler.operators.matmul import contraction, contraction_length, matmul_
 
 
 def _parameter_need(operation: Operation, index: int, tensor_region: Region, axis: int | None) -> Region | None:
-    """Return the region that is read of a scale or zero point, which is the input with index `index`.
+    """Return the region of a scale or zero point (the input with index `index`) that a piece reads.
 
-    The scale or zero point describes a tensor of which `tensor_region` is read, and can vary along `axis` of this
-    tensor. Without an axis it is read completely.
+    `tensor_region` is the region that the piece reads of the quantized tensor. The scale or zero point can have one
+    number per index of this tensor's axis `axis`. If `axis` is None, it is read completely.
     """
     shape = operation.input_shape(index) if operation.has_input(index) else None
     if shape is None or shape in ((), (1,)) or axis is None:
@@ -30,9 +30,9 @@ def _parameter_need(operation: Operation, index: int, tensor_region: Region, axi
 
 
 def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a QuantizeLinear or DequantizeLinear: a region reads the same region, and the scales and zero points of it.
+    """Split a QuantizeLinear or DequantizeLinear: a region reads the same region of the input.
 
-    With blocked quantization the node stays whole.
+    Scales and zero points are read for this region. With blocked quantization the node stays whole.
     """
     if operation.attribute("block_size", 0):
         return whole_tensor(operation, region, reduce)
@@ -55,11 +55,11 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator: a region reads the inputs of the float operator, and its scales and zero points.
+    """Split a quantized operator like the float operator, and read the scales and zero points of the regions read.
 
-    `float_piece` is the piece function of the float operator, and `operands` are the inputs of the quantized operator
-    that the float operator has. `parameters` gives, for each scale or zero point, the operand that it describes, and
-    the axis of this operand along which it can vary.
+    `float_piece` is the piece function of the float operator, and `operands` are the indices of the inputs that the
+    float operator has too. `parameters` has, by the index of each scale or zero point, the index of the operand that it
+    describes, and the axis of this operand along which it can vary. All other inputs are read completely.
     """
     piece = float_piece(_float_operation(operation, operands), region, reduce)
     needs = dict(zip(operands, piece.needs, strict=False))

@@ -1,7 +1,7 @@
 """Rules of operators along axes: reductions, softmax, normalizations, LRN, TopK.
 
-They read some axes completely, and all other axes can be split. For reductions with results that can be combined
-(sums, maxima, minima), the first reduced axis can be split too: each part then computes a partial result (LIP).
+These operators read some axes completely, and all other axes can be split. For reductions with results that can be
+combined (sums, maxima, minima), the first reduced axis can be split too. Each part then has a partial result (LIP).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an LRN: a region reads a halo of channels, and the results of the halo are sliced away."""
+    """Split an LRN: a region reads a halo of channels. The piece also computes the halo, which is sliced away."""
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
@@ -80,7 +80,8 @@ def normalization_from_axis(
 ) -> Piece:
     """Split a LayerNormalization or a similar operator: the axes over which it normalizes stay whole.
 
-    These are `axis_count` axes (None: all) from the attribute `axis` on, which is `default_axis` if it is omitted.
+    The first of these axes is the attribute `axis` (`default_axis` if the node omits it), and `axis_count` is their
+    number. If it is None, all axes from the first one on are included.
     """
     axes = range(len(region))[operation.attribute("axis", default_axis) % len(region) :]
     return elementwise(operation, _with_full_axes(operation, region, axes[:axis_count]), reduce)
@@ -131,7 +132,10 @@ def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
 
 
 def reduction_piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a reduction: reduced axes are read completely, and for a partial result, a range of the first of them."""
+    """Split a reduction: reduced axes are read completely.
+
+    A partial result reads only the range `reduce` of the first reduced axis with more than one element.
+    """
     axes = reduced_axes(operation)
     if axes is None:
         return whole_tensor(operation, region, reduce)
@@ -151,9 +155,9 @@ def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
 
 
 def reduction_length(operation: Operation) -> int | None:
-    """Return the length of the axis that LIP splits.
+    """Return the length of the reduced axis that partial results can divide (LIP).
 
-    None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
+    The result is None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
     """
     tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:

@@ -1,8 +1,9 @@
 """Rules of Resize, Upsample and GridSample.
 
-An axis can be split if it is enlarged by an integer, or reduced by a power of two. A shift of the output by whole
-blocks is then a shift of the input by whole elements, also in floating-point arithmetic. A tile is therefore resampled
-exactly like the whole tensor. With other factors, aligned corners or antialiasing, the whole axis is read.
+An axis can be split if it is enlarged by an integer, or reduced by a power of two. A block is then one element of the
+smaller tensor, and the corresponding elements of the larger one. A tile that starts at the start of a block has the
+same coordinates as in the whole tensor, shifted by an integer, also in floating-point arithmetic. It is therefore
+resampled exactly like the whole tensor. With other factors, aligned corners or antialiasing, the whole axis is read.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class ResizeAxis:
         extent: Number of input elements.
         out_extent: Number of output elements.
         factor: Output elements per input element.
-        shift: Position within an element that its coordinate denotes: 0 for its start, 1/2 for its center.
+        shift: Distance from the start of an element to the point with the element's index as coordinate: 0 if this
+            point is the start, 1/2 if it is the center.
         low: Function that returns the first input element that is read at a coordinate.
         high: Function that returns the last input element that is read at a coordinate.
     """
@@ -66,11 +68,12 @@ class ResizeAxis:
 
 
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
-    """Return the computed output interval, the input interval and the written output interval for a requested interval.
+    """Return the computed output interval, the input interval and the written output interval of a tile.
 
-    The input interval is extended to whole blocks, and the written interval is all output that a Resize of it gives.
-    The elements at its ends can be wrong. If none is wrong, the computed interval is the written one, else the
-    requested one.
+    `interval` is the requested output interval. The input interval is extended to whole blocks. The written interval is
+    the output of a Resize of the input interval. Its first and last elements can be wrong, because they may need
+    elements outside of the input interval. If all elements are right, the computed interval is the written interval,
+    otherwise the requested one.
     """
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.input_interval(interval)
@@ -107,7 +110,8 @@ def scale_factors(operation: Operation) -> list[float] | None:
 def exact_factor(factor: float, is_nearest: bool) -> Fraction | None:
     """Return the scale factor as a fraction if tiles can be resampled exactly with it, else None.
 
-    The factor must be an integer, or one of 1/2, 1/4, 1/8, … For interpolation, the integer must be a power of two.
+    The factor must be an integer or one of 1/2, 1/4, 1/8, …. In modes that interpolate (not nearest), the integer must
+    be a power of two.
     """
     ratio = Fraction(factor)
     is_integer = ratio.denominator == 1 and ratio >= 1 and (is_nearest or ratio.numerator & (ratio.numerator - 1) == 0)
@@ -145,10 +149,11 @@ def _differs_in_tiles(operation: Operation) -> bool:
 
 
 def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
-    """Return each axis that can be split, and None for each that cannot.
+    """Return the axes of a Resize, with None in place of each axis that cannot be split.
 
-    Axes before the first resampled one, such as batch and channels, can be split in all modes but one. If the aspect
-    ratio is kept, negative axes prevent a split, because ONNX and onnxruntime infer different shapes.
+    The axes before the first resampled one, such as batch and channels, can be split in all coordinate modes except
+    tf_crop_and_resize. If the aspect ratio is kept, negative axes prevent a split, because ONNX and onnxruntime infer
+    different shapes.
     """
     coordinates, scales, differs = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
     keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
@@ -173,9 +178,9 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
 
 
 def resize(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a Resize or Upsample: a tile reads whole blocks of elements that include those with which they are blended.
+    """Split a Resize or Upsample: a tile reads whole blocks with all input elements that affect the tile.
 
-    The factors in `scales` are kept, and target sizes are replaced by those of the piece.
+    If the node has scale factors, they are kept. If it has target sizes, they are replaced by the sizes of the piece.
     """
     tiles = [
         ((0, operation.out_shape[i]), (0, operation.input_shape(0)[i]), (0, operation.out_shape[i]))

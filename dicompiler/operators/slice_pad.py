@@ -60,15 +60,15 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
     """Return the tile of one padded axis, and the interval of the output that the piece's own Pad writes.
 
-    The axis has `extent` elements, and `pad` are the numbers of elements added before and after them. The written
-    interval is larger than the requested `interval` if the piece must read elements only because its border reflects
-    them.
+    The axis has `extent` elements, and `pad` are the numbers of elements that are added before and after them. In the
+    modes reflect and wrap, a piece may need elements outside of the requested `interval` to copy them into its pads.
+    The written interval then contains these elements too.
     """
     begin, end = pad
     out = (0, extent + begin + end)
     if min(*pad, 0) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
         return AxisTile(out, (0, extent), begin, end), out
-    # A padded axis is an axis with windows of one element. Negative pads at the end shorten the input.
+    # In these modes, padding is a pool with windows of one element. Negative pads at the end shorten the input.
     if mode in ("constant", "edge"):
         tile = tile_axis(SpatialAxis(extent + min(0, end), out[1], pad_begin=begin, pad_end=max(0, end)), interval)
         return tile, tile.out
@@ -82,7 +82,7 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Pad: a region reads its elements, and has pads only if it reaches over the border of the input.
+    """Split a Pad: a region reads the input elements in it, and has pads only if it reaches over the input's border.
 
     Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
     """
@@ -103,7 +103,7 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Trilu: a tile of a matrix keeps its triangle, because its diagonal is counted from the tile's corner."""
+    """Split a Trilu: each tile of a matrix is a Trilu with the diagonal moved by the position of the tile's corner."""
     diagonal = _integer_list(operation, "", 1)
     if diagonal is None and operation.has_input(1):
         return whole_tensor(operation, region, reduce)
