@@ -38,8 +38,9 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
 
     Args:
         state: State with layers. Without a plan, all layers are placed on the device d0.
-        quiet: Do not warn of parts with results that are not read.
-        check_narrowing: Check that sent tensors can be converted to the plan's wire types. Simulation does not need it.
+        quiet: True to omit the warnings about parts with results that nothing reads.
+        check_narrowing: True to check that sent tensors can be converted to the plan's wire types (the element types in
+            which tensors are sent). Simulation does not need this check.
 
     Returns:
         The new state.
@@ -116,7 +117,7 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 
 def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
-    """Return the results of `make` for the plan of each role (replica or failure plan), once for equal plans."""
+    """Return the result of `make` for the plan of each role (replica or failure plan). Equal plans share a result."""
     roles = plan.roles
     results: list[T] = []
     for i, role in enumerate(roles):
@@ -126,7 +127,7 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 
 
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
-    """Return routing and program of the first role; their field `other_roles` has those of all other roles."""
+    """Return the routing and the program of the first role, with those of all other roles in `other_roles`."""
     failed = [role.failed for role in plan.roles_by_failure][1:]
     (routing, program), *others = roles
     return (

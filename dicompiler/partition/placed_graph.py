@@ -171,10 +171,12 @@ class PlacedGraph:
 
     Attributes:
         nodes: The nodes.
-        infos: Type and shape of tensors, by name. The name within a value info may be another one.
+        infos: Type and shape of tensors, by the tensor's name in the graph. If the entry is a ValueInfoProto, it may
+            contain another name, because it may describe the tensor in the original model.
         inputs: Model inputs, without constants and states.
         source: Devices that have the inputs.
-        sinks: The model output that each output of the graph is. Several sinks receive copies of an output.
+        sinks: Name of the model output, by the name of the output of this graph. If several sinks receive a model
+            output, the graph has one output for each of them.
         constants: New initializers.
         used_names: Names of initializers that are read or must be kept.
         state_pieces: Regions of states that devices keep.
@@ -193,7 +195,7 @@ class PlacedGraph:
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
-        """Index of the node that computes a tensor, by tensor."""
+        """Index of the node that computes each tensor, by the name of the tensor."""
         return {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
 
     @cached_property
@@ -208,7 +210,7 @@ class PlacedGraph:
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """Inputs that are strings or no tensors. They are never sent: each device that reads them receives them."""
+        """Inputs that are strings or not tensors. Each device that reads them gets them from the coordinator."""
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property
@@ -219,7 +221,7 @@ class PlacedGraph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[int]]:
-        """Indices of the nodes that read a tensor, in ascending order, by tensor."""
+        """Indices of the nodes that read each tensor, in ascending order, by the name of the tensor."""
         users: dict[str, list[int]] = {}
         for i, names in enumerate(self.node_reads):
             for name in names:
@@ -257,7 +259,16 @@ class PlacedGraph:
 
 @dataclass
 class PlacedGraphBuilder:
-    """Builder of a placed graph. Names are unique, and depend only on the order of calls."""
+    """Builder of a placed graph. Names are unique, and depend only on the order of calls.
+
+    Attributes:
+        facts: Properties of the model.
+        nodes: Nodes that were added, in any order.
+        tensor_knowledge: Type and shape of the tensors that were declared, by name.
+        constants: New initializers, by name.
+        constant_names: Name of the initializer that has a value, by a key of the value.
+        node_name_counts: Names of nodes in use (see `unique_name`).
+    """
 
     facts: ModelFacts
     nodes: list[PlacedNode] = field(default_factory=list)
@@ -278,9 +289,10 @@ class PlacedGraphBuilder:
         return tensor
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
-        """Return the name of an initializer with this value, which is added if there is none yet.
+        """Return the name of an initializer with this value. If there is none yet, it is added.
 
-        Arrays with equal values share an initializer only if the `wanted` names are equal too.
+        `wanted` is the preferred name of an array's initializer. Arrays with equal values share an initializer only if
+        their preferred names are equal too.
         """
         key: object = value
         if isinstance(value, np.ndarray):
@@ -308,8 +320,8 @@ class PlacedGraphBuilder:
     ) -> None:
         """Add a copy `name` of the model's node `node`.
 
-        The copy computes `piece`, or the whole node unchanged if it is None. `captured` gives the name on this device
-        of each tensor that subgraphs of the node read.
+        The copy computes `piece`, or the full outputs if `piece` is None. `captured` has the name on this device of
+        each tensor that subgraphs of the node read, by its name in the model.
         """
         copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
         if node in self.facts.control_flow_nodes:
@@ -336,13 +348,13 @@ class PlacedGraphBuilder:
     ) -> None:
         """Add the lookup (a Gather) of a device that has only some rows of the table; the result is 0 for other rows.
 
-        The results of all devices are added afterwards. A device computes `output` from `table`, its rows
-        `piece.table_rows`, and `indices` into the whole table of `row_count` rows.
+        The results of all devices are added afterwards. The device has the rows `piece.table_rows` of the table, in the
+        tensor `table`. `indices` are indices of the whole table, which has `row_count` rows.
 
-        Where selects the zeros, and not a multiplication, because rows can contain NaN. (Where turns -0.0 into 0.0,
-        which is equal.) An index outside of the whole table is also outside of the device's rows, so that the Gather
-        reports it. The name of the Gather says which table and indices are meant. In the exact check, indices wrap
-        around.
+        The zeros are selected by a Where and not by a multiplication, because rows can contain NaN. An index outside of
+        the whole table is given to the Gather unchanged. It is also outside of the device's rows, so that the Gather
+        reports it. The error names the Gather, so its name contains the table and the indices. In the exact check,
+        indices wrap around.
 
         The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
         """
@@ -402,7 +414,7 @@ class PlacedGraphBuilder:
         return self.add_node("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
-        """Combine tensors in order by the binary operator `op`, or rename a single tensor."""
+        """Combine tensors in order by the binary operator `op`, and call the result `name`."""
         op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7.
         total = terms[0]
         if len(terms) == 1:
@@ -431,9 +443,9 @@ class PlacedGraphBuilder:
     ) -> PlacedGraph:
         """Return the placed graph.
 
-        `kept` are initializers that are kept although no node has them as an input, because subgraphs read them.
-        `copies` are further outputs of the graph, each with the model output that it copies. `source` are the devices
-        with the inputs, and `pieces` the regions of states that devices keep.
+        `kept` are the names of initializers that only subgraphs read. They are kept although no node has them as an
+        input. `copies` has the names of further outputs of the graph, each with the model output that it copies.
+        `source` are the devices with the inputs, and `pieces` the regions of states that devices keep.
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)

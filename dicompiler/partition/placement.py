@@ -84,9 +84,9 @@ class _Placer:
         return self.layers.tensors[tensor].dtype
 
     def _find_direct_outputs(self) -> dict[tuple[TensorKey, TaskId], str]:
-        """Return the model outputs that a task of the first sink computes whole, by tensor and task.
+        """Return the names of the model outputs that a task on the output's first sink computes whole.
 
-        The tensor of this task has the output's name, so that no copy is needed.
+        The keys are the tensor and the task. The task's tensor gets the name of the output, so that no copy is needed.
         """
         names: dict[tuple[TensorKey, TaskId], str] = {}
         for output, delivery in self.first_delivery_of.items():
@@ -113,7 +113,7 @@ class _Placer:
         return self.builder.unique_tensor_name(f"{key.tensor}@{task.device}{lane}{reduce}")
 
     def _add_assembly(self, tree: Assembly, key: TensorKey, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Add the nodes that assemble a tensor, which all readers on the same device and lane share."""
+        """Add the nodes that assemble a tensor, unless a reader on the same device and lane has added them already."""
         if isinstance(tree, AssemblyLeaf):
             return self._add_local_slice(self._tensor_of_box(tree.box, place), tree.region, place)
         cache_key = (tree, place.device, place.lane)
@@ -124,7 +124,7 @@ class _Placer:
         return self.shared_tensors[cache_key]
 
     def _add_local_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
-        """Add a slice on the reader's device, which all readers in the same lane share."""
+        """Add a Slice on the reader's device, unless a reader on the same device and lane has added it already."""
         if tensor.region == region:
             return tensor
         cache_key = (tensor.name, region, place.device, place.lane)
@@ -133,7 +133,10 @@ class _Placer:
         return self.shared_tensors[cache_key]
 
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
-        """Return the tensor of a box (a region of a tensor on a device). Its sender slices a received box only once."""
+        """Return the tensor of a box (a region of a tensor on a device).
+
+        If the box is received, the nodes that slice and narrow it on its sender are added at the first call.
+        """
         assert box.region is not None
         if box.origin is None:
             if box.task is None:
@@ -225,7 +228,8 @@ class _Placer:
     def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
         """Add an unchanged node of a layer that stays whole, with the names that its inputs have on this device."""
         for tensor in filter(None, node.outputs):
-            # The region of a tensor without a static shape is never used: it is read whole, and only on this device.
+            # The region of a tensor without a static shape is never used, because the tensor is only read as a whole, and
+            # only on this device.
             shape, name = self.layers.tensors[tensor].shape, self._tensor_name(TensorKey(tensor), task)
             tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)

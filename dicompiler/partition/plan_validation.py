@@ -56,7 +56,10 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
 
 @contextmanager
 def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None]:
-    """Name the failure plan for the devices `failed` in DicompilerErrors of the block, unless `failed` is empty."""
+    """Add the place of a failure plan ("failures[0]") to the DicompilerErrors of the block.
+
+    `failed` are the failed devices of the failure plan. If it is empty, errors are not changed.
+    """
     try:
         yield
     except DicompilerError as error:

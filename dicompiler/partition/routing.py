@@ -1,7 +1,8 @@
 """Routing: which tasks run, and which boxes (regions of tensors) the devices exchange.
 
-A needed region is assembled from existing boxes: first from those of the same lane, then of the same device, then of
-the same host, then from those with the largest overlap. No element is sent to a device twice.
+A needed region is assembled from existing boxes. Boxes of the same lane are preferred, then those of the same device,
+then those of the same host. Among equally near boxes, the one with the largest overlap is taken first. No element is
+sent to a device twice.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 
 class _Router:
-    """Walks through the layers from the outputs to the inputs, so that only tasks with read results become live."""
+    """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read."""
 
     def __init__(
         self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[StateOnDevice, Region]
@@ -143,7 +144,7 @@ class _Router:
         return [task for task in tasks if task_id(task) in self.live_tasks]
 
     def _add_reads(self, task: Task, needs: Iterable[tuple[TensorKey, Region]]) -> None:
-        """Record the regions that a task reads. They are assembled when all readers of a tensor are known."""
+        """Record the regions that a task reads. They are assembled later, when all readers of each tensor are known."""
         order = self._task_order(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
@@ -195,8 +196,9 @@ class _Router:
     ) -> Assembly:
         """Assemble region `need` of a tensor from `boxes`, and from boxes that the device has received before.
 
-        The best box covers its overlap with the region. The remaining region is divided along one axis and assembled in
-        turn. `at` is the device and lane, and `reader` describes the reader in errors.
+        `at` is the device and lane of the reader, and `reader` describes it in errors. The best box supplies its
+        overlap with the region. If it does not cover the region, the region is cut along one axis at the ends of the
+        overlap, and each of the two or three pieces is assembled in the same way.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
@@ -206,7 +208,7 @@ class _Router:
             overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))
-                # No box is better than one of the same lane that contains the whole region.
+                # A box of the same lane that contains the whole region is the best one: the search ends.
                 if box.device == device and box.lane == lane and overlap == need:
                     overlaps = overlaps[-1:]
                     break
@@ -226,7 +228,8 @@ class _Router:
                 return AssemblyConcat(cover[0], tuple(children))
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
-        # Boxes that do not overlap with the needed region do not overlap with the regions into which it is divided.
+        # The pieces of the region can only overlap with boxes that overlap with the region. Received boxes are omitted,
+        # because they are in `received_by_device`. One box must remain, because an error names its tensor.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -268,10 +271,11 @@ class _Router:
 def _cover_along_axis(
     need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
-    """Cover a region by pieces that lie side by side along one axis; None if they do not.
+    """Cover the region `need` by pieces that differ from it along one axis only; None if there is no such axis.
 
-    A piece has its region within `need`, and the four numbers of `_Router._piece_rank`. The result is the axis, and
-    from left to right each covered region with the number of its piece, or with None if no piece covers it.
+    A piece has its region within `need`, and the four numbers of `_Router._piece_rank`. The result is the axis and a
+    list of regions that together are `need`, from left to right. Each has the index of the piece that covers it, or
+    None if no piece does.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
     if len(axes) != 1:
@@ -282,17 +286,21 @@ def _cover_along_axis(
 
 
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
-    """Cover an interval by pieces (interval, distance, order), the best piece first.
+    """Cover the interval `need` by pieces (interval, distance, order), the best piece first.
 
-    The best piece is the nearest one. Among equally near ones, it is the one that covers most of the longest gap, and
-    then the first in order. The remaining gaps on its two sides are covered by the next best pieces. The function is
-    not recursive, because there can be thousands of pieces.
+    A gap is an interval that is not covered yet. The best piece has the smallest distance. Of several such pieces, it
+    is the one with the largest overlap with a gap, and then the one with the smallest order. It covers this overlap,
+    and the rest of the gap is left for the next best pieces. The function is not recursive, because there can be
+    thousands of pieces.
 
-    Returns the covered intervals from left to right, each with the number of its piece, or None if no piece covers it.
+    Returns intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or
+    None if no piece does.
     """
     starts, stops = [need[0]], [need[1]]  # Starts and stops of the gaps, from left to right.
     covered: list[tuple[Interval, int | None]] = []
-    negative_length = need[0] - need[1]  # No piece can cover more than the interval, so all begin with its length.
+    # The second number of a heap entry is minus an upper bound of the length that the piece covers, so that the longest
+    # comes first. The bound is at first the length of the whole interval.
+    negative_length = need[0] - need[1]
     heap = [(distance, negative_length, order, number) for number, (_, distance, order) in enumerate(pieces)]
     heapq.heapify(heap)
     while heap:
@@ -301,18 +309,22 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
         if overlap is None:
             continue
         low, high, gap = overlap
-        # If the piece covers less than when it was ranked, other pieces may be better now.
+        # If the piece covers less than its bound, other pieces may be better: it is ranked again with the new length.
         if low - high == negative_length:
             covered.append(((low, high), number))
             rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
             starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
-        # The piece stays in the heap, because it may also overlap with other gaps.
+        # The piece stays in the heap after it has covered a gap, because it may overlap with other gaps.
         heapq.heappush(heap, (distance, low - high, order, number))
     return sorted([*covered, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
 
 
 def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
-    """Return start, stop and gap number of the largest overlap of a piece with a gap; None if there is no overlap."""
+    """Return the largest overlap of a piece with a gap; None if it overlaps with no gap.
+
+    Gap i is the interval from starts[i] to stops[i]. The result is the start and the stop of the overlap, and the index
+    of the gap.
+    """
     best, gap = None, max(0, bisect_right(starts, piece[0]) - 1)
     while gap < len(starts) and starts[gap] < piece[1]:
         low, high = max(starts[gap], piece[0]), min(stops[gap], piece[1])
@@ -327,10 +339,10 @@ def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
 
 
 def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
-    """Return the number of the run (a period between exchanges of lanes) in which each task is computed.
+    """Return the number of the run in which each task is computed.
 
-    No lane reads a tensor that another lane or device computes in the same run. The lanes of a device can therefore be
-    computed one after another within a run. `tasks` must be in layer order.
+    A run is a sequence of layers in which no lane reads a tensor that another lane or device computes in the same run.
+    The lanes of a device can therefore be computed one after another within a run. `tasks` must be in layer order.
     """
     runs, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):

@@ -18,7 +18,7 @@ from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedG
 def build_program(
     placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Program:
-    """Return the program of a placed model, or of a placed graph (then without models and weights).
+    """Return the program of a placed model or of a placed graph. For a graph, segments have no model and no weights.
 
     `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
     each device has its own host.
@@ -97,7 +97,9 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     sends = {producer for producer, *_ in graph.sends}
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # The current segment of each device.
-    sending: dict[str, bool] = {}  # True if the last node of the device's segment computes a tensor that is sent.
+    # For each device, True if the last node of its segment leads to a tensor that is sent. Only nodes that lead to such
+    # tensors may then be added to the segment.
+    sending: dict[str, bool] = {}
     products = _find_products(graph, sends)
     last: dict[str, str] = {}  # The operand of the last matrix product with a result that is sent, by device.
     for unit in _inseparable_nodes(graph):
@@ -122,9 +124,10 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 
 
 def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
-    """Return the nodes between a matrix product and a tensor that is sent, each with the product's operand.
+    """Return the nodes from a matrix product to a tensor that is sent, each with the product's computed operand.
 
-    Only products with one computed operand are found, such as those by weights.
+    Only products with exactly one computed operand are found: the other one is a weight. `sends` are the indices of the
+    nodes that compute tensors that are sent.
     """
     found: dict[int, str] = {}
     for producer in sends:
@@ -179,7 +182,8 @@ def _build_device_program(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    turn = {transfer.index: i for i, transfer in enumerate(transfers)}  # Transfers are sorted by receiver.
+    # `transfers` are in the order of sending (see `build_program`), so a transfer's position in it is a sort key.
+    turn = {transfer.index: i for i, transfer in enumerate(transfers)}
 
     def sends(names: Iterable[str]) -> list[Step]:
         return sorted((step for name in names for step in outgoing.get(name, ())), key=lambda step: turn[step.index])

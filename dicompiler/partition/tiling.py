@@ -47,9 +47,12 @@ def single_device_plan(layers: LayerGraph, device: str) -> Plan:
 def named_axes(layers: LayerGraph) -> NamedAxes:
     """Return the axes that are called height, width and channel, for each tensor.
 
-    The axes of a model input of rank 3 or more are N, channel, height, width. Those of rank 2 are N and channel (height
-    and channel if there is more than one row), or N and height for integers (tokens). In a layer with weights, the axis
-    that divides the weights is the channel axis.
+    Model inputs have these axes:
+    - rank 3 or more: N, channel, height, width;
+    - rank 2, integers (tokens): N and height;
+    - rank 2, other types: height and channel, or N and channel if there is only one row.
+    Names are propagated through the layers. In a layer with weights, the axis that divides the weights is the channel
+    axis.
 
     Args:
         layers: The model's layers.
@@ -162,9 +165,9 @@ def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[fl
 
 
 def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
-    """Split an axis at `ends`, each moved to the nearest position that the operator's rule allows.
+    """Split an axis at `ends`, each moved to the nearest position at which no element is computed twice.
 
-    At such a position, no element is computed twice: for example at a boundary of groups of channels.
+    The operator's rule determines these positions. An example is a boundary of groups of channels.
 
     Args:
         layers: The model's layers.

@@ -89,7 +89,7 @@ class WireCasts:
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
     """Raise DicompilerError if the opset is too old for a wire type, or the value range of an int8 tensor is unknown.
 
-    `opset` is the version of the model's standard operators, or 0 if the model has none.
+    `opset` is the version of the model's standard operators, or 0 if the model does not use standard operators.
     """
     dtypes = effective_wire_dtypes(routing.layers)
     keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes)
@@ -108,7 +108,7 @@ def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
 
 
 def max_narrowings_on_path(routing: Routing) -> int:
-    """Return how often a value is narrowed at most between a model input and a model output."""
+    """Return the largest number of narrowings of a value on any path from a model input to a model output."""
     layers = routing.layers
     dtypes = effective_wire_dtypes(layers)
     sent_keys = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes}
