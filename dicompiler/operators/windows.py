@@ -31,8 +31,9 @@ class SpatialAxis:
     """One spatial axis of a convolution or pool.
 
     Attributes:
-        extent: Number of elements over which windows slide.
-        count: Number of windows.
+        extent: Number of elements over which windows slide: input elements, or output elements of a transposed
+            convolution.
+        count: Number of windows: output elements, or input elements of a transposed convolution.
         span: Number of elements from the first to the last that a window reads.
         stride: Distance from one window to the next.
         pad_begin: Number of pads before the first element.
@@ -57,7 +58,7 @@ class WindowAttributes:
         dilations: Distance between the elements of a window along each axis.
         pads: Pads before all axes, then after all axes.
         auto_pad: NOTSET, VALID, SAME_UPPER or SAME_LOWER.
-        ceil_mode: True if a last window that only overlaps the input counts.
+        ceil_mode: True if the last window may reach beyond the end of the padded input.
         output_padding: Elements that a transposed convolution appends to each axis.
         output_shape: Spatial output shape of a transposed convolution; () if the other attributes determine it.
     """
@@ -100,7 +101,10 @@ class WindowAttributes:
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
     def distribute(self, total: int) -> Pads:
-        """Return the pads of an axis with `total` automatic pads. Negative pads leave elements out."""
+        """Return how many of `total` automatic pads are at the start and at the end of an axis.
+
+        If `total` is negative, so are the pads: windows then skip this number of elements.
+        """
         begin = int(total / 2) if self.auto_pad == "SAME_UPPER" else total - int(total / 2)
         return begin, total - begin
 
@@ -127,7 +131,7 @@ class WindowAttributes:
     def pool_axis(self, axis: int, extent: int) -> SpatialAxis:
         """Return an axis of a pool.
 
-        If onnxruntime drops the last window, the extent ends with the last element that a window reads.
+        If onnxruntime drops the last window, elements that no window reads are not counted in the extent of the axis.
         """
         (begin, end), count = self.pool_pads(axis, extent), self.pool_count(axis, extent)
         covered = (count - 1) * self.strides[axis] + self.span(axis)
@@ -174,7 +178,10 @@ class WindowAttributes:
 
 @memoized
 def window_axes(operation: Operation, kernel: tuple[int, ...]) -> tuple[SpatialAxis, ...]:
-    """Return the spatial axes of a convolution, transposed convolution or pool, with all attributes as pads."""
+    """Return the spatial axes of a convolution, transposed convolution or pool.
+
+    The attributes `auto_pad`, `ceil_mode` and `output_shape` are converted to pads.
+    """
     attributes, op = WindowAttributes.read(operation.node.attributes, kernel), operation.node.op
     axes = []
     for axis, pair in enumerate(zip(operation.input_shape(0)[2:], operation.out_shape[2:], strict=True)):

@@ -228,8 +228,8 @@ class _Placer:
     def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
         """Add an unchanged node of a layer that stays whole, with the names that its inputs have on this device."""
         for tensor in filter(None, node.outputs):
-            # The region of a tensor without a static shape is never used, because the tensor is only read as a whole, and
-            # only on this device.
+            # The region of a tensor without a static shape is never used: only this device reads the tensor, and it
+            # reads all of it.
             shape, name = self.layers.tensors[tensor].shape, self._tensor_name(TensorKey(tensor), task)
             tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
