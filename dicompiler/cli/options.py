@@ -156,8 +156,8 @@ cost_option = click.option(
 wire_dtype_option = click.option(
     "--wire-dtype",
     metavar="TYPE",
-    help="Convert tensors to float16, bfloat16 or int8 before they are sent; 'float16,conv1=float32' excludes the "
-    "output of layer conv1. Default: the plan's types, or no conversion.",
+    help="Convert tensors to float16, bfloat16, int8 or int8-block before they are sent; 'float16,conv1=float32' "
+    "excludes the output of layer conv1. Default: the plan's types, or no conversion.",
 )
 wire_options = combine(
     wire_dtype_option,

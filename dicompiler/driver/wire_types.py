@@ -12,6 +12,7 @@ from dicompiler.ir import plan as plans
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.wire_dtype import (
+    UNCHANGED,
     WireFormat,
     effective_wire_dtypes,
     parse_wire_format,
@@ -71,7 +72,10 @@ def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
     assert plan is not None
     inputs = read_samples(samples, graph_inputs(state.model))
     log.info("measuring the ranges of sent tensors over %d samples", len(inputs))
-    exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
+    int8_only = WireFormat(
+        tuple((name, kind if kind == "int8" else UNCHANGED) for name, kind in plan.wire_format.dtypes)
+    )
+    exact_plan = replace(plan, wire_format=int8_only.with_exact_stand_ins)
     program = lower_unchecked(replace(state, plan=exact_plan)).program
     assert program is not None
     return replace(plan, wire_format=replace(plan.wire_format, ranges=measure_ranges(program, inputs)))

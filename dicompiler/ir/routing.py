@@ -16,7 +16,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Region, region_shape
 from dicompiler.ir.tasks import Task, TaskId, TensorKey
-from dicompiler.ir.wire_dtype import sent_dtype
+from dicompiler.ir.wire_dtype import sent_nbytes
 
 
 class Box(NamedTuple):
@@ -146,9 +146,9 @@ class Routing:
             Number of bytes. For a received box, they depend on the wire type of the tensor.
         """
         assert box.region is not None
-        dtype = self.layers.tensors[box.key.tensor].dtype
-        dtype = dtype if box.origin is None else sent_dtype(self.layers, box.key.tensor)
-        return raw_nbytes(dtype, region_shape(box.region))
+        if box.origin is not None:
+            return sent_nbytes(self.layers, box.key.tensor, region_shape(box.region))
+        return raw_nbytes(self.layers.tensors[box.key.tensor].dtype, region_shape(box.region))
 
     @cached_property
     def total_bytes(self) -> int:

@@ -21,18 +21,26 @@ from dicompiler.ir.tasks import TensorKey
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
 
+INT8_BLOCK = "int8-block"
+"""Wire type of 8-bit integers with a scale for each block of values, which the sender computes from the values."""
+BLOCK_SIZE = 32
+"""Number of consecutive values that share a scale in INT8_BLOCK."""
+
 _FLOAT_DTYPES = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
+_ALL_FLOAT_DTYPES = _FLOAT_DTYPES | {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 _NARROWABLE_DTYPES: Mapping[str, frozenset[int]] = {
     "float16": _FLOAT_DTYPES,
     "bfloat16": _FLOAT_DTYPES,
     "int8": frozenset({onnx.TensorProto.FLOAT}),
-    EXACT_STAND_IN: _FLOAT_DTYPES,
+    INT8_BLOCK: _ALL_FLOAT_DTYPES,
+    EXACT_STAND_IN: _ALL_FLOAT_DTYPES,
 }
 """Element types that each wire type can narrow. Tensors of other element types are sent unchanged."""
 _SENT_DTYPES = {
     "float16": int(onnx.TensorProto.FLOAT16),
     "bfloat16": int(onnx.TensorProto.BFLOAT16),
     "int8": int(onnx.TensorProto.INT8),
+    INT8_BLOCK: int(onnx.TensorProto.INT8),
 }
 WIRE_DTYPE_NAMES = (*_SENT_DTYPES, UNCHANGED)
 _MIN_SCALE = 1.2e-38
@@ -170,7 +178,15 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
     Returns:
         Number of bytes.
     """
-    return raw_nbytes(sent_dtype(layers, tensor), shape)
+    nbytes = raw_nbytes(sent_dtype(layers, tensor), shape)
+    if layers.wire_dtypes and effective_wire_dtypes(layers).get(tensor) == INT8_BLOCK:
+        nbytes += block_count(math.prod(shape))
+    return nbytes
+
+
+def block_count(value_count: int) -> int:
+    """Return the number of blocks, and of scales, for a number of values. The last block can be shorter."""
+    return -(-value_count // BLOCK_SIZE)
 
 
 def int8_scale_and_zero_point(measured: ValueRange) -> tuple[float, int]:

@@ -152,7 +152,7 @@ class _Placer:
             self.shared_tensors[cache_key] = self.wire_casts.narrow(
                 self._tensor_of_box(box.origin, place), box, slice_placement, producer_placement
             )
-        return self.wire_casts.widen(self.shared_tensors[cache_key], box.key, place)
+        return self.wire_casts.widen(self.shared_tensors[cache_key], box, place)
 
     def _place_task(self, task: Task) -> None:
         """Add the nodes that assemble a task's inputs, then the task's own nodes."""

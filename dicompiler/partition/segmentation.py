@@ -12,6 +12,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
 from dicompiler.ir.recurrent_states import read_state_pieces
 from dicompiler.partition.annotations import read_annotation, read_source_and_sinks
+from dicompiler.partition.block_quantization import is_part_of
 from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedGraph, PlacedNode
 
 
@@ -95,14 +96,15 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
     sends = {producer for producer, *_ in graph.sends}
+    encoder_starts = _find_encoder_starts(graph)
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # The current segment of each device.
     # For each device, True if the last node of its segment leads to a tensor that is sent. Only nodes that lead to such
     # tensors may then be added to the segment.
     sending: dict[str, bool] = {}
-    products = _find_products(graph, sends)
+    products = _find_products(graph, sends, encoder_starts)
     last: dict[str, str] = {}  # The operand of the last matrix product with a result that is sent, by device.
-    for unit in _inseparable_nodes(graph):
+    for unit in _inseparable_nodes(graph, encoder_starts):
         device, lane, *_ = places[unit[0]]
         product, group = products.get(unit[0]), current.get(device, [])
         sent = not sends.isdisjoint(unit) or (product is not None and product == last.get(device))
@@ -123,15 +125,27 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     return groups
 
 
-def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
+def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
+    """Return the index of the first node of each encoder of a sent tensor, by the index of its last node."""
+    starts: dict[int, int] = {}
+    for producer, name, *_ in graph.sends:
+        start = producer
+        while start > 0 and is_part_of(graph.nodes[start - 1].outputs[0], name):
+            start -= 1
+        if start < producer:
+            starts[producer] = start
+    return starts
+
+
+def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: Mapping[int, int]) -> dict[int, str]:
     """Return the nodes from a matrix product to a tensor that is sent, each with the product's computed operand.
 
     Only products with exactly one computed operand are found: the other one is a weight. `sends` are the indices of the
-    nodes that compute tensors that are sent.
+    nodes that compute tensors that are sent. The first node of an encoder stands for all its nodes.
     """
     found: dict[int, str] = {}
     for producer in sends:
-        chain = [producer] if producer != FROM_INPUT else []
+        chain = [encoder_starts.get(producer, producer)] if producer != FROM_INPUT else []
         while chain and len(names := graph.node_reads[chain[-1]]) == 1:
             if graph.nodes[chain[-1]].operator in ("MatMul", "Gemm"):
                 found.update(dict.fromkeys(chain, names[0]))
@@ -141,18 +155,19 @@ def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]
     return found
 
 
-def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
+def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) -> Iterable[list[int]]:
     """Yield the nodes in order, with nodes that must be in one segment grouped.
 
     A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and the
-    nodes of a layer are adjacent.
+    nodes of a layer are adjacent. The nodes of an encoder stay together, so that they count as the computation of a
+    single tensor.
     """
     unknown = graph.producer.keys() - graph.infos.keys()
-    if not unknown:
+    if not unknown and not encoder_starts:
         return ([i] for i in range(len(graph.nodes)))
     units: list[list[int]] = []
     for i, names in enumerate(graph.node_reads):
-        first, unit = min((graph.producer[n] for n in names if n in unknown), default=i), [i]
+        first, unit = min((graph.producer[n] for n in names if n in unknown), default=encoder_starts.get(i, i)), [i]
         while unit[0] > first:
             unit = units.pop() + unit
         units.append(unit)

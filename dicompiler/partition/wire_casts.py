@@ -1,6 +1,7 @@
 """Narrowing of sent tensors: casts to a smaller wire type before each transfer, and casts back after it.
 
-A tensor passes Cast (float16, bfloat16) or QuantizeLinear (int8), the transfer, and Cast or DequantizeLinear.
+A tensor passes Cast (float16, bfloat16) or QuantizeLinear (int8), the transfer, and Cast or DequantizeLinear. For
+int8-block, `block_quantization` adds several nodes before and after the transfer.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.regions import volume
 from dicompiler.ir.routing import Box, Routing
 from dicompiler.ir.tasks import TensorKey
 from dicompiler.ir.wire_dtype import (
+    INT8_BLOCK,
     WireFormat,
     effective_wire_dtypes,
     int8_scale_and_zero_point,
     range_name,
     sent_dtype,
 )
+from dicompiler.partition.block_quantization import MIN_OPSET, BlockQuantizer
 from dicompiler.partition.placed_graph import NodePlacement, PlacedGraphBuilder, PlacedTensor
 
 LAST_POSITION = 1 << 31
 """Position in layer order that comes after all layers."""
-MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10}
-"""First opset with a Cast or QuantizeLinear to each wire type."""
+MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10, INT8_BLOCK: MIN_OPSET}
+"""First opset with the operators that convert to each wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)
 """Value range that is used in programs that are only simulated, because no samples have been run for them."""
 
@@ -34,6 +38,7 @@ class WireCasts:
     def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
+        self.quantizer = BlockQuantizer(builder)
         # Tensors that were cast back, by the name of the received tensor, device and lane.
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
@@ -47,29 +52,31 @@ class WireCasts:
         """
         assert box.region is not None
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
-        if kind is None:
+        if kind is None or (kind == INT8_BLOCK and not volume(piece.region)):
             return piece
         run, lane, position, phase = (producer_placement if piece is tensor else slice_placement).step_key
         placement = slice_placement._replace(step_key=(run, lane, LAST_POSITION if lane < 0 else position, phase))
-        narrowed = PlacedTensor(
-            self.builder.unique_tensor_name(f"{piece.name}~{kind}"),
-            piece.region,
-            sent_dtype(self.layers, box.key.tensor),
-        )
+        name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
+        if kind == INT8_BLOCK:
+            return self.quantizer.encode(piece, name, placement, range_name(box.key))
+        narrowed = PlacedTensor(name, piece.region, sent_dtype(self.layers, box.key.tensor))
         return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 
-    def widen(self, sent: PlacedTensor, key: TensorKey, place: NodePlacement) -> PlacedTensor:
-        """Return a received tensor in its original type. All readers on a device and lane share the cast."""
-        if key.tensor not in self.kinds:
+    def widen(self, sent: PlacedTensor, box: Box, place: NodePlacement) -> PlacedTensor:
+        """Return a received box in its original type. All readers on a device and lane share the cast."""
+        assert box.region is not None
+        key, kind = box.key, self.kinds.get(box.key.tensor)
+        if kind is None or (kind == INT8_BLOCK and not volume(box.region)):
             return sent
         cache_key = (sent.name, place.device, place.lane)
         if cache_key not in self.wide:
-            widened = PlacedTensor(
-                self.builder.unique_tensor_name(f"{sent.name}@{place.device}"),
-                sent.region,
-                self.layers.tensors[key.tensor].dtype,
-            )
-            self.wide[cache_key] = self._convert(sent, widened, place, key, "DequantizeLinear")
+            name = self.builder.unique_tensor_name(f"{sent.name}@{place.device}")
+            widened = PlacedTensor(name, box.region, self.layers.tensors[key.tensor].dtype)
+            if kind == INT8_BLOCK:
+                origin = range_name(key)
+                self.wide[cache_key] = self.quantizer.decode(sent, box.region, widened.dtype, name, place, origin)
+            else:
+                self.wide[cache_key] = self._convert(sent, widened, place, key, "DequantizeLinear")
         return self.wide[cache_key]
 
     def _convert(

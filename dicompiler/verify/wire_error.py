@@ -10,22 +10,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.program import Program, Transfer
 from dicompiler.ir.routing import Routing
-from dicompiler.ir.wire_dtype import EXACT_STAND_IN, ValueRange, WireFormat, effective_wire_dtypes, range_name
+from dicompiler.ir.wire_dtype import (
+    EXACT_STAND_IN,
+    INT8_BLOCK,
+    ValueRange,
+    WireFormat,
+    effective_wire_dtypes,
+    range_name,
+)
 from dicompiler.partition.annotations import read_annotation
+from dicompiler.partition.block_quantization import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR
 from dicompiler.partition.wire_casts import max_narrowings_on_path
 from dicompiler.verify.comparison import Check
 from dicompiler.verify.executor import ProgramExecutor
 
-ROUNDING_ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 255}
+ROUNDING_ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 255, INT8_BLOCK: MAX_ROUNDING_ERROR}
 """Largest relative error of narrowing a tensor once, by wire type.
 
 float16 and bfloat16 round to 11 and 8 bits of mantissa. The error of int8 is half a step of the quantized values, as a
-share of the tensor's largest value, if the tensor's range is symmetric around 0.
+share of the tensor's largest value, if the tensor's range is symmetric around 0. The error of int8-block is a share of
+the largest magnitude in a block of values.
 """
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
@@ -69,6 +79,8 @@ def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> di
     """
     ranges: dict[str, ValueRange] = {}
     for transfer, name, values in iterate_sent_tensors(program, list(samples)):
+        if transfer.value.dtype != onnx.TensorProto.FLOAT:  # Tensors of other types are not sent as int8.
+            continue
         if not np.isfinite(values).all():
             raise DicompilerError(
                 f"wire: tensor {name!r}, from {transfer.sender!r} to {transfer.receiver!r}, holds NaN or infinity for "
@@ -82,19 +94,22 @@ def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> di
 def check_wire_range(program: Program, routing: Routing, wire: WireFormat, inputs: Mapping[str, Any]) -> Check:
     """Check that the wire types can represent the sent values for the inputs of one frame.
 
-    The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 contains NaN or infinity.
+    The check fails if a finite value becomes infinite in float16, if a tensor sent as int8 contains NaN or infinity, or
+    if a tensor sent as int8-block contains NaN.
     `program` was compiled with `WireFormat.with_exact_stand_ins`, and `routing` is that of the plan with its wire types
     `wire`.
     """
     keys = {box.key for role in routing.roles for box in role.received_boxes}
     wire_dtypes = {range_name(key): effective_wire_dtypes(routing.layers).get(key.tensor, "") for key in keys}
-    transfer_count, clipped_count, non_finite_count, largest = 0, 0, 0, 0.0
+    transfer_count, clipped_count, beyond_count, non_finite_count, largest = 0, 0, 0, 0, 0.0
     for transfer, name, values in iterate_sent_tensors(program, [inputs]):
         wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
+        if not wire_dtype:  # The stand-in can also narrow types that this wire type sends unchanged.
+            continue
         largest_here = float(np.abs(values[is_finite]).max(initial=0.0))
         place = f"{name!r}, from {transfer.sender!r} to {transfer.receiver!r},"
         transfer_count, largest = transfer_count + 1, max(largest, largest_here)
-        non_finite_count += not is_finite.all()
+        non_finite_count += not is_finite.all() and wire_dtype != INT8_BLOCK
         if wire_dtype == "int8" and not is_finite.all():
             detail = f"{place} holds NaN or infinity, which int8 cannot represent: send it as float16"
             return Check("wire", False, detail)
@@ -104,8 +119,13 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
         if wire_dtype == "int8":
             low, high = wire.ranges[name]
             clipped_count += bool(((values < low) | (values > high)).any())
+        if wire_dtype == INT8_BLOCK:
+            if np.isnan(values).any():
+                return Check("wire", False, f"{place} holds NaN, which int8-block cannot represent: send it as float16")
+            beyond_count += bool((np.abs(values) > MAX_INT8_BLOCK).any())
     notes = f"; {non_finite_count} with NaN or infinity, which are sent as such" if non_finite_count else ""
     notes += f"; {clipped_count} with values outside the samples' range, which are clipped" if clipped_count else ""
+    notes += f"; {beyond_count} with values beyond {MAX_INT8_BLOCK:.3g}, which are clipped" if beyond_count else ""
     return Check("wire", True, f"{wire}: {transfer_count} transfers narrowed, largest value {largest:.3g}{notes}")
 
 

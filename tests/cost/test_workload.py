@@ -14,7 +14,7 @@ from dicompiler import compile, networks
 from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.cost.op_counts import count_macs
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.cost.workload import build_workload, count_copies, task_seconds
+from dicompiler.cost.workload import BLOCK_DECODER, BLOCK_ENCODER, build_workload, count_copies, task_seconds
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -140,7 +140,7 @@ def test_counts_slices_and_joins(label: AxisLabel) -> None:
     assert after - before == pytest.approx(times)
 
 
-@pytest.mark.parametrize("kind", ["float16", "int8"])
+@pytest.mark.parametrize("kind", ["float16", "int8", "int8-block"])
 def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     """Both devices compute the first layer, one the next layers, and the other delivers the last."""
     costs = RuntimeCosts(per_copy=1e-2, per_copied_byte=1e-6)
@@ -155,9 +155,13 @@ def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     for box in routing.received_boxes:  # No task narrows the network's input.
         nbytes = seen.nbytes(held(box))
         assert box.origin is not None
-        for device, counts in ((box.device, True), (box.origin.device, box.origin.task is not None)):
-            ends[device] += nbytes * counts
-            times[device] += counts
+        for device, counts, block_cost in (
+            (box.device, True, BLOCK_DECODER),
+            (box.origin.device, box.origin.task is not None, BLOCK_ENCODER),
+        ):
+            passes, extra_calls = block_cost if kind == "int8-block" else (1, 0)
+            ends[device] += nbytes * counts * passes
+            times[device] += counts * (passes + extra_calls)
     for one, other in zip(before.devices, after.devices, strict=True):
         more = sum(job.seconds for job in other.jobs) - sum(job.seconds for job in one.jobs)
         assert more == pytest.approx(1e-2 * times[one.device] + 1e-6 * ends[one.device])

@@ -65,6 +65,7 @@ def test_rejects_unknown_types(given: str, expected: str) -> None:
     [
         WireFormat(),
         WireFormat((("*", "float16"),)),
+        WireFormat((("*", "int8-block"), ("conv", "float16"))),
         WireFormat((("*", "int8"), ("conv", "float32")), {"x": (-1.5, 2.25), "t+0:4": (0.1, 1e-30)}),
     ],
 )
@@ -85,6 +86,7 @@ def test_rejects_plans_with_unknown_wire_types(wire: Any) -> None:
     [
         ("float16", {"x": "FLOAT16", "r": "FLOAT16", "wide": "FLOAT16", "top": "INT64"}),
         ("int8", {"x": "INT8", "r": "INT8", "wide": "DOUBLE", "top": "INT64"}),
+        ("int8-block", {"x": "INT8", "r": "INT8", "wide": "INT8", "top": "INT64"}),
         ("bfloat16,x=float32", {"x": "FLOAT", "r": "BFLOAT16", "wide": "BFLOAT16"}),
     ],
 )
@@ -94,7 +96,7 @@ def test_narrows_only_float_tensors(given: str, sent: dict[str, str]) -> None:
     layers = with_wire_dtypes(formed(NETWORK), wire.dtypes)
     assert {name: dtype_name(sent_dtype(layers, name)) for name in sent} == sent
     assert requested_wire_dtypes(layers).keys() >= effective_wire_dtypes(layers).keys()
-    assert sent_nbytes(layers, "r", (1, 4)) == {"float16": 8, "int8": 4}.get(given, 8)
+    assert sent_nbytes(layers, "r", (1, 4)) == {"float16": 8, "int8": 4, "int8-block": 5}.get(given, 8)
     exact = with_wire_dtypes(formed(NETWORK), wire.with_exact_stand_ins.dtypes)
     assert dtype_name(sent_dtype(exact, "r")) == "FLOAT" and "r" in effective_wire_dtypes(exact)
 

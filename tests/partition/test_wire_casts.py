@@ -87,7 +87,36 @@ def test_single_layers_can_send_unchanged_tensors() -> None:
     }
 
 
-@pytest.mark.parametrize(("wire", "close"), [("float16", 0.03), ("bfloat16", 0.3), ("int8", 0.7), ("float32", 1e-6)])
+@pytest.mark.parametrize("wire", ["float16", "int8-block"])
+def test_keys_and_values_are_computed_in_one_segment(wire: str) -> None:
+    """They are then sent together."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[2, 4] y)
+    <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}>
+    { k = MatMul (x, w)  v = MatMul (x, w)  y = Concat <axis = 0> (k, v) }"""
+    proto = onnx.parser.parse_model(text)
+    for node, name in zip(proto.graph.node, "kvy", strict=True):
+        node.name = name
+    proto = onnx.shape_inference.infer_shapes(proto)
+    layers = formed(proto)
+    parts = {layer.name: (Part("q" if layer.name == "y" else "p"),) for layer in layers.layers}
+    plan = Plan(parts, ("p",), ("q",), wire_format=WireFormat((("*", wire),)))
+    placed = partition(PipelineState(model=Model.load(proto), layers=layers, plan=plan))
+    program = build_program(placed.model, ["p", "q"])
+    assert len(program.transfers) == 2 and [len(device.segments) for device in program.devices] == [1, 1]
+
+
+def test_encoders_of_slices_are_in_one_segment() -> None:
+    parts = tuple(rows(name, start, stop) for name, start, stop in (("p", 0, 3), ("q", 3, 6), ("r", 6, 8)))
+    plan = Plan({"conv1": (Part("q"),), "conv2": parts}, ("q",), ("r",))
+    wire = WireFormat((("*", "int8-block"),))
+    program = build_program(place(network(), replace(plan, wire_format=wire)).model, ["p", "q", "r"])
+    first = operators(program, "q")[0]
+    assert first[:4] == ["Conv", "Relu", "Slice", "Slice"] and first.count("Concat") >= 2
+
+
+@pytest.mark.parametrize(
+    ("wire", "close"), [("int8-block", 1.0), ("float16", 0.03), ("bfloat16", 0.3), ("int8", 0.7), ("float32", 1e-6)]
+)
 def test_narrowed_results_are_close_to_the_reference(wire: str, close: float) -> None:
     placed, program = split(wire, {"a": "q", "b": "r", "c": "q", "y": "p"})
     assert placed.plan is not None
@@ -103,6 +132,7 @@ def test_narrowed_results_are_close_to_the_reference(wire: str, close: float) ->
     [
         ("int8", 17, False, "wire: the value range of 'b', which is sent as int8, is unknown: give sample inputs"),
         ("int8", 9, True, "wire: int8 needs opset 10, but the model has 9: convert it (onnx.version_converter), or"),
+        ("int8-block", 12, True, "wire: int8-block needs opset 13, but the model has 12: convert it"),
         ("bfloat16", 12, True, "wire: bfloat16 needs opset 13, but the model has 12"),
     ],
 )

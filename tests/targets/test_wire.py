@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, load_plan
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 
-TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "int8": "INT8"}
+TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "int8": "INT8", "int8-block": "INT8"}
+BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "int8-block": 33 / 32}
+DECODER = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 50, "size": 1, "past": 8}
 LOUD = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 1, 8, 8] x) => (float[1, 1, 8, 8] y)
 <float[1, 1, 1, 1] w = {1}>
 { a = Conv (x, w)  b = MaxPool <kernel_shape = [1, 1]> (a)  y = Conv (b, w) }"""
@@ -43,9 +46,9 @@ def checks(directory: Path, inputs: Any = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
-@pytest.mark.parametrize(("wire", "share"), [("float16", 2), ("bfloat16", 2), ("int8", 4)])
+@pytest.mark.parametrize("wire", TYPES)
 def test_real_programs_send_the_predicted_bytes_and_deviate_as_stated(
-    lenet: onnx.ModelProto, target: str, wire: str, share: int, tmp_path: Path
+    lenet: onnx.ModelProto, target: str, wire: str, tmp_path: Path
 ) -> None:
     given = samples(lenet, tmp_path / "s.npz") if wire == "int8" else None
     wide = compile(lenet, "rpi4x3", "modnn")
@@ -57,8 +60,9 @@ def test_real_programs_send_the_predicted_bytes_and_deviate_as_stated(
 
     assert all(check.passed for check in found.values()), found
     assert found["exact"].applies and f"{wire}: " in found["wire"].detail
-    assert result.metrics is not None and wide.metrics is not None
-    assert share * result.metrics.total_bytes == wide.metrics.total_bytes > 0
+    assert result.metrics is not None and wide.program is not None
+    sizes = [transfer.value.nbytes // 4 for transfer in wide.program.transfers]
+    assert result.metrics.total_bytes == sum(math.ceil(BYTES[wire] * size) for size in sizes) > 0
     assert f"{result.metrics.total_bytes} bytes a frame: as predicted" in found["bytes"].detail
     assert 1e-5 < float(found["output"].detail.split()[2]) < 0.03
     sent = load_json(tmp_path / "out" / "artifact.json")["transfers"]
@@ -100,6 +104,9 @@ def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
         ("bfloat16", 7e4, True, True, "bfloat16: 2 transfers narrowed, largest value 7e+04"),
         ("float16", np.nan, True, True, "2 with NaN or infinity, which are sent as such"),
         ("float16", np.inf, True, True, "2 with NaN or infinity, which are sent as such"),
+        ("int8-block", np.nan, False, False, "holds NaN, which int8-block cannot represent: send it as float16"),
+        ("int8-block", np.inf, True, False, "2 with values beyond 1.54e+07, which are clipped"),
+        ("int8-block", 1e7, True, True, "int8-block: 2 transfers narrowed, largest value 1e+07"),
         ("int8", np.nan, False, False, "holds NaN or infinity, which int8 cannot represent: send it as float16"),
         ("int8", 4.01, True, True, "2 with values outside the samples' range, which are clipped"),
         ("int8", 5.0, True, False, "2 with values outside the samples' range, which are clipped"),
@@ -174,3 +181,24 @@ def test_boards_accept_int8_and_refuse_operators_that_tflite_micro_lacks(
     assert checks(tmp_path / "out")["output"].passed
     with pytest.raises(DicompilerError, match=r"is of type float16: send it unchanged, or as int8 \(--wire-dtype\)"):
         compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="float16", output=tmp_path / "other")
+    with pytest.raises(
+        DicompilerError, match=r"its scale is computed .*: send it unchanged, or as int8 \(--wire-dtype\)"
+    ):
+        compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="int8-block", output=tmp_path / "other")
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_decoder_sends_partial_sums_with_a_scale_for_each_block(target: str, tmp_path: Path) -> None:
+    """The caches stay on their devices in their own type."""
+    model = networks.build("llama_small", 1, **DECODER)
+    result = compile(
+        model, "rpi4x2", "heads", objective="memory", target=target, wire_dtype="int8-block", output=tmp_path / "out"
+    )
+    found = checks(tmp_path / "out")
+    assert all(check.passed for check in found.values()), found
+    assert result.program is not None and result.routing is not None
+    assert any(box.key.reduce is not None for box in result.routing.received_boxes)
+    sent = {transfer.value.dtype for transfer in result.program.transfers}
+    assert sent == {onnx.TensorProto.INT8, onnx.TensorProto.INT64}
+    states = [state.value for device in result.program.devices for state in device.states]
+    assert states and {state.dtype for state in states} == {onnx.TensorProto.FLOAT}

@@ -125,8 +125,8 @@ class CandidateRun(LayerRun):
 
 
 def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
-    """Return the bytes of one element when it is sent; a fraction for types smaller than a byte."""
-    return sent_nbytes(layers, tensor, (8,)) / 8
+    """Return the bytes of one element when it is sent; a fraction for types smaller than a byte and shared scales."""
+    return sent_nbytes(layers, tensor, (32,)) / 32
 
 
 def build_candidate_runs(

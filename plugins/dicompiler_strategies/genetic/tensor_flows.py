@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dicompiler.plugin_api import LayerGraph, LayerShare, Region
-from dicompiler.plugin_api.costs import sent_dtype, weight_regions
+from dicompiler.plugin_api.costs import sent_nbytes, weight_regions
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
@@ -128,8 +128,8 @@ def _build_flow(
     tensor = layers.tensors[name]
     if tensor.shape is None:
         return None
-    needs, dtype = [need for _, need in readers], sent_dtype(layers, name)
-    groups = [ReaderGroup(group, _split_by_readers(dtype, needs, group)) for group in _overlapping_groups(needs)]
+    needs = [need for _, need in readers]
+    groups = [ReaderGroup(group, _split_by_readers(layers, name, needs, group)) for group in _overlapping_groups(needs)]
     positions = tuple(position for position, _ in readers)
     return TensorFlow(producer, raw_nbytes(tensor.dtype, tensor.shape), positions, tuple(groups))
 
@@ -144,7 +144,9 @@ def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in sorted(groups))
 
 
-def _split_by_readers(dtype: int, needs: Sequence[Region], group: Sequence[int]) -> tuple[SharedBytes, ...]:
+def _split_by_readers(
+    layers: LayerGraph, name: str, needs: Sequence[Region], group: Sequence[int]
+) -> tuple[SharedBytes, ...]:
     """Return the bytes that each set of readers needs. The needs of a group are cut along each other's borders."""
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
@@ -152,4 +154,4 @@ def _split_by_readers(dtype: int, needs: Sequence[Region], group: Sequence[int])
         readers = tuple(i for i in group if contains(needs[i], cell))
         if readers:
             elements[readers] = elements.get(readers, 0) + volume(cell)
-    return tuple(SharedBytes(raw_nbytes(dtype, (count,)), readers) for readers, count in elements.items())
+    return tuple(SharedBytes(sent_nbytes(layers, name, (count,)), readers) for readers, count in elements.items())

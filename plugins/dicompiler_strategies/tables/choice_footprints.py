@@ -203,8 +203,8 @@ def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
 
 
 def element_bytes(layers: LayerGraph, tensor: str) -> int:
-    """Return the bytes that one element of a tensor takes in a message, rounded up to whole bytes."""
-    return sent_nbytes(layers, tensor, (1,))
+    """Return the bytes that one element of a tensor takes in a message, rounded to whole bytes and at least 1."""
+    return max(1, round(sent_nbytes(layers, tensor, (32,)) / 32))
 
 
 def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:

@@ -152,8 +152,8 @@ def get_type_name(element: int) -> str:
         return dtype_name(element)
 
 
-_WIRE_DTYPE_REMEDY = "send it unchanged, or as int8 (--wire-dtype)"
-_CAST_REMEDIES = {("Cast", "float16"): _WIRE_DTYPE_REMEDY, ("Cast", "bfloat16"): _WIRE_DTYPE_REMEDY}
+WIRE_DTYPE_REMEDY = "send it unchanged, or as int8 (--wire-dtype)"
+_CAST_REMEDIES = {("Cast", "float16"): WIRE_DTYPE_REMEDY, ("Cast", "bfloat16"): WIRE_DTYPE_REMEDY}
 
 
 def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dicompiler_targets.tflm.expand_qlinear import REWRITES
 from dicompiler_targets.tflm.flatbuffer import QuantizationParams
-from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusal, select_needed
+from dicompiler_targets.tflm.graph import WIRE_DTYPE_REMEDY, SegmentGraph, SegmentNode, make_refusal, select_needed
 from dicompiler_targets.tflm.resize import can_resize_integers
 
 DEQUANTIZE_OP, QUANTIZE_OP = "DequantizeLinear", "QuantizeLinear"
@@ -43,7 +43,9 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
     Raises DicompilerError if TFLite does not support them.
     """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
-        raise make_refusal(node, "its scale is computed or given for each block", "use constants, one for each channel")
+        is_wire_type = "int8-block" in node.name  # A plan sends a tensor in this type.
+        remedy = WIRE_DTYPE_REMEDY if is_wire_type else "use constants, one for each channel"
+        raise make_refusal(node, "its scale is computed or given for each block", remedy)
     scale = graph.constants[node.inputs[1]].reshape(-1)
     zero = graph.constants[node.inputs[2]].reshape(-1) if node.has_input(2) else np.zeros(scale.size, np.int8)
     if scale.size > 1 and np.any(zero != 0):
