@@ -115,7 +115,7 @@ def _assign_offsets(weights: Mapping[str, Weight]) -> dict[str, int]:
 
 
 def _iterate_weights(weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> Iterator[bytes | memoryview]:
-    """Yield the content of the file of weights, with zeros between two weights."""
+    """Yield the content of the file of weights. Zeros pad the file up to the offset of each weight."""
     end = 0
     for name, weight in weights.items():
         yield bytes(offsets[name] - end)

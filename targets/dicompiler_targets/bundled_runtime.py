@@ -29,7 +29,7 @@ def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, by
 def read_benchmark_player(target: str, suffixes: tuple[str, ...] = ()) -> dict[str, bytes]:
     """Return the content, by name, of the files of a target's benchmark player (see `Target.benchmark_player`).
 
-    The player imports the runtime's files with these suffixes.
+    The result includes the runtime's files with these suffixes, which the player imports.
     """
     package = resources.files(f"dicompiler_targets.{target}")
     sources = read_runtime_sources(target, suffixes) if suffixes else {}
@@ -53,5 +53,5 @@ def check_bundled_sources(
 
 
 def hash_sources(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the digest of each file, in the form of manifests."""
+    """Return the digest of each file in the notation of manifests, sha256:HEX."""
     return {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in sources.items()}

@@ -266,9 +266,11 @@ def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[st
 def _find_assemblies(
     segment: Segment, identities: Mapping[str, Assembly], max_axes: int, kept_outputs: Collection[str]
 ) -> tuple[dict[str, Assembly], dict[str, Assembly]]:
-    """Return assemblies of two groups of tensors: those that nodes move from inputs, and those moved to outputs.
+    """Return how the tensors are assembled that the runtime can copy before and after the model runs.
 
-    `identities` has the tensors that the runtime can copy, each as an assembly of itself.
+    The first group are the segment's inputs and the tensors that nodes only move from inputs. The second group are the
+    tensors that nodes only move to the segment's outputs. `identities` has the tensors that the runtime can copy, each
+    as an assembly of itself.
     """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -346,11 +348,11 @@ def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
 
 
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
-    """Return the tensors that nodes move only to assemble outputs of the segment.
+    """Return the tensors that only help to assemble segment outputs, so that they can be hoisted.
 
-    A tensor is excluded if another node of the segment reads one of its source tensors, unless that source is an output
-    too. Hoisting would keep such a source in memory for longer. `movable` has the outputs of all nodes that only move
-    data.
+    `movable` has the outputs of all nodes that only move data. A tensor in `movable` is not returned if a node that
+    stays in the model reads it. It is not returned either if such a node reads one of the tensors from which it is
+    moved, unless that tensor is an output of the segment. Hoisting would keep that tensor in memory for longer.
     """
     readers: dict[str, list[str]] = {}
     for node in nodes:
@@ -376,7 +378,7 @@ def _make_inner_segment(
     outputs: Sequence[str],
     infos: Mapping[str, onnx.ValueInfoProto],
 ) -> Segment:
-    """Return the nodes that are not hoisted as a segment with the assembled inputs and the outputs."""
+    """Return a segment of `nodes`, which are not hoisted, with the assembled inputs and the given outputs."""
     source, proto = segment.model, onnx.ModelProto()
     proto.CopyFrom(source)
     del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]

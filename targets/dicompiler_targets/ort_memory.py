@@ -115,10 +115,11 @@ def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
 
 
 def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DeviceProgram, int]:
-    """Return device number `index` with the distinct segments of all its roles, and the bytes of duplicated weights.
+    """Return device number `index` with the segments of all its roles, and the bytes of repeated weights.
 
-    A role is the normal plan, a replica or a failure plan. If several segments use the same weight, the session of each
-    segment makes its own transformed copy of the weight.
+    A role is the normal plan, a replica or a failure plan. Segments that are equal in several roles are listed once. If
+    different segments use the same weight, the session of each segment makes its own transformed copy of the weight.
+    The bytes are those of all copies but the first.
     """
     segments: dict[bytes, Segment] = {}
     seen: dict[str, int] = {}
@@ -142,7 +143,10 @@ def _session_bytes(device: DeviceProgram) -> int:
 
 
 def _running_bytes(device: DeviceProgram, tensor_bytes: int) -> int:
-    """Return the bytes that a device needs in addition to weights and tensors while it computes a frame."""
+    """Return the bytes that a device needs in addition to weights and tensors while it computes a frame.
+
+    `tensor_bytes` are the bytes of the tensors: activations and communication buffers.
+    """
     workspace = max((workspace_bytes(segment) for segment in device.segments), default=0)
     return _session_bytes(device) + int(ARENA_WASTE_SHARE * tensor_bytes) + workspace
 
@@ -150,8 +154,8 @@ def _running_bytes(device: DeviceProgram, tensor_bytes: int) -> int:
 def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
     """Return the peak bytes while the sessions of a device are created one after another.
 
-    Weights that onnxruntime does not transform are not counted, because the pages of the mapped weights file are read
-    only when a frame uses them.
+    `blocked` is True if onnxruntime reorders weights in blocks of channels (level "all"). Weights that onnxruntime does
+    not transform are not counted, because the pages of the mapped weights file are read only when a frame uses them.
     """
     kept = peak = 0
     for segment in device.segments:
@@ -165,7 +169,10 @@ def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
 
 
 def workspace_bytes(segment: Segment) -> int:
-    """Return the bytes of scratch memory of the segment's node that needs most. LRN needs two copies of its output."""
+    """Return the most bytes of scratch memory that a node of the segment needs.
+
+    An LRN needs two copies of its output, and a Conv its unfolded input.
+    """
     sizes = segment_value_sizes(segment)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in segment.model.graph.initializer}
     largest = 0
@@ -182,7 +189,7 @@ def _unfolded_bytes(weight_shape: tuple[int, ...], output_bytes: int) -> int:
     """Return the bytes of the unfolded input (im2col) of a convolution.
 
     onnxruntime unfolds the input only if the convolution has more filters than output positions. `weight_shape` is
-    (filters, channels, kernel height, kernel width).
+    (filters, channels, kernel height, kernel width), and `output_bytes` are the bytes of the output in float32.
     """
     if not weight_shape or math.prod(weight_shape[2:]) == 1:
         return 0
@@ -226,7 +233,7 @@ def _iterate_successors(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeP
 def _count_folds(successors: Iterable[str]) -> int:
     """Return the number of operators after a convolution that are multiplied into its weights.
 
-    An Add between them changes only the bias of the convolution, so it is skipped.
+    `successors` are the types of the operators that follow. An Add is skipped, because it changes only the bias.
     """
     count = 0
     for op in successors:

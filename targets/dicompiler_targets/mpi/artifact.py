@@ -82,7 +82,7 @@ class MpiArtifact:
         return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
     def find_roles(self, down: Collection[str]) -> tuple[int, int] | None:
-        """Return the roles that do not use the devices in `down`: the index of the first role, and their number.
+        """Return the roles that do not use the devices in `down`: the first role's index and the number of roles.
 
         A role is the normal plan, a replica or a failure plan. If several failure plans exclude these devices, the plan
         that excludes the fewest devices is used. Return None if there is no such plan.

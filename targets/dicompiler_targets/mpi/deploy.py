@@ -238,7 +238,7 @@ def _run_once(
         finally:
             monitor.stop()
         for host in hosts:
-            # After a failure, other hosts may be unreachable too. The frames of their outputs are computed again.
+            # After a failure, other hosts may be unreachable too. Frames without outputs from them are computed again.
             with contextlib.suppress(ssh.UnreachableHost) if failure is not None else contextlib.nullcontext():
                 _fetch_outputs(commands, host, scratch / "outputs")
         if failure is not None:
@@ -325,7 +325,10 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
 
 
 def _find_reusable_files(files: Mapping[str, Path], state: PackageState) -> frozenset[str]:
-    """Return the files of a package that need not be copied again, and "build" if all sources are intact."""
+    """Return the names of files on a host that need not be copied again.
+
+    The result includes "build", the directory of the built program, if all sources are intact.
+    """
     suffixes = (".cc", ".hpp", ".h", ".txt")
     sources = {name for name in files if name.endswith(suffixes) and not name.endswith(CONTENTS_FILE)}
     return state.intact_files | ({"build"} if sources <= state.intact_files else set())
@@ -388,9 +391,10 @@ def _make_thread_options(host: PackageHost, device: str, package: Path, options:
 
 
 def _make_stand_in_name(device: str) -> str:
-    """Return the host name that mpirun is told for the rank of a failed device.
+    """Return the host name that is passed to mpirun for the rank of a failed device.
 
-    mpirun then treats it as a further host. If hosts have the same name, mpirun cannot start several ranks on one.
+    The rank runs on a reachable host, but mpirun must treat it as the only rank of a further host. mpirun cannot start
+    several ranks on one host if hosts have the same name.
     """
     return f"instead.of.{device}"
 

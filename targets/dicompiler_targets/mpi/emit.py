@@ -58,7 +58,7 @@ def write_artifact(
         DicompilerError: A host or device has a name that cannot be used for a directory, or a tensor cannot be sent.
     """
     _check_program(program, placements)
-    # Raises an error for a tensor that cannot be sent, before any file is written.
+    # `describe_artifact` raises an error if a tensor cannot be sent. It is called before any file is written.
     describe_artifact(program, "mpi", "")
     devices = range(len(program.devices))
     hoisted = [[hoist_device_copies(role.devices[index]) for role in program.roles] for index in devices]
@@ -162,7 +162,7 @@ def _make_manifest(
         if placement.host == host:
             roles = [role.devices[rank] for role in program.roles]
             inputs = [find_device_inputs(role, role.devices[rank]) for role in program.roles]
-            # A frame may set the initial values of states.
+            # The states of a rank are inputs too, because a frame may set their initial values.
             states = {state.past for state in program.devices[rank].states}
             ranks.append(
                 {

@@ -80,10 +80,11 @@ def _read_codename() -> str:
 
 
 def find_apt_sources(apt: Path, codename: str) -> list[str]:
-    """Return the package sources of a Debian release as lines of a sources.list, with DEBIAN_SUITE as the release.
+    """Return lines of a sources.list with the release DEBIAN_SUITE and this machine's mirrors.
 
-    The sources are read from apt's configuration directory `apt`. `codename` is the codename of the release, such as
-    bookworm. Raise DicompilerError if apt has no source of this release.
+    The mirrors are those from which apt gets the packages of the installed release. They are read from apt's
+    configuration directory `apt`. `codename` is the codename of the installed release, such as bookworm. Raise
+    DicompilerError if apt has no mirror of this release.
     """
     lines: list[str] = []
     for file in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:

@@ -120,7 +120,7 @@ def run_mpirun(
             failed = _wait_for_end(process, timeout + REPORT_GRACE_S, find_failure)
             is_late = process.poll() is None
         finally:
-            # After a failure, the delay is short, because mpirun would wait for the failed host.
+            # After a failure, mpirun is killed after a short delay, because it would wait for the failed host.
             _stop_mpirun(process, FAILURE_DELAY_S if failed else REPORT_GRACE_S)
         output.seek(0)
         text = output.read(MAX_REPORT_BYTES).decode(errors="replace")
@@ -263,7 +263,8 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
 def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, str]:
     """Write a script that mpirun calls instead of ssh, and return the environment variables that tell mpirun so.
 
-    `commands` has a shell command for each host name. mpirun's command line for the host is "$*" in it.
+    `commands` has, for each host name, the shell command that the script executes. In this command, "$*" stands for the
+    command line that mpirun wants to run on the host.
     """
     cases = "\n".join(f"{shlex.quote(host)}) exec {command} ;;" for host, command in commands.items())
     script = scratch / "agent"

@@ -94,7 +94,7 @@ def _make_emulation_arguments(
 def _make_launch_commands(artifact: MpiArtifact, emulation: Emulation) -> dict[str, str]:
     """Return for each emulated board the shell command that starts a process in the board's network namespace.
 
-    It also sets the board's host name. Otherwise, Open MPI would treat all boards as one host.
+    The command also sets the board's host name, because Open MPI would otherwise treat all boards as one host.
     """
     commands = {}
     for device, package in artifact.packages.items():

@@ -19,7 +19,7 @@ from dicompiler_targets.tflm.flatbuffer import import_optional
 
 RUNTIME_MODULE = "tflite_micro.python.tflite_micro.runtime"
 ARENA_ALIGNMENT_BYTES = 16
-"""TFLite-micro aligns the arena and its contents to this."""
+"""TFLite-micro aligns the arena and its contents to multiples of this number of bytes."""
 FIRST_ARENA_BYTES, MAX_ARENA_BYTES = 1 << 12, 1 << 30
 TIMEOUT_S = 600.0
 
@@ -110,7 +110,7 @@ def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTE
 
 
 class ArenaTrials:
-    """Tries arenas for a model in a child process, and starts another process if TFLite-micro ends it."""
+    """Tries arenas for a model in a child process, which is replaced if TFLite-micro ends it."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model

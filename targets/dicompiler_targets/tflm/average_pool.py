@@ -27,8 +27,8 @@ from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusa
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
 
 UNIT_WEIGHT = 64
-"""The integer that represents 1 in constant weights. TFLite-micro rounds the product with a scale, and again when it
-shifts the result. A large shift makes the second rounding precise."""
+"""The integer that represents the weight 1. TFLite-micro multiplies a sum of weighted elements by a scale and rounds,
+then shifts the result and rounds again. A large integer makes the shift large and the second rounding precise."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower GlobalAveragePool to AVERAGE_POOL_2D over the image.
 
-    If the quantization scale changes, it becomes MEAN, which rounds once, as onnxruntime does.
+    If input and output have different quantizations, it is lowered to MEAN instead, which rounds once, as onnxruntime
+    does.
     """
     windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):
@@ -75,7 +76,7 @@ def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
-    """Return True if the scale of the node's quantized output differs from that of its input."""
+    """Return True if the node's output is quantized, but not with the scale and zero point of its input."""
     quantizations = graph.quantizations
     return node.output in quantizations and quantizations[node.output] != quantizations.get(node.inputs[0])
 
@@ -83,8 +84,9 @@ def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
 def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
     """Lower an average pool in float32.
 
-    TFLite's padding SAME excludes the padding from averages. If ONNX counts elements differently at the border
-    (`include`: it includes the padding), the average over a padded window is multiplied by a correction factor.
+    `include` is True if averages include the padding (ONNX's attribute count_include_pad). TFLite's padding SAME
+    excludes it. If TFLite counts the elements of some windows differently from ONNX, the input is padded explicitly,
+    and the averages are multiplied by correction factors.
     """
     x = writer.read_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)
@@ -156,7 +158,8 @@ def _average_block(
 ) -> int:
     """Return the tensor with the averages of a block of windows.
 
-    It is computed by AVERAGE_POOL_2D. If the scale changes, DEPTHWISE_CONV_2D computes it instead, with weights of
+    `blocks` are the vertical and the horizontal extent of the block. AVERAGE_POOL_2D computes the averages. If input
+    and output have different quantizations, DEPTHWISE_CONV_2D computes them instead, with weights of
     1 / (elements of a window).
     """
     batch, _, _, channels = writer.get_shape(x)

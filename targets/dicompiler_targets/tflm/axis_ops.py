@@ -17,7 +17,7 @@ from dicompiler_targets.tflm.writer import TfliteWriter
 def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Softmax or LogSoftmax, with its axis moved to the end.
 
-    Before opset 13, ONNX treats all axes from the given one on as a single axis.
+    Before opset 13, ONNX treats the axes from the attribute `axis` to the last one as a single axis.
     """
     name, shape = node.inputs[0], writer.graph.get_shape(node.inputs[0])
     rank = len(shape)

@@ -78,9 +78,8 @@ def get_resolver_method(code: str) -> str:
 def make_resolver(codes: Sequence[str]) -> str:
     """Return the text of resolver.cc, which registers exactly these operators."""
     adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
-    count = max(
-        1, len(codes)
-    )  # A device that only forwards tensors has no operators, but the template needs at least 1.
+    # A device that only forwards tensors has no operators, but the C++ template needs a number of at least 1.
+    count = max(1, len(codes))
     return (
         f'{GENERATED_NOTE}#include "resolver.h"\n\n#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
         "namespace dicompiler {\n\nconst tflite::MicroOpResolver* GetResolver() {\n"
@@ -202,7 +201,10 @@ def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
 def _make_transfer_table(
     kind: str, transfers: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
 ) -> str:
-    """Return the C++ table of a device's transfers, each with the index of its peer."""
+    """Return the C++ table of a device's transfers: the indices of transfer, peer and tensor.
+
+    `kind` is "Incoming" or "Outgoing". `transfers` has the device at the other end of each transfer.
+    """
     entries = [
         f"{{{transfer.index}, {peers.index(peer)}, {tensors[transfer.value.name]}}}" for transfer, peer in transfers
     ]

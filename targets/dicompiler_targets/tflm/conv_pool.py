@@ -174,7 +174,10 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: QuantizationParams | None) -> int:
-    """Return a bias of zeros, because LiteRT requires a bias."""
+    """Return a bias of `count` zeros, because LiteRT requires a bias.
+
+    `x` is the input of the convolution, and `quantization` that of its weights.
+    """
     source = writer.tensors[x].quantization
     if quantization is None or source is None:
         return writer.add_constant(np.zeros(count, np.float32), "bias")
@@ -197,7 +200,10 @@ def make_pool_axes(graph: SegmentGraph, node: SegmentNode) -> tuple[WindowAxis, 
 def add_pool(
     writer: TfliteWriter, node: SegmentNode, code: str, x: int, scheme: int, windows: Sequence[WindowAxis]
 ) -> None:
-    """Add a MAX_POOL_2D or AVERAGE_POOL_2D that computes the node's output."""
+    """Add the operator `code` (MAX_POOL_2D or AVERAGE_POOL_2D) that computes the node's output.
+
+    `x` is the input image, and `scheme` is TFLite's padding, SAME or VALID.
+    """
     output = writer.add_output(node.output, "image")
     values = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     values |= {"FilterWidth": windows[1].span, "FilterHeight": windows[0].span}

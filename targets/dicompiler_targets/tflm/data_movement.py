@@ -29,7 +29,10 @@ def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str) -> list[int] | None:
-    """Return a parameter of a node: a constant input, or an attribute in older opsets; None if it is missing."""
+    """Return a parameter of a node: input `index`, or attribute `key` in older opsets; else None.
+
+    Raise DicompilerError if the input is not constant.
+    """
     if node.has_input(index):
         value = writer.graph.constants.get(node.inputs[index])
         if value is None:

@@ -33,7 +33,7 @@ from dicompiler_targets.tflm.memory_report import DeviceSizes, add_margin, make_
 MANIFEST_FORMAT = "dicompiler.tflm/2"
 MANIFEST_FILE, MEMORY_FILE = "manifest.json", "memory.json"
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference", MEMORY_FILE)
-"""Names of other files next to the devices' directories."""
+"""Names that devices cannot have, because other files next to the devices' directories have them."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class CompiledDevice:
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
     """Compile all models, measure their arenas, and lay out the memory of each device.
 
-    Raises DicompilerError if TFLite-micro cannot express or run a segment.
+    `margin` is the share by which arenas are larger than necessary. Raises DicompilerError if TFLite-micro cannot
+    express or run a segment.
     """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
@@ -232,23 +233,23 @@ def _describe_copy(copy: StridedCopy) -> Json:
     return {key: getattr(copy, key) for key in keys}
 
 
-def _collect_copies(hoisted_segments: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
+def _collect_copies(hoisted: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
     """Return the copies of a segment. Tensors in `views` lie inside another tensor and need no copy.
 
-    In a copy, an input or output of the model is an index, and a tensor of the device is a name.
+    In the copies, an index denotes an input or output of the model, and a name denotes a tensor of the device.
     """
-    inner = hoisted_segments.segment
+    inner = hoisted.segment
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}
     gathers = [
         copy
-        for i, one in enumerate(hoisted_segments.input_assemblies.values())
-        for copy in make_wire_copies(i, one, hoisted_segments.values)
+        for i, assembly in enumerate(hoisted.input_assemblies.values())
+        for copy in make_wire_copies(i, assembly, hoisted.values)
     ]
     every = [
         copy
-        for name, one in hoisted_segments.output_assemblies.items()
+        for name, assembly in hoisted.output_assemblies.items()
         if name not in views
-        for copy in make_wire_copies(name, one, hoisted_segments.values)
+        for copy in make_wire_copies(name, assembly, hoisted.values)
     ]
     places = [replace(copy, source=ports[copy.source]) for copy in every if copy.source in ports]
     return codegen.SegmentCopies(

@@ -1,6 +1,7 @@
 """Expansion of onnxruntime's QLinear operators, which have scales as inputs, to standard operators in QDQ form.
 
-    QLinearConv(x, …, w, …, y's) ⇒ DequantizeLinear(x), DequantizeLinear(w) → Conv → QuantizeLinear
+    QLinearConv(x, w, scales and zero points of x, w and y) → y
+        ⇒ DequantizeLinear(x), DequantizeLinear(w) → Conv → QuantizeLinear → y
 
 Scales, zero points and weights are unchanged.
 """

@@ -24,16 +24,16 @@ RESCALING_OPERATORS = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
 }
-"""Operators that convert any scale to any other one, and their inputs that are quantized."""
+"""Operators whose output can have any scale, whatever the scales of the inputs; and the indices of quantized inputs."""
 SCALE_PRESERVING_OPERATORS = (
     "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",
 )  # fmt: skip
-"""Operators whose output has the scale of their input. If another one is needed, a QUANTIZE follows; for Concat it
-precedes.
+"""Operators whose output has the scale of their input. If the network has another scale there, a QUANTIZE converts the
+output, or for Concat the inputs.
 """
 FIXED_SCALE_OPERATORS = {"Softmax": (1 / 256, -128), "Sigmoid": (1 / 256, -128), "Tanh": (1 / 128, 0)}
-"""Operators whose output has a fixed scale and zero point. With others they stay in float32."""
+"""Operators whose int8 output must have this scale and zero point. If the network has others, they stay in float32."""
 DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 
 
@@ -97,7 +97,10 @@ def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
 
 
 def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationParams]) -> dict[str, QuantizationParams]:
-    """Return the quantization of all tensors, also through nodes that only move data, in both directions."""
+    """Return `params`, extended to the int8 inputs and outputs of nodes that only move data.
+
+    Such a node has the same quantization at its input and output.
+    """
     known = dict(params)
     for nodes in (graph.nodes, graph.nodes[::-1], graph.nodes):
         for node in nodes:

@@ -1,8 +1,8 @@
 """The memory layout of a device: where tensors and model arenas lie in one common memory.
 
-A tensor at the border of a segment occupies its bytes from the step that computes it to its last reader. A graph input
-or received tensor occupies them from the start of the frame. An arena occupies its bytes while its model runs. Buffers
-share bytes if their lifetimes do not overlap.
+A tensor at the border of a segment is in memory from the step that computes it to its last reader. A graph input or a
+received tensor is in memory from the start of the frame to its last reader. An arena is in memory while its model runs.
+Tensors and arenas share bytes if their lifetimes do not overlap.
 """
 
 from __future__ import annotations
@@ -152,8 +152,9 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
 def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
     """Return (model, first step, last step) for each time that a model's arena must stay in memory.
 
-    A model that runs several times, with no other model in between, keeps its arena. If the device has only one model,
-    the model keeps its arena from frame to frame.
+    `models` and `times` have the model and the step of each segment, and `end` is the last step of a frame. A model
+    that runs several times, with no other model in between, keeps its arena. If the device has only one model, the
+    model keeps its arena from frame to frame.
     """
     blocks: list[tuple[int, int, int]] = []
     for model, time in zip(models, times, strict=True):
@@ -166,7 +167,7 @@ def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: i
 
 @dataclass(frozen=True)
 class _Lifetime:
-    """A number of bytes, and the steps from which and until which they are occupied."""
+    """The bytes of a tensor or an arena, and the first and the last step at which it is in memory."""
 
     size: int
     first: int
@@ -185,7 +186,7 @@ layout is used."""
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Return an offset for each buffer: the lowest one that is free during its lifetime, in the given order."""
+    """Place buffers in the given order, each at the lowest offset that is free during its lifetime."""
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
         span, offset = spans[name], 0

@@ -19,8 +19,8 @@ from dicompiler_targets.tflm.codegen import DeviceModels
 
 MEMORY_FORMAT = "dicompiler.tflm-memory/1"
 POINTER_SIZE_SHARE = 0.6
-"""Size of the arena's records (tensors, nodes, operators' data) with pointers of 4 instead of 8 bytes, as a share. It
-is an estimate from their fields; activations have the same size."""
+"""Size of the arena's records (of tensors, nodes and operators) with pointers of 4 bytes, as a share of the size with
+pointers of 8 bytes. The share is estimated from the fields of the records."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DeviceSizes:
         arena_bytes: The largest arena, including the margin.
         needed_arena_bytes: The largest arena without the margin.
         activation_bytes: Peak bytes of the tensors in an arena.
-        ram_bytes: Memory for arenas and for the tensors outside of them, which share it.
+        ram_bytes: The memory that is shared by the arenas and the tensors outside of the arenas.
         model_bytes: Bytes of the models in flash.
     """
 
@@ -43,7 +43,7 @@ class DeviceSizes:
 
     @property
     def details(self) -> dict[str, int]:
-        """Further figures for reports. The estimate is the RAM with 4-byte pointers, without stack and variables."""
+        """Further sizes for reports. `ram_32_bit_estimate` is the RAM with 4-byte pointers, without the stack."""
         records = max(0, self.arena_bytes - self.activation_bytes)
         return {
             "ram_32_bit_estimate": self.ram_bytes - records + int(records * POINTER_SIZE_SHARE),
@@ -92,7 +92,11 @@ def make_footprint(
 
 
 def _get_activation_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of a segment's tensors; a tensor that is only read dequantized has its quantized size."""
+    """Return the bytes of a segment's tensors, by name.
+
+    Outputs of DequantizeLinear and inputs of QuantizeLinear count with the size of the quantized tensor, because
+    TFLite-micro stores only that one.
+    """
     sizes = segment_value_sizes(segment)
     for node in segment.model.graph.node:
         if node.op_type == "DequantizeLinear":

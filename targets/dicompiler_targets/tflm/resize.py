@@ -22,7 +22,10 @@ _COORDINATE_MODES = ((False, False), (False, True), (True, False))
 
 
 def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) -> NDArray[Any]:
-    """Return the position of each output pixel in the input, as ONNX defines it."""
+    """Return the position of each output pixel among the input pixels along an axis, as ONNX defines it.
+
+    `extent` and `out` are the numbers of input and output pixels.
+    """
     x = np.arange(out, dtype=np.float64)
     mode = node.get_attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
     if mode == "asymmetric":
@@ -50,7 +53,8 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
     """Return the position of each output pixel in the input, as TFLite computes it in single precision.
 
-    In mode nearest, TFLite does not subtract half a pixel.
+    `corners` and `half` are TFLite's options align_corners and half_pixel_centers. If `half`, half a pixel must still
+    be subtracted from the positions in mode linear, but not in mode nearest.
     """
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)
@@ -106,7 +110,7 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
 def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
     """Return True if TFLite-micro resizes 8-bit integers as precisely as floats.
 
-    For integers, it rounds positions to multiples of 1/1024 pixel.
+    For integers, TFLite-micro rounds positions to multiples of 1/1024 pixel in mode linear.
     """
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"

@@ -195,7 +195,10 @@ def _run_segment(device_state: TflmDevice, index: int) -> None:
 def _run_model(
     device_state: TflmDevice, segment: Mapping[str, Any], input_bytes: Mapping[str, ByteArray]
 ) -> dict[int, ByteArray]:
-    """Run the model of a segment; return the outputs that are read, by index. `input_bytes` has its inputs by name."""
+    """Run the model of a segment, and return the outputs that are copied further, by index.
+
+    `input_bytes` has the bytes of the segment's inputs by name.
+    """
     interpreter = device_state.models[segment["model"]]
     for port in sorted({copy["target"] for copy in segment["input_copies"]}):
         details = interpreter.get_input_details(port)
@@ -214,8 +217,8 @@ def _run_model(
 
 def copy_strided(copy: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
     """Execute a copy of a manifest, as the function MakeCopy in main.cc does."""
-    frame_seconds, source_strides, target_strides = zip(*copy["loops"], strict=True) if copy["loops"] else ((), (), ())
-    shape = (*frame_seconds, copy["run_bytes"])
+    counts, source_strides, target_strides = zip(*copy["loops"], strict=True) if copy["loops"] else ((), (), ())
+    shape = (*counts, copy["run_bytes"])
     view = np.lib.stride_tricks.as_strided
     view(target[copy["target_offset"] :], shape, (*target_strides, 1))[...] = view(
         source[copy["source_offset"] :], shape, (*source_strides, 1)
@@ -226,8 +229,11 @@ def _to_wire(array: NDArray[Any]) -> bytes:
     return (array.transpose(NCHW_TO_NHWC) if array.ndim == 4 else array).tobytes()
 
 
-def _from_wire(data: bytes, held: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array in ONNX's order of axes from its bytes in the order in which devices send them."""
-    array: NDArray[Any] = np.frombuffer(data, held["dtype"]).reshape(held["shape"])
+def _from_wire(data: bytes, stored: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the array in ONNX's order of axes from its bytes in the order in which devices send them.
+
+    `stored` and `value` have the shapes in the order of devices and in ONNX's order.
+    """
+    array: NDArray[Any] = np.frombuffer(data, stored["dtype"]).reshape(stored["shape"])
     plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array
     return np.ascontiguousarray(plain).reshape(value["shape"])

@@ -69,11 +69,11 @@ class TfliteWriter:
         self.tensors: list[TfliteTensor] = []
         self.operations: list[TfliteOperation] = []
         self.flattened_images: dict[str, str] = {}
-        """Matrices that are images flattened from axis 1 on, not made yet: → the image."""
+        """For each matrix that is a flattened image (from axis 1 on) and is not computed yet: the image's name."""
         self._held: dict[tuple[str, AxisForm], int] = {}
         self._constants: dict[tuple[str, Shape, bytes, QuantizationParams | None], int] = {}
         self._reshape_sources: dict[int, int] = {}
-        """What RESHAPE made → what it was made from: a second RESHAPE starts there."""
+        """For each result of a RESHAPE, its input. A second RESHAPE of the result reads that input directly."""
         for name in graph.inputs:
             self.add_output(name, get_natural_form(graph.shapes[name]))
 
@@ -89,9 +89,9 @@ class TfliteWriter:
         """Return the shape of a TFLite tensor."""
         return self.tensors[index].shape
 
-    def add_tensor(self, name: str, dtype: str, shape: Shape, quantisation: QuantizationParams | None = None) -> int:
+    def add_tensor(self, name: str, dtype: str, shape: Shape, quantization: QuantizationParams | None = None) -> int:
         """Add a tensor with its TFLite shape; return its index."""
-        self.tensors.append(TfliteTensor(name, dtype, tuple(map(int, shape)), None, quantisation))
+        self.tensors.append(TfliteTensor(name, dtype, tuple(map(int, shape)), None, quantization))
         return len(self.tensors) - 1
 
     def add_output(self, name: str, form: AxisForm) -> int:
@@ -103,18 +103,18 @@ class TfliteWriter:
         return index
 
     def set_alias(self, name: str, form: AxisForm, index: int) -> None:
-        """Make `name` another name of the tensor at `index`."""
+        """Let `name` in the given form denote the existing tensor `index`."""
         self._held[name, form] = index
 
     def add_constant(
-        self, data: NDArray[Any], name: str = "constant", quantisation: QuantizationParams | None = None
+        self, data: NDArray[Any], name: str = "constant", quantization: QuantizationParams | None = None
     ) -> int:
         """Add a constant, unless an equal one exists; return its index."""
         array = np.ascontiguousarray(data)
         array = array.astype(np.int32) if array.dtype == np.int64 else array
-        key = (str(array.dtype), array.shape, array.tobytes(), quantisation)
+        key = (str(array.dtype), array.shape, array.tobytes(), quantization)
         if key not in self._constants:
-            self.tensors.append(TfliteTensor(name, str(array.dtype), array.shape, array, quantisation))
+            self.tensors.append(TfliteTensor(name, str(array.dtype), array.shape, array, quantization))
             self._constants[key] = len(self.tensors) - 1
         return self._constants[key]
 

@@ -31,10 +31,10 @@ MAX_MESSAGES_PER_SEND = 32
 MAX_MISSED_HEARTBEATS = 3
 """The other end counts as failed after this many heartbeat intervals without any data."""
 MAX_UNACKED_S = 0.5
-"""Seconds in which a link carries the data that may be unacknowledged.
+"""The unacknowledged data of a connection is limited to what the link can carry in this number of seconds.
 
-Data on other connections of the same link waits behind that data. With more of it, heartbeats would arrive late on a
-slow link, and a healthy device would count as failed.
+Data of other connections waits behind it on the same link. With more unacknowledged data, heartbeats would arrive late
+on a slow link, and a healthy device would count as failed.
 """
 MIN_UNACKED_BYTES = 2048
 """Number of bytes that may always be unacknowledged: one or two packets."""

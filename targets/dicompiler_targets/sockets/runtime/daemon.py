@@ -34,7 +34,7 @@ from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_id
 BUSY_WAIT_S = 2.0
 """Seconds to wait until the previous client has disconnected, before the next client is refused."""
 MAX_LOG_BYTES = 1 << 20
-"""Size at which a log is renamed to replace the previous log, and a new one begins."""
+"""Size at which the content of a log replaces the previous log, and the log starts again empty."""
 
 
 class DaemonLog:

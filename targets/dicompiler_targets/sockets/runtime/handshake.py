@@ -21,7 +21,7 @@ from .transport import TlsKeys, open_connection
 
 GREETING_TIMEOUT_S = 5.0
 MAX_GREETINGS = 64
-"""Maximum number of concurrent handshakes; for another one, the oldest of the host with the most is dropped."""
+"""Maximum number of concurrent handshakes. If there is one more, the host with the most handshakes loses its oldest."""
 TOKEN_VARIABLE = "DICOMPILER_TOKEN"
 """Environment variable with the run's secret token, for devices that are started manually."""
 COORDINATOR_NAME = ""
