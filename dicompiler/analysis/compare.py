@@ -31,7 +31,8 @@ class StrategyResult:
         plan: The plan; None if the strategy has no valid plan.
         metrics: Simulated metrics of the plan.
         error: Reason why there is no valid plan; empty if there is one.
-        failures: Metrics of the plan for each failure of devices (`search.failure_cases.failure_metrics`).
+        failures: Metrics of the plan without failures and of each failure plan
+            (`search.failure_cases.failure_metrics`); empty without failure plans.
     """
 
     strategy: str
@@ -55,7 +56,7 @@ class Comparison:
         problem: The problem.
         results: The results, in the order of the strategies.
         single_device: Metrics of the best single device.
-        lower_bound: Lower bound of the objective for all plans; None if the objective has no bound.
+        lower_bound: Value of the objective that no plan can beat; None if no such bound is known.
     """
 
     problem: Problem

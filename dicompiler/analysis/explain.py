@@ -36,7 +36,7 @@ class LayerReason:
         layer: Name of the layer.
         operator: The layer's main operator.
         reason: The reason, as text.
-        saved_s: Seconds of computing that the best split of this layer alone would save.
+        saved_s: Seconds of computing that would be saved if only this layer were split, in the best way.
         sent_bytes: Bytes that this split would send.
         break_even_bandwidth: Bandwidth in bit/s above which this split is faster; None if it never is.
         wire_dtypes: Wire types with which this split is faster at the platform's bandwidth.
@@ -72,7 +72,7 @@ class Explanation:
 
     Attributes:
         layers: Reasons for the layers that one device computes.
-        splits: Reasons for the plans on several devices; empty if the best plan itself uses several.
+        splits: Conditions for the plans on several devices; empty if the best plan itself uses several devices.
     """
 
     layers: tuple[LayerReason, ...]
@@ -111,7 +111,10 @@ def _computing_devices(plan: Plan) -> set[str]:
 
 
 def _shared_plan(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan that splits each layer over all computing devices if possible; other parts are as in `plan`."""
+    """Return a plan that splits each layer over all computing devices.
+
+    Layers that cannot be split have the parts of `plan`.
+    """
     parts = {
         layer.name: next(_possible_splits(problem, layer), plan.layers[layer.name]) for layer in problem.layers.layers
     }
@@ -141,7 +144,7 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
     reasons = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
 
     def rank(reason: LayerReason) -> tuple[float, float]:
-        # The split with the lowest break-even bandwidth is best, then the one that saves the most time.
+        # The best split has the lowest break-even bandwidth. Among equal ones, it saves the most time.
         bandwidth = math.inf if reason.break_even_bandwidth is None else reason.break_even_bandwidth
         return bandwidth, -reason.saved_s
 
@@ -149,7 +152,10 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
 
 
 def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
-    """Yield splits of a layer over all computing devices: by rows and by channels, or else by any axis."""
+    """Yield splits of a layer over all computing devices.
+
+    The layer is split by rows and by channels. If neither is possible, it is split along any other axis.
+    """
     devices, layers = problem.platform.computing_devices, problem.layers
     names, rates = [device.name for device in devices], [device.rate for device in devices]
     labels: tuple[AxisLabel, ...] = ("height", "channel")
@@ -177,7 +183,7 @@ def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...
 
 
 def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> bool:
-    """Return True if each host has enough memory for the weights of its parts of the layer."""
+    """Return True if each device's host has enough memory for the weights of its part of the layer."""
     platform = problem.platform
     for part in parts:
         task = make_share_task(problem.layers, layer, LayerShare(part.region))
@@ -188,7 +194,10 @@ def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> boo
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """Return the effect of splitting one layer if its inputs and outputs are on the device `home`."""
+    """Return the effect of splitting one layer, with its inputs and outputs on the device `home`.
+
+    The layer is split into `parts` and has the main operator `operator`.
+    """
     layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
     whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
     parts_s = [

@@ -52,9 +52,9 @@ def explore(
     Args:
         model: The path of an ONNX file, or a Model.
         platform: A TOML file, the name of a built-in platform, or a Platform.
-        strategy: The strategy. One that makes a single plan gives a front of one point.
+        strategy: The strategy. If it makes only one plan, the front has one point.
         cost: As for `compile`.
-        output: Directory to write.
+        output: Directory to write the front to; None to write nothing.
         shape: As for `compile`, as strings.
         progress: Called with a message before each step.
         wire_dtype: As for `compile`.
@@ -80,7 +80,7 @@ def explore(
 
 
 def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) -> str:
-    """Return the text of a strategy with some options replaced.
+    """Return the text of a strategy in which `options` replace the options with the same names.
 
     ("genetic{seed=1}", {"seed": "2"}) ⇒ "genetic{seed=2}"
     """
@@ -94,7 +94,10 @@ def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:
 
 
 def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
-    """Return the front without energies that are 0 for all plans because the platform states no powers."""
+    """Return the front without energies that are unknown.
+
+    They are 0 for all plans if the platform states no powers.
+    """
 
     def is_known(name: str) -> bool:
         return FRONT_OBJECTIVES[name][0] != "J" or any(point.objectives[name] for point in front.points)
@@ -163,7 +166,9 @@ def _front_csv(front: ParetoFront) -> str:
 
 
 def draw_front(front: ParetoFront, platform: Platform) -> str:
-    """Return the front as SVG: each objective against the first one. The same front gives the same bytes.
+    """Return the front as SVG, with a chart of each objective against the first one.
+
+    The same front gives the same bytes.
 
     Raises:
         DicompilerError: matplotlib is not installed.

@@ -43,9 +43,10 @@ class DeviceTiming:
         send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the operating
             system has accepted the messages.
         wait_s: Seconds of waiting.
-        segments_s: Seconds of one call of each segment, in the order of roles.
-        waits: Seconds of waiting for each other device; the empty name is the source of frames. Measured values are
-            those of the last frame.
+        segments_s: Seconds of one call of each segment. The segments of the first replica come first, then those of the
+            next one. Measured values also have the segments of failure plans, at the end.
+        waits: Seconds of waiting for each other device, by name; the name is empty for waiting for a frame. Measured
+            values are those of the last frame.
     """
 
     compute_s: float
@@ -60,7 +61,8 @@ class RunTiming:
     """Predicted or measured times of a run.
 
     Attributes:
-        frame_s: Seconds of a frame. With several frames in flight: the total time divided by the number of frames.
+        frame_s: Seconds of a frame. If several frames are in flight, it is the total time divided by the number of
+            frames.
         devices: Times of each device.
     """
 
@@ -131,15 +133,15 @@ def on_emulation_host(
 ) -> Problem:
     """Return the problem with the runtime costs of a host that emulates all boards.
 
-    An emulated segment is delayed until it has taken as long as on its board. The costs inside segments (copies and
-    cold caches) are therefore those of the board. All other costs are those of this host.
+    Copies and cold caches have the costs of the boards, because they are a part of segments, and an emulated segment is
+    delayed until it has taken as long as on its board. All other costs are those of the host.
 
     Args:
         problem: The problem with the boards' own costs.
-        costs: Costs of the runtime on this host if it runs a single device.
+        costs: Costs of the runtime on the host if it runs a single device.
         program: The emulated program.
         host_processors: Number of processors of the host. Default: those of this host.
-        secure: Messages are encrypted by TLS.
+        secure: Whether messages are encrypted with TLS.
     """
     count = sum(bool(device.segments) for device in program.devices)
     host_costs = share_processors(costs.with_tls if secure else costs, count, host_processors)
@@ -173,7 +175,10 @@ def available_processors() -> int:
 
 
 def segment_seconds(workload: Workload) -> SegmentSeconds:
-    """Return the predicted seconds of each segment."""
+    """Return the predicted seconds of each segment without its call, by device name.
+
+    The segments of the first replica come first, then those of the next one.
+    """
     return {
         device.device: tuple(
             # Rounding errors can make the difference slightly negative.
@@ -186,7 +191,10 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
 
 
 def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
-    """Return the workload with other seconds for its segments. `seconds` has the form of `segment_seconds`."""
+    """Return the workload with other seconds for its segments.
+
+    `seconds` are the seconds of each segment without its call, in the form that `segment_seconds` returns.
+    """
     remaining = {name: iter(values) for name, values in seconds.items()}
 
     def with_seconds(device: DeviceWork) -> DeviceWork:
@@ -198,7 +206,10 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
 
 
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
-    """Return the simulated times: of one frame for each role, or of a stream if several frames are in flight."""
+    """Return the simulated times of a run.
+
+    With one frame in flight, one frame of each replica is simulated; otherwise a stream of frames.
+    """
     count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)
     if in_flight > 1:
@@ -246,8 +257,8 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
 def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
-    The first frame is excluded, because it warms up caches. The result is the median, or with replicas the mean of the
-    replicas' medians.
+    The first frame is excluded, because caches are still cold. The result is the median. If the plan has `roles`
+    replicas, it is the mean of their medians.
     """
     by_role = [list(frames_s[role::roles]) for role in range(roles)]
     if len(frames_s) > roles:
@@ -257,13 +268,19 @@ def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
-    """Return how many times a device calls each of its segments, in the order of roles; 0 for failure plans."""
+    """Return how many times a device calls each of its segments in a run of `frames` frames.
+
+    `device` is the index of the device. The segments of failure plans come last and have 0 calls.
+    """
     calls = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
     return calls + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(calls))
 
 
 def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
-    """Return the number of calls of each segment. `segment_counts` are the numbers of segments of each role."""
+    """Return the number of calls of each segment, if the replicas compute `frames` frames in turn.
+
+    `segment_counts` are the numbers of segments of each replica.
+    """
     roles = len(segment_counts)
     return [len(range(role, frames, roles)) for role, count in enumerate(segment_counts) for _ in range(count)]
 
@@ -280,8 +297,8 @@ def _wait_seconds(timeline: list[Mapping[str, Any]], frame: int, program: Progra
 def find_discrepancies(predicted: RunTiming, measured: RunTiming) -> Iterator[Discrepancy]:
     """Yield the discrepancies of each device.
 
-    A sending time is a discrepancy only if it is longer than predicted, because the operating system may accept a
-    message before it is sent.
+    A sending time is a discrepancy only if it is longer than predicted. It may be shorter for a harmless reason: the
+    operating system may accept a message before it is sent.
     """
     min_s = MIN_FRAME_SHARE * max(predicted.frame_s, measured.frame_s)
     for name, ours in predicted.devices.items():
@@ -301,18 +318,21 @@ def _worst_segment(predicted_s: tuple[float, ...], measured_s: tuple[float, ...]
 
 
 def _largest_difference(predicted: Mapping[Any, float], measured: Mapping[Any, float]) -> str:
-    """Return the key with the largest difference of its two values; empty if there are no keys."""
+    """Return the key for which the predicted and the measured value differ most; '' if there are no keys."""
     keys = dict.fromkeys([*predicted, *measured])
     return str(max(keys, key=lambda key: abs(predicted.get(key, 0.0) - measured.get(key, 0.0)), default=""))
 
 
 def find_wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str, int, int]]:
-    """Return the links with a wrong number of bytes, as (sender, receiver, predicted bytes, sent bytes)."""
+    """Return the pairs of devices between which a wrong number of bytes was sent.
+
+    The elements are (sender, receiver, predicted bytes, sent bytes).
+    """
     frames, replicas = len(log["frames_s"]), len(program.replica_roles)
     sent = {int(index): nbytes for entry in log["devices"] for index, nbytes in entry["sent_bytes"].items()}
     roles = [i for i, role in enumerate(program.replica_roles) for _ in role.transfers]
     counts: dict[tuple[str, str], list[int]] = {}
-    # `roles` is shorter: transfers of failure plans come last and are not counted.
+    # `roles` has no entries for the transfers of failure plans, which come last, so zip() omits these transfers.
     for transfer, role in zip(program.all_transfers, roles, strict=False):
         count = counts.setdefault((transfer.sender, transfer.receiver), [0, 0])
         count[0] += transfer.value.nbytes * len(range(role, frames, replicas))

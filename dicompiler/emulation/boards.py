@@ -47,7 +47,8 @@ def open_boards(
 
     Args:
         platform: The boards and their network.
-        segments_s: For each device, the seconds of each call of its segments (ONNX submodels), in the order of roles.
+        segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first the segments
+            of the main plan, then those of replicas and failure plans.
         first: Name of the first device.
         dilation: Factor by which everything runs slower than on the boards.
     """
@@ -78,7 +79,7 @@ def dilate_network(platform: Platform, factor: float) -> Platform:
 
 
 def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
-    """Return the run options with the addresses of the emulated boards."""
+    """Return the run options for a run on emulated boards. `first` is the name of the first device."""
     return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
 
 
@@ -86,9 +87,9 @@ def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> 
 def measure_runtime_costs(name: str) -> RuntimeCosts:
     """Return the costs of a target's runtime, measured on two emulated boards.
 
-    The measurement takes some seconds and is made once per process. Bytes of messages cost nothing, because the runtime
-    handles them while links send them. For costs that the measurement does not yield, the target's stated values are
-    used. If the target's programs do not run on this host, all costs are stated values, and a warning says so.
+    The measurement takes some seconds and is made once per process. The bytes of messages cost no processor time,
+    because the runtime handles them while the links send them. Costs that cannot be measured have the values that the
+    target states. If the target's programs do not run on this host, all costs are stated values, and a warning says so.
 
     Args:
         name: Name of the target.
@@ -117,9 +118,9 @@ def measure_runtime_costs(name: str) -> RuntimeCosts:
 
 
 def runtime_cost_factor(name: str, count: int) -> float:
-    """Return the factor by which the measured time of a message is larger than the target's stated time.
+    """Return the ratio of the measured to the stated time of a message on emulated boards.
 
-    Cost models accept the factor as their option `runtime`.
+    Cost models accept this factor as their option `runtime`.
 
     Args:
         name: Name of the target.
@@ -134,7 +135,8 @@ def runtime_cost_factor(name: str, count: int) -> float:
 def _measure_target(target: Target) -> RuntimeCosts:
     """Return the measured costs of a target's runtime.
 
-    Of several rounds, the one with the least median frame counts, because other load on this host only delays frames.
+    Each benchmark program is run in several rounds. The round with the smallest median frame time is used, because
+    other load on this host can only delay frames.
     """
     if not target.can_emulate:
         raise UsageError("its programs cannot run on emulated boards")
@@ -165,9 +167,9 @@ def _play_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple
 
 
 def _send_seconds(result: RunResult) -> list[float]:
-    """Return the median seconds that each device needed to hand a message to the operating system.
+    """Return the median seconds that a device needed to hand a message to the operating system.
 
-    The result is empty if the target does not report these times.
+    The result is a list with this number, or an empty list if the target does not report such times.
     """
     spans = [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
     return [statistics.median(spans)] if spans else []

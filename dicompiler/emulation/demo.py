@@ -58,7 +58,8 @@ class EmulatedTimes:
         frame_s: Seconds of the fastest frame on all boards.
         single_device_s: Seconds of the fastest frame on one board.
         frames: Number of frames in each emulation.
-        compute_slowdown: Share by which computing took longer than on the boards, because this host was busy.
+        compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
+            (0.05 means 5 %).
     """
 
     frame_s: float
@@ -161,7 +162,7 @@ def _emulate(model: ModelProto, platform: str, output: Path) -> tuple[EmulatedTi
 
 
 def _board_shares(compiled: CompileResult) -> tuple[BoardShare, ...]:
-    """Return the work of all devices that the plan uses, in the order of the platform."""
+    """Return the work of each device that the plan uses, in the order of the platform."""
     parts = {(task.device, task.layer) for task in compiled.routing.tasks}
     return tuple(
         BoardShare(

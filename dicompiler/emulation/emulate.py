@@ -2,11 +2,11 @@
 
 artifact + Platform ──emulate──► EmulationResult: measurements and predictions
 
-Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its
-board. All other work of the target's runtime runs at the speed of this host, and the prediction accounts for this: it
-uses runtime costs measured on this host, and assumes that the boards' runtimes share its processors. If the processors
-are too few, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they are
-times on the boards.
+Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its board.
+All other work of the target's runtime runs at the speed of this host, and the prediction accounts for this: it uses
+runtime costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too
+few processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they
+are times on the boards.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class EmulationResult:
         predicted_s: Predicted seconds of this unit.
         simulated_s: Simulated seconds of this unit, with the segment times that the emulated boards had.
         segments_s: Seconds of each call of a segment on its board.
-        compute_slowdown: Share by which computing took longer than on the boards, because this host was busy.
-        expected: The whole prediction.
+        compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
+            (0.05 means 5 %).
+        expected: The prediction with the times of each device.
         platform: The emulated platform.
         runtime: Costs of the target's runtime on this host (`measure_runtime_costs`).
         dilation: Factor by which everything ran slower than on the boards.
@@ -114,14 +115,16 @@ def emulate(
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input. Default: seeded random arrays.
         frames: Number of frames.
-        slower: Ratio of the time of a segment on the fastest device to its time on one core of this host. On other
-            devices, times are longer in proportion to their rates. Default: the cost model determines the times.
+        slower: Ratio of the time of a segment on the fastest device to its time on one core of this host. On slower
+            devices, times are longer in inverse proportion to the compute rate. Default: the cost model determines the
+            times.
         cost: The cost model. Default: the one that the artifact was compiled with. If `slower` is given, the cost model
-            determines only the prediction; without a cost model, the prediction uses the emulated segment times.
+            determines only the prediction. If `slower` is given without a cost model, the prediction uses the emulated
+            segment times.
         options: Options of the run.
         dilation: Factor of at least 1 by which everything runs slower; measured times are divided by it. A larger
-            factor lets this host emulate more or faster boards. The speed of the runtime is then overestimated by this
-            factor.
+            factor lets this host emulate more or faster boards, but the runtime then seems to be faster by this factor
+            than it is.
 
     Raises:
         DicompilerError: This host cannot emulate these boards.
@@ -188,7 +191,7 @@ class _EmulatedArtifact:
 
     @property
     def role_count(self) -> int:
-        """Number of replicas, or 1."""
+        """Number of replicas; 1 if the plan has no replicas."""
         return len(self.program.replica_roles)
 
     def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
@@ -247,7 +250,10 @@ def _open_artifact(
 
 
 def _with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """Return the times with a 0 for each segment of a failure plan, because no emulated board fails."""
+    """Return the segment times with a 0 appended for each segment of a failure plan.
+
+    These segments are never called, because no emulated board fails.
+    """
     failure_roles = [role for role in program.roles if role.failed]
     times = {}
     for i, (name, seconds) in enumerate(board_s.items()):
@@ -274,7 +280,10 @@ def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: fl
 
 
 def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
-    """Return the phrase for the time that EmulationResult states, such as "a frame", and this time in seconds."""
+    """Return the description of the timed unit, such as "a frame", and its measured seconds.
+
+    They are the fields `timed_unit` and `frame_s` of EmulationResult. `roles` is the number of replicas.
+    """
     if in_flight > 1:
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count
@@ -282,7 +291,11 @@ def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, fl
 
 
 def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
-    """Raise DicompilerError if a board is faster than this host, or if all boards together need too many processors."""
+    """Raise DicompilerError if this host is too slow to emulate the boards.
+
+    This is the case if it needs longer for the segments of a device than the board, or if all boards together need too
+    many processors. `frame_s` are the predicted seconds of a frame, and `roles` is the number of replicas.
+    """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
             board_text, host_text = (format_seconds(sum(call_times) / roles) for call_times in (board_s[name], seconds))
@@ -301,7 +314,7 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
 
 
 def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
-    """Return the share by which computing took longer than it should."""
+    """Return how much longer computing took than it should, as a fraction (0.05 means 5 %)."""
     expected_s = 0.0
     for name in board_s:
         expected_s += sum(max(pair) for pair in zip(board_s[name], host_s[name], strict=True))

@@ -4,8 +4,9 @@ Platform ──emulate_network──► EmulatedNetwork, removed at the end of t
 
     host ──out──► router ──medium──► router ──in──► host
 
-A host's link is limited in both directions. The medium stands for anything that all hosts share, and for delays between
-hosts. If the platform has neither, both routers are the same namespace. This needs root and iproute2.
+A host's link is limited in both directions. The medium is a link that all hosts share, or a relay that delays packets
+between hosts. If the platform needs neither, there is no medium, and both routers are the same namespace. This needs
+root and iproute2.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class EmulatedNetwork:
 
     @contextlib.contextmanager
     def enter_host(self, host: str) -> Iterator[None]:
-        """Move this thread to a host's network until the end of the block, with all processes that it starts."""
+        """Move this thread, and all processes that it starts in the block, to a host's network.
+
+        At the end of the block, the thread returns to its former network.
+        """
         with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.namespaces[host]}") as namespace:
             _enter_namespace(namespace.fileno())
             try:
@@ -135,7 +139,8 @@ class _NetworkBuilder:
         rates = [] if own_rate is None else [own_rate]
         network = self.platform.network
         if network.kind == "switch":
-            # A host's link must be as fast as the fastest link between hosts. The relay limits the slower ones.
+            # A host's link must be as fast as the fastest link between hosts. The relay limits pairs of hosts with
+            # slower links.
             rates.append(max([network.bandwidth, *(link.bandwidth for link in network.links)]))
         return min(rates, default=None)
 
@@ -150,7 +155,10 @@ class _NetworkBuilder:
         self._run_ip(name, "link set lo up")
 
     def _add_host(self, index: int, address: str, rate: float | None) -> None:
-        """Add a host with a link to the router that it sends to, and a link from the router that it receives from."""
+        """Add a host, a link on which it sends to the uplink router, and one on which the downlink router sends to it.
+
+        `rate` limits each of the two links in bit/s.
+        """
         namespace, out, into = f"{self.namespace_prefix}{index}", f"o{index}", f"i{index}"
         self._add_namespace(namespace)
         self._run_ip(
@@ -189,10 +197,10 @@ class _NetworkBuilder:
     def _limit_rate(self, namespace: str, device: str, rate: float) -> None:
         """Limit a network device to `rate` bit/s by a token bucket filter (tbf).
 
-        After a pause, a real cable does not send faster. The filter's burst must therefore be small: only slightly
-        larger than the pieces that the kernel passes on, which must be small too. Even smaller pieces would need too
-        many processors. A smaller burst would leave the link idle while it waits for the kernel's timers, which are
-        late.
+        A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
+        burst and the pieces that the kernel passes to the filter must therefore be small. They are not chosen smaller
+        because small pieces need too much processor time, and because a burst that is hardly larger than a piece leaves
+        the link idle while it waits for the kernel's late timers.
         """
         piece = max(ETHERNET_FRAME_BYTES, int(rate / 8 * MAX_BURST_S))
         burst = piece + int(rate / 8 * TIMER_DELAY_S)

@@ -1,7 +1,8 @@
 """Relay between the two routers of an emulated network: it delays packets, and limits the rate of pairs of hosts.
 
-It replaces netem, which some kernels lack, and tbf, which cannot limit pairs of hosts. It is a process of its own that
-reads rules from stdin and then forwards packets until it is killed, at about 500 Mbit/s in total.
+The relay is a separate process. It reads rules from stdin, and then forwards packets until it is killed, at up to about
+500 Mbit/s in total. It is used instead of Linux's netem, which some kernels lack, and instead of tbf, which cannot
+limit pairs of hosts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RelayRule = tuple[str, str, float, float | None]
 
 
 def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:
-    """Return the rules for all pairs of hosts; [] if no pair is delayed or limited.
+    """Return a rule for each pair of hosts; [] if no pair needs a delay or a rate limit.
 
     `addresses` are the IP addresses of the hosts by name.
     """
@@ -95,7 +96,7 @@ def _open_tun(namespace: str) -> int:
 
 
 def forward_packets(source: int, sink: int, table: Mapping[bytes, tuple[float, float | None]]) -> None:
-    """Forward packets from descriptor `source` to descriptor `sink`.
+    """Forward packets from the file descriptor `source` to the file descriptor `sink`, forever.
 
     `table` has the latency in seconds and the rate in bit/s (None: unlimited) by the addresses of sender and receiver.
     """

@@ -29,8 +29,9 @@ LONG_TIMING_S = 2.0
 class CallTimer:
     """Measures the processor time of a call, which executes several functions in order.
 
-    Calls are made in turns: several calls of one device, then calls of other devices. A turn yields one value, the
-    median of its calls. The first call is excluded, because caches then contain data of another device.
+    Calls are made in turns: in one turn, all segments of a device are called several times, and then it is the turn of
+    another device. The value of a turn is the median of the calls of a segment. The first call is excluded, because the
+    caches still contain data of another device.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:
@@ -57,15 +58,16 @@ class CallTimer:
 
 
 def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> SegmentSeconds:
-    """Return the seconds of each segment, in the order of roles.
+    """Return the seconds of each segment on this host, by device name.
 
-    All segments of a device are called in turn, as in a frame, so that caches contain the same weights as in a frame.
+    The segments of the main plan come first, then those of replicas and failure plans. All segments of a device are
+    called in turn, so that the caches contain the same weights as in a frame.
 
     Args:
         target: The target; its way of calling segments is timed.
         program: The program.
         inputs: Arrays by name of the graph input.
-        long: Measure for LONG_TIMING_S seconds instead of a short time.
+        long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
     """
     empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros(1, np.float32)}))
     timers: list[tuple[str, list[CallTimer]]] = []

@@ -28,7 +28,7 @@ EdgePiece = tuple[float, int, float, int]
 class GraphLayout:
     """Positions of nodes and edges in pixels.
 
-    An edge over several rows passes each row between them in a lane, a gap between boxes.
+    An edge that spans several rows passes through each row in between in a lane, which is a gap between boxes.
 
     Attributes:
         x: Horizontal centre of each node.
@@ -92,7 +92,10 @@ def _order_rows(
     above: Mapping[LayoutItem, Sequence[LayoutItem]],
     below: Mapping[LayoutItem, Sequence[LayoutItem]],
 ) -> None:
-    """Sort every row by the mean position of the neighbours, alternately in the rows above and below."""
+    """Sort the items of every row by the mean position of their neighbours in an adjacent row.
+
+    `items` are the items of each row. Sweeps with the neighbours above and with those below alternate.
+    """
     at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEP_COUNT):
         near = above if sweep % 2 == 0 else below
@@ -109,7 +112,11 @@ def _place_items(
     size: Mapping[LayoutItem, float],
     rows: Sequence[int],
 ) -> dict[LayoutItem, float]:
-    """Return the centre of every item. Rows are aligned with the neighbours above and below alternately."""
+    """Return the horizontal centre of every item.
+
+    Rows are aligned alternately with the neighbours above and with those below. `size` is the width of each item, and
+    `rows` the row of each node.
+    """
     x: dict[LayoutItem, float] = {}
     for row in items:
         left = 0.0
@@ -129,7 +136,11 @@ def _place_items(
 def _wanted_place(
     item: LayoutItem, near: Sequence[LayoutItem], x: Mapping[LayoutItem, float], rows: Sequence[int]
 ) -> float:
-    """Return the mean position of an item's neighbours: for a box those that are boxes, for a lane its own edge."""
+    """Return the mean position of the neighbours with which an item should be aligned.
+
+    They are the neighbours `near` of a box that are boxes too, and the neighbours of a lane that belong to the same
+    edge. If there are none, they are all neighbours.
+    """
     lane = rows[item[0]] != item[1]
     preferred = [
         neighbour for neighbour in near if (neighbour[0] == item[0] if lane else rows[neighbour[0]] == neighbour[1])
@@ -138,15 +149,16 @@ def _wanted_place(
 
 
 def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Return the positions nearest to `wanted` that keep the order and do not overlap.
+    """Return the positions nearest to `wanted` that keep the order of the items and do not overlap.
 
-    The distance is a weighted sum of squares. The method is "pool adjacent violators".
+    The weighted sum of squared distances is minimized by the pool-adjacent-violators algorithm. `sizes` are the widths
+    of the items.
     """
     offsets, left = [], 0.0
     for size in sizes:
         offsets.append(left + size / 2)
         left += size + BOX_GAP_PX
-    # A block is a group of items that touch each other: their mean position, total weight and number.
+    # (mean position, total weight, number of items) of each block. A block is a group of items that touch each other.
     blocks: list[tuple[float, float, int]] = []
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1

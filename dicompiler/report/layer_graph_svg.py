@@ -62,7 +62,10 @@ def draw_layer_graph(data: ReportData) -> Markup:
 def _draw_band(
     layout: GraphLayout, boxes: Sequence[Markup], moving: set[tuple[int, int]], start: int, stop: int, width: float
 ) -> Markup:
-    """Return the band of the rows from `start` to `stop` - 1, with the edges that end in these rows."""
+    """Return the band of the rows from `start` to `stop` - 1, with the edges that end in these rows.
+
+    `boxes` are the drawn nodes. `moving` are the edges (from node, to node) whose tensors are sent between devices.
+    """
     top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
     lines: list[Markup] = []
     for (x0, row0, x1, row1), source, reader in layout.edge_pieces:
@@ -111,7 +114,7 @@ def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
 
 
 def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
-    """Return the box of a graph input or output."""
+    """Return the box of a graph input or output. `what` is "input" or "output"."""
     text = f"{what} {replace_unprintable(name)}\non {', '.join(devices)}"
     return element(
         "g",
@@ -179,7 +182,10 @@ def device_label(data: ReportData, name: str) -> Markup:
 
 
 def _work_by_device(data: ReportData, layer: Layer) -> dict[str, float]:
-    """Return each device's share of the layer's operations, or of its elements if the layer has no operations."""
+    """Return the work of each device on a layer, in the order of the devices.
+
+    The work is the number of FLOPs, or the number of output elements if the layer has no FLOPs.
+    """
     tasks = data.tasks[layer.name]
     by_flops = [float(task_flops(data.routing, task)) for task in tasks]
     sizes = by_flops if sum(by_flops) else [float(_output_elements(task)) for task in tasks]

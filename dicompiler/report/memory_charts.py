@@ -2,7 +2,8 @@
 
     ReportData ⇒ Markup
 
-Weights and the memory that the target adds are constant during a frame, so the other memory has its own scale.
+The second chart shows only buffers and activations, on its own scale, because weights and the memory that the target
+adds are constant during a frame.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def _draw_card(data: ReportData, name: str) -> Markup:
 
 
 def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number: int) -> Markup:
-    """Return a bar of a device's peak memory, with a mark at its limit."""
+    """Return a bar of the peak memory of a device, with a mark at the device's limit.
+
+    `added` are the bytes that the target adds. `number` is the number of the device, which determines the colour.
+    """
     live = course.peak_bytes - course.weights
     colour = colour_class(number)
     parts = (("weights", course.weights, colour), ("buffers and activations", live, f"{colour} live"),
@@ -85,7 +89,10 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
 
 
 def _draw_course(name: str, course: MemoryTimeline, available: int, number: int) -> Markup:
-    """Return a chart of buffers and activations over the steps of a frame, with the available memory if it is close."""
+    """Return a chart of a device's buffers and activations over the steps of a frame.
+
+    `available` are the bytes that are left for them. They are drawn as a line if the use comes close to them.
+    """
     live_bytes = [a + b for a, b in zip(course.buffers, course.activations, strict=True)]
     peak = max(live_bytes)
     limit_is_near = 0 <= available <= MAX_LIMIT_RATIO * peak

@@ -100,7 +100,10 @@ def _render_summary(data: ReportData) -> Markup:
 
 
 def _title(data: ReportData) -> str:
-    """Return the network's name, or the directory's name if exporters give the network's name to every graph."""
+    """Return the title of the report: the network and the platform.
+
+    If the name of the graph is one that exporters give to every graph, the name of the artifact's directory is used.
+    """
     name = replace_unprintable(data.compilation.model.proto.graph.name)
     network = data.name if name.lower().replace("-", "_") in GENERIC_GRAPH_NAMES else name
     return f"{network} on {data.platform.name}"
@@ -189,7 +192,11 @@ def _format_rate(value: float) -> str:
 
 
 def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:
-    """Return a tile with a metric of the plan and of one device; `worse` / `better` is the improvement."""
+    """Return a tile with a metric of the plan and of one device.
+
+    The tile states the improvement `worse` / `better`, which are the metric's values on one device and for the plan, or
+    the reverse if larger values are better.
+    """
     ratio = worse / better if better else 0.0
     change = f" ({ratio:.2f}× better)" if ratio > 1.005 else f" ({1 / ratio:.2f}× worse)" if 0 < ratio < 0.995 else ""
     return _render_tile(quantity, value, f"one device: {single_value}{change}")

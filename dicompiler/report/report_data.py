@@ -89,7 +89,10 @@ class ReportData:
 
     @cached_property
     def tasks(self) -> Mapping[str, Sequence[Task]]:
-        """The tasks of each layer in the first role (the plan without failures, and its first replica)."""
+        """The tasks of each layer in the main plan; if the plan has replicas, in the first replica.
+
+        Failure plans are not included.
+        """
         by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:
             by_layer[task.layer].append(task)
@@ -99,7 +102,8 @@ class ReportData:
     def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
         """Bytes that each task receives of each tensor from other devices, by (task, tensor).
 
-        If several tasks of a device read the same box, its bytes are counted for the first of them.
+        A device receives a box (a region of a tensor) only once. If several of its tasks read the box, the bytes are
+        counted for the first of these tasks.
         """
         sizes: dict[tuple[TaskId, str], int] = {}
         seen = set()
@@ -122,12 +126,12 @@ class ReportData:
 
     @cached_property
     def remote_reads(self) -> frozenset[tuple[str, str]]:
-        """Pairs (tensor, layer) such that the layer reads a piece of the tensor from another device."""
+        """Pairs (tensor, layer) for which a part of the layer reads a piece of the tensor from another device."""
         return frozenset((tensor, layer) for (layer, _), tensor in self.received_bytes)
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """Text with the names of the layers that each segment computes, whole or in part, by segment name."""
+        """For each segment, by name, a text with the names of the layers that it computes, whole or in part."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
@@ -202,7 +206,10 @@ def load_report_data(
 
 
 def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device over a frame of the first role, with the constants (weights) of all roles."""
+    """Return the memory of each device over the steps of a frame, for the main plan or its first replica.
+
+    The constants (weights) are those of all replicas and failure plans, because devices store all of them.
+    """
     courses, *others = (memory_timeline(role) for role in program.roles)
     for role_courses in others:
         courses = {
@@ -213,12 +220,18 @@ def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
-    """Load and check the output of `dicompiler compare --json`. If `network` is a model digest, it must match."""
+    """Load and check the output of `dicompiler compare --json`.
+
+    If `network` is not empty, it is a digest that must equal the model digest in the file.
+    """
     return _load_document(path, "comparison", network, "compare")
 
 
 def load_front(path: Path, network: str = "") -> dict[str, Any]:
-    """Load and check a front.json, given as file or directory. If `network` is a model digest, it must match."""
+    """Load and check a front.json, given as a file or as its directory.
+
+    If `network` is not empty, it is a digest that must equal the model digest in the file.
+    """
     return _load_document(path / FRONT if path.is_dir() else path, "front", network, "explore")
 
 

@@ -68,7 +68,12 @@ def failure_table(data: ReportData) -> Markup:
 
 
 def explanation_tables(document: Mapping[str, Any]) -> Markup:
-    """Return tables of the layers that are not split, with the reason and the bandwidth from which a split pays."""
+    """Return tables that explain why the best plan does not split more layers.
+
+    `document` is the explanation in the output of `dicompiler compare --json`. One table has the plans on several
+    devices that are slower than one device, and the conditions under which they are faster. The other table has the
+    layers that are not split, each with the reason and the conditions under which a split is faster.
+    """
     splits = [
         (replace_unprintable(entry["strategy"]), break_even_text(entry["break_even_bandwidth"], entry["wire_dtypes"]))
         for entry in document["splits"]
@@ -131,7 +136,10 @@ def comparison_table(document: Mapping[str, Any]) -> Markup:
 
 
 def render_front_points(document: Mapping[str, Any], data: ReportData | None = None) -> Markup:
-    """Return charts of each objective against the first one. If `data` is given, the artifact's plan is marked."""
+    """Return charts of each objective of a front against its first objective.
+
+    `document` has the content of front.json. If `data` is given, the plan of its artifact is marked.
+    """
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
     plan = None if data is None else objective_values(data.platform, data.metrics, units)
@@ -159,7 +167,10 @@ def render_front_points(document: Mapping[str, Any], data: ReportData | None = N
 
 
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
-    """Return a chart of objective `y` against objective `x`. Points near the lower left corner are best."""
+    """Return a chart of objective `y` against objective `x` for all points of a front.
+
+    Points near the lower left corner are best. `plan` has the objectives of a plan to be marked.
+    """
     units, points = document["objectives"], document["points"]
     all_points = [*points, plan] if plan is not None else points
     width, height = FRONT_SIZE_PX - FRONT_LEFT_PX - 10, FRONT_SIZE_PX - FRONT_BOTTOM_PX - 10

@@ -102,7 +102,8 @@ def draw_timeline(data: ReportData, courses: Mapping[str, Sequence[TimelineBar]]
 
     Args:
         data: The report's data.
-        courses: Activities by the name of their row, such as "predicted". Each device has one row for each name.
+        courses: Activities of all devices by the name of the row in which they are drawn, such as "predicted". Each
+            device has one row for each name.
         name: Title of the chart.
     """
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
