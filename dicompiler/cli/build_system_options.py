@@ -40,14 +40,14 @@ class BuildSystemOptions:
     print_outputs: bool = False
 
     def depfile_rule(
-        self, outputs: Sequence[Path], request: CompileRequest, parts: Iterable[object] = ()
+        self, outputs: Sequence[Path], request: CompileRequest, plugins: Iterable[object] = ()
     ) -> DepfileRule:
         """Check the options before the command does its work; return the rule to write afterwards.
 
         Args:
             outputs: The files that the command writes, the main one first.
             request: The compilation request, which names the files that the command reads.
-            parts: The strategy, cost model, target and passes, because their options may name more files.
+            plugins: The strategy, cost model, target and passes, because their options may name more files.
 
         Returns:
             The rule.
@@ -55,7 +55,7 @@ class BuildSystemOptions:
         Raises:
             UsageError: The options do not fit together.
         """
-        rule = DepfileRule(self.depfile, self.depfile_target or str(outputs[0]), request, tuple(parts))
+        rule = DepfileRule(self.depfile, self.depfile_target or str(outputs[0]), request, tuple(plugins))
         if self.depfile is None:
             if self.depfile_target is not None:
                 raise UsageError("--depfile-target needs --depfile")
@@ -70,13 +70,13 @@ class BuildSystemOptions:
 
 @dataclass(frozen=True)
 class DepfileRule:
-    """A make rule that lists the files which the command reads as the prerequisites of `target`.
+    """A make rule for `target`, whose prerequisites are the files that the command reads.
 
     Attributes:
         depfile: File to write; None to write nothing.
         target: Target of the rule.
         request: The compilation request.
-        plugins: Passes, strategies and other plugins, because their options may name files (`depfile.prerequisites`).
+        plugins: Passes, strategies and other plugins whose options may name files (`depfile.find_prerequisites`).
     """
 
     depfile: Path | None
@@ -94,7 +94,7 @@ class DepfileRule:
             stage.write_bytes(os.fsencode(self.format_text()))
 
     def format_text(self) -> str:
-        """Return the text of the depfile; raise DicompilerError if a make rule cannot contain one of the file names."""
+        """Return the text of the depfile; raise DicompilerError if a file name cannot be written in a make rule."""
         from dicompiler.driver import depfile
 
         request = self.request

@@ -85,10 +85,10 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
 
 
 def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and its causes.
+    """Yield the error, its cause, the cause of the cause, and so on.
 
-    If the user interrupts the import of a library, the library may raise ImportError with KeyboardInterrupt as its
-    cause.
+    The chain is needed to find interrupts: if the user interrupts the import of a library, the library may raise
+    ImportError with KeyboardInterrupt as its cause.
     """
     while error is not None:
         yield error
@@ -96,7 +96,10 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """Return the message for an exception in plugin code that is not wrapped; None if no plugin raised it."""
+    """Return a message for an exception that a plugin raised outside its wrapped functions.
+
+    The result is None if no frame of the traceback is code of a plugin.
+    """
     from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry

@@ -61,7 +61,7 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
 
 
 def _footprint_document(result: PipelineState) -> dict[str, Any]:
-    """Return RAM and flash of each device, and the limits of its host.
+    """Return the RAM and flash that each device needs, and the limits of its host.
 
     `single_device_ram` is the RAM of one device with the whole network. `multiplication_ratio` is the number of
     multiplications on all devices divided by that of the unsplit network.
@@ -171,7 +171,10 @@ def _show_prediction(result: PipelineState) -> None:
 
 
 def show_wire(plan: Plan) -> None:
-    """Print the element types in which tensors are sent, if a tensor is sent in a smaller type than its own."""
+    """Print the element types in which tensors are sent.
+
+    Nothing is printed if all tensors are sent in their own types.
+    """
     if plan.wire_format.dtypes:
         click.echo(f"\ntensors are sent between devices as {plan.wire_format}")
 

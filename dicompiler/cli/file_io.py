@@ -51,7 +51,7 @@ def read_plan(path: Path) -> Plan:
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name, uncompressed and atomically; equal arrays give equal bytes.
 
-    `numpy.savez` is not used, because it cannot store tensors named like its own arguments ("file").
+    `numpy.savez` is not used, because it cannot store a tensor with the name of one of its own arguments ("file").
     """
     import zipfile
 
@@ -65,7 +65,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield name and tensor of each value.
+    """Yield (name, tensor) of all values; a value that is not a tensor is replaced by tensors.
 
     A sequence x becomes x_0, x_1, …; a map becomes x_keys and x_values; an empty optional is omitted.
     """
@@ -90,7 +90,10 @@ def _require_array(value: Any, place: str) -> NDArray[Any]:
 
 
 def _require_tensor(array: Any, place: str) -> NDArray[Any]:
-    """Return the array; strings get a fixed length. Raise DicompilerError if the array has another object type."""
+    """Return a value that is an array, with its strings in a fixed length.
+
+    Raises DicompilerError if the value is not an array. `place` names the value in the message.
+    """
     import numpy as np
 
     if not isinstance(array, np.ndarray):
@@ -125,7 +128,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        # If a file has no zip header, NumPy's message says that it may be a pickle.
+        # NumPy's message about a file without a zip header says that the file may be a pickle.
         cause = "it is not a zip archive" if "pickle" in str(error) else " ".join(str(error).split())
         if "Object arrays" in str(error):
             cause = "it contains Python objects"

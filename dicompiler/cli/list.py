@@ -94,7 +94,10 @@ def _family_name(catalogue: Registry, name: str) -> str:
 
 
 def _find_member(catalogue: Registry, name: str) -> Platform | None:
-    """Return the platform with a name; for a family ("rpi4xN") its member with two hosts; None for a file format."""
+    """Return the platform with a name; None for a platform file format.
+
+    For the name of a family ("rpi4xN"), return its member with two hosts.
+    """
     families = _platform_families(catalogue)
     member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name
     return next((platform for family in families if (platform := family.find(member_name)) is not None), None)
@@ -183,7 +186,10 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
 
 
 def _summary(value: Any) -> str:
-    """Return the first line of a class's docstring, a platform's description, or how an operator is split."""
+    """Return the summary of an entry in a list of plugins.
+
+    It is the first line of a class's docstring, a platform's description, or the way in which an operator is split.
+    """
     from dicompiler.ir.operator_rule import OperatorRule
 
     if isinstance(value, OperatorRule):

@@ -43,9 +43,10 @@ def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass the options that are fields of these dataclasses to the command, as one argument for each dataclass.
+    """Collect options in dataclasses, and pass each dataclass to the command as one argument.
 
-    Put the decorator below the options. An option that is not given (None) gets the default value of its field.
+    `records` are the dataclasses by the name of the argument. Options with the names of their fields are collected. An
+    option that is not given (None) gets the default value of its field. Put the decorator below the options.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +99,7 @@ def _check_executor(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise UsageError for an impossible dimension; other errors are found by shape inference."""
+    """Raise UsageError if a dimension is too large; shape inference finds all other errors."""
     for text in shapes:
         for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
             if len(digits) > 18:
@@ -192,7 +193,7 @@ class CompileRequest:
 
     Attributes:
         model: Path of the model.
-        options: The options. Those that the command does not have, or that were not given, have their defaults.
+        options: The options. Options that the command does not have, or that were not given, have their default values.
     """
 
     model: Path
@@ -210,10 +211,11 @@ class CompileRequest:
 
 
 def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass the model and the options that are fields of `CompileOptions` to the command, as one argument `request`.
+    """Collect the model and the options of a compilation, and pass them as one argument `request`.
 
-    Put the decorator below the options. `--output` and `--executor` stay separate arguments, because their values
-    differ from the fields with these names.
+    The options are those with the names of fields of `CompileOptions`. `--output` and `--executor` stay separate
+    arguments, because their values have other types than the fields with these names. Put the decorator below the
+    options.
     """
 
     @functools.wraps(command)
@@ -307,7 +309,8 @@ class StreamOptions:
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
         """Return the prediction for the run; None if no log is written.
 
-        If the cost model of the artifact needs options and none are given, a warning is logged and the result is None.
+        The result is also None, with a warning, if the artifact was compiled with a cost model that needs options and
+        `cost` is None.
         """
         import logging
 

@@ -16,7 +16,7 @@ def progress(first: str) -> Iterator[ProgressText]:
 
     Messages that the library logs at level info are shown too. Warnings are printed above the line.
     """
-    # A notebook gives commands a terminal that cannot overwrite lines.
+    # Commands in a notebook run on a terminal that cannot overwrite lines.
     if not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         yield lambda text: None  # noqa: ARG005
         return
@@ -26,7 +26,7 @@ def progress(first: str) -> Iterator[ProgressText]:
     from dicompiler.driver.progress import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    # By default, rich redirects stdout to stderr.
+    # `redirect_stdout=False` is needed because rich would write stdout to the console on stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(first, total=None)
 

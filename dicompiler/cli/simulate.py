@@ -62,7 +62,7 @@ def command(
     check_output_file(trace)
     outages = [parse_outage(text) for text in failures]
     changes = {}
-    # The default is the integer 0, but a given option is a string.
+    # The option is the integer 0 only if the user did not give it: a given option is a string.
     if outages and request.options.plan is None and request.options.tolerate_failures == 0:
         changes["tolerate_failures"] = len({outage.device for outage in outages})
     with progress(f"planning {request.model.name}") as tell:

@@ -26,7 +26,8 @@ def print_table(
     """Print a table to stdout or stderr.
 
     If the stream is not a terminal, columns are padded with blanks and no text is shortened, so that grep and diff
-    work. Columns that do not fit the page are printed below the others, with the first column repeated.
+    work. Columns that do not fit into PAGE_WIDTH are printed as a second table below, which begins with the first
+    column again.
 
     Args:
         headers: Header of each column.
@@ -48,7 +49,10 @@ def print_table(
 def _fold_row(
     headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
 ) -> Iterator[Sequence[str]]:
-    """Yield the lines of a row with a wrapped text column. A long name gets a line of its own."""
+    """Yield the lines of a row of which the text in column `wrap` is wrapped.
+
+    A long name in the first column gets a line of its own.
+    """
     if wrap and len(row[0]) > MAX_NAME_WIDTH:
         yield [row[0], *[""] * (len(row) - 1)]
         row = ["", *row[1:]]
@@ -103,14 +107,20 @@ def _format_block(
 
 
 def wrap_text(text: str, head: str = "") -> str:
-    """Return the text in lines of PAGE_WIDTH columns. The first line begins with `head`; the others are indented."""
+    """Return the text in lines of at most PAGE_WIDTH columns.
+
+    The first line begins with `head`. The other lines are indented by the length of `head`.
+    """
     return textwrap.fill(
         text, PAGE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
     )
 
 
 def print_entries(sentences: Iterable[str]) -> None:
-    """Print lines of the form "name: text". A long text is wrapped and indented below its name."""
+    """Print sentences of the form "name: text".
+
+    A text that is too long is wrapped, and its other lines are indented by the length of the name.
+    """
     for name, _, rest in (line.partition(": ") for line in map(escape_unprintable, sentences)):
         click.echo(wrap_text(rest, f"{name}: "))
 

@@ -19,7 +19,7 @@ def require(condition: Any, message: str) -> None:
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Turn any exception in the block into an AssertionError with a message that begins with `place` and a colon."""
+    """Turn any exception in the block into an AssertionError, with `place` and a colon before its message."""
     try:
         yield
     except Exception as error:

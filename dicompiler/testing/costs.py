@@ -92,9 +92,9 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
 
 
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
-    """Yield shares of a layer for which the cost model is asked.
+    """Yield the shares of a layer that `check_cost_model` lets the cost model time.
 
-    The shares are the whole layer, half of it along each axis that can be cut, the partial sum over half of the input
+    They are the whole layer, half of it along each axis that can be cut, the partial sum over half of the input
     channels, and the addition of two partial sums.
     """
     yield LayerShare()

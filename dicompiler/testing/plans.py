@@ -77,8 +77,9 @@ def verify_plan(
     - outputs: every output on every sink must be within the tolerance of `reference`;
     - bytes: every transfer must have the predicted length, and their sum must be that of the routing.
 
-    `prepared` has model, layers and platform. `inputs` are those of one frame, and `reference` are the outputs of the
-    whole model for them. Without `seeds` the exact check uses as many seeds as are needed to read every weight.
+    `prepared` has model, layers and platform. `inputs` are the inputs of one frame, and `reference` are the outputs of
+    the whole model for these inputs. `seeds` are the seeds of the exact check; by default, there are as many as are
+    needed so that every weight is read.
     """
 
     def program(model: Model) -> Program:

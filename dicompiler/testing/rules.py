@@ -1,7 +1,7 @@
 """Check of operator rules: pieces of a node's output must equal the same regions of the whole output.
 
-A random region of the output and the regions around it are placed on different devices. The pass `partition` creates
-their nodes, and onnxruntime runs these nodes and the whole node.
+A random region of the output and the regions around it are placed on different devices. The pass `partition` creates a
+node for each region. onnxruntime runs these nodes and the whole node.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class RuleCase:
         op: The operator type.
         values: The inputs in order; None for an omitted optional input.
         attributes: The node's attributes.
-        opset: Version of the node's domain.
+        opset: Version of the operator set of the node's domain.
         graph_inputs: Indices of the inputs that are graph inputs; all other inputs become initializers.
         is_inexact: True if the node rounds, so that the last bits may differ. If False, `values` must be integers,
             because sums of integers are exact.
         extra_outputs: Names of the node's outputs after the first one. Nothing reads them.
-        shape: Shape of the output, if onnx cannot infer it. For other domains, the shape is taken from a run of the
-            node.
+        shape: Shape of the output; needed only if onnx cannot infer it. For operators outside the standard domain, the
+            shape is by default that of a run of the node.
         domain: The operator's domain.
     """
 
@@ -82,7 +82,7 @@ class RuleCase:
         """Return a model that consists of the node, with the output's shape.
 
         Returns:
-            A model with one node. `opset` is the version of the node's domain.
+            A model with one node. `opset` is the version of the operator set of the node's domain.
         """
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
         outputs = ["y", *self.extra_outputs]
@@ -159,7 +159,10 @@ def form_layers(model: Model) -> LayerGraph:
 
 
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
-    """Check the piece of a random region, then run random parts and compare them with the whole output."""
+    """Check the piece of a random region; then run the node in random parts, and compare the outputs.
+
+    `expected` is the output of the whole node. `choose` chooses the random integers.
+    """
     (layer,) = layers.layers
     check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
     output = run_split(model, layers, choose_parts(choose, layers), case.inputs)
@@ -189,7 +192,7 @@ def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
-    """Check that the rule's piece covers the region and reads only existing elements.
+    """Check that the piece that the rule returns covers `region` and reads only existing elements.
 
     `reduce` is a range of input channels if the piece is a partial sum.
     """
@@ -215,7 +218,8 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """Return random parts: a random region on device a, and the regions around it on devices b and c.
 
-    Device a is the sink. It uses elements that it computes itself, so its whole region is compared.
+    Device a is the sink. For elements that several devices compute, it uses those that it computes itself, so its whole
+    region is compared.
     """
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
@@ -234,9 +238,9 @@ def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
 
 
 def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
-    """Return the output of a node that is computed by these parts.
+    """Return the output of a node that is computed in parts on several devices.
 
-    Raises AssertionError if other bytes are sent than predicted.
+    Raises AssertionError if the number of sent bytes differs from the prediction.
     """
     plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
     placed = registry().make("passes", "partition").run(PipelineState(model, layers, plan=plan))

@@ -94,8 +94,8 @@ def make_cluster(
         kind: The network's topology, such as "switch".
         *rates: Rate of each device in GFLOP/s; 0 for a device without compute.
         bandwidth: Bandwidth of the network in bit/s.
-        memory: Memory of each host in bytes.
-        power: Power of each device in W while it computes, and while it waits.
+        memory: Bytes of memory of each host.
+        power: (power while computing, power while waiting) of each device in W.
 
     Returns:
         The platform.
@@ -157,7 +157,7 @@ def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
 
     Args:
         sample: A sample.
-        share: New memory of each host, as a share of the memory that a single device needs for the whole network.
+        share: New memory of each host divided by the memory that a single device needs for the whole network.
 
     Returns:
         A sample with the same network and objective, on a platform with less memory.

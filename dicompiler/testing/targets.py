@@ -128,7 +128,7 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
     differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
-    # The manifest contains digests of all other files, so it is named only if no other file differs.
+    # artifact.json contains the digests of all other files, so it is named only if no other file differs.
     shown = [name for name in differing if name != ARTIFACT_FILE] or differing
     names = ", ".join(shown[:3])
     require(not differing, f"when the artifact is emitted {how}, other bytes are in the files {names}")
@@ -169,14 +169,14 @@ def _check_run(
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan that runs even frames on the first computing device and odd frames on the second."""
+    """Check a plan with two replicas: two devices compute the even and the odd frames."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     plan = replace(_single_device_plan(sample, first), replicas=({}, {first: second}))
     _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan for the first computing device with a failure plan for the second one."""
+    """Check a plan for the first computing device, with a failure plan that uses the second one."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     failure = FailurePlan((first,), _single_device_plan(sample, second))
     plan = replace(_single_device_plan(sample, first), failures=(failure,))
@@ -185,7 +185,7 @@ def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
-    """Check a network that keeps a running sum, with its rows divided between two devices."""
+    """Check a network with a state (a running sum), whose rows two devices keep in halves."""
     names = [device.name for device in platform.computing_devices][:2]
     model, states = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=states)
@@ -218,9 +218,10 @@ def _single_device_plan(sample: Sample, device: str) -> Plan:
 def _check_accepted(
     target: Target, sample: Sample, plan: Plan, is_supported: bool, feature: str, runs: Sequence[tuple[str, ...]]
 ) -> None:
-    """Require that the target refuses an unsupported plan; run a supported plan.
+    """Require that the target refuses an unsupported plan, and that runs of a supported plan are right.
 
-    Each element of `runs` names devices that are absent in one run.
+    Each element of `runs` stands for one run, and names the devices that are absent in it. `feature` is the noun for
+    messages.
     """
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         out = Path(directory, "out")

@@ -29,9 +29,9 @@ MAX_PARTS = 1 << 16
 class AnnotationPass(Pass):
     """Base class of passes that assign parts to selected layers in the plan, and leave the model unchanged.
 
-    A part is the region of a layer that one device computes. Options name layers by their names or by any node of the
-    model file that the layer contains. Without a platform, the default devices are d0, d1, and so on. A subclass that
-    cannot be applied to all layers sets `missing_layers_hint`: it is the error message if the user names no layers.
+    A part is the region of a layer that one device computes. Options name a layer by its name, or by the name of any
+    node of the model file that the layer contains. Without a platform, the default devices are d0, d1, and so on. If a
+    subclass cannot be applied without named layers, it sets `missing_layers_hint` to the error message for this case.
     """
 
     layers: tuple[str, ...] = field(
@@ -63,10 +63,13 @@ class AnnotationPass(Pass):
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """Return the new parts of each layer that changes, by layer name."""
+        """Return the new parts of each layer whose parts change, by layer name."""
 
     def part_count(self) -> int:
-        """Return the largest number of parts that a layer gets: the option `parts` if the pass has it, else 1."""
+        """Return the largest number of parts that a layer gets.
+
+        It is the option `parts` if the pass has this option, and otherwise 1.
+        """
         return int(getattr(self, "parts", 1))
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -92,7 +95,7 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return the layers that the pass is applied to if the user names none: all layers that it can split."""
+        """Return all layers that the pass can split. They are selected if the user names no layers."""
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
         return tuple(layer for layer in graph.layers if self._supports(graph, layer, devices))
@@ -109,9 +112,10 @@ class AnnotationPass(Pass):
     def strip_regions(
         self, graph: LayerGraph, layer: Layer, label: AxisLabel, parts: int, shares: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """Return the regions of a layer's output if one axis is split into `parts` intervals of about the same length.
+        """Return the regions of a layer's output if one axis is split into `parts` intervals.
 
-        `label` names the axis. If `shares` are given, the lengths are proportional to them.
+        `label` names the axis. The intervals have about the same length. If `shares` are given, the lengths are
+        proportional to them.
 
         Raises DicompilerError if the axis is shorter than the number of parts.
         """
@@ -124,9 +128,10 @@ class AnnotationPass(Pass):
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the device and the lane of each part; a device gets consecutive parts, each in its own lane.
+        """Return the device and the lane of each part. A lane is a number that counts the parts of a device.
 
-        Parts of one device in different lanes are computed one after another, and can therefore share memory.
+        Each device gets consecutive parts. Parts of one device in different lanes are computed one after another, so
+        they can share memory.
 
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
@@ -181,7 +186,11 @@ def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 
 
 def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
-    """Return the names of the layers called `name`, or of the layers that contain the model file's node `name`."""
+    """Return the names of the layers that `name` stands for.
+
+    It is the name of a layer, or of a node of the model file, which one or more layers contain. Errors begin with
+    `place`.
+    """
     layers = origins.layers.layer_by_name
     names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]
     if not names and name in origins.first_output_by_name:

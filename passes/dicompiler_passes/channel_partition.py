@@ -89,6 +89,9 @@ def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
 class FusePass(AnnotationPass):
     """Split the first layer by output channels and the last by input channels, with no exchange between them.
 
+    Each device computes the channels of the first layer that its range of the last layer reads. The devices exchange
+    only the partial sums of the last layer.
+
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """
 
@@ -116,7 +119,10 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the range of the last layer's input channels that depends exactly on region `tile` of the first."""
+        """Return the range of input channels of `last` that depends on exactly the region `tile` of `first`.
+
+        Raises DicompilerError if there is no such range.
+        """
         extent = reduction_length(graph, last)
         if extent is None:
             raise self.error(
@@ -134,7 +140,10 @@ class FusePass(AnnotationPass):
 
 
 def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
-    """Return the regions of the layers `between` that `last` reads to sum over the input channels `reduce`."""
+    """Return the regions of the layers `between` from which `last` computes a partial sum.
+
+    The partial sum is over the input channels `reduce` of `last`.
+    """
     task = make_share_task(graph, last, LayerShare(reduce=reduce))
     if not between:
         return {}
@@ -146,9 +155,10 @@ def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, r
 def _region_of_first(
     graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
 ) -> Region | None:
-    """Return the region of the first layer that `last` needs to sum over the input channels `reduce`.
+    """Return the region of the first layer from which `last` computes a partial sum.
 
-    The result is None if the layers need more than this one region, for example a graph input.
+    The partial sum is over the input channels `reduce` of `last`. The result is None if other tensors are needed too,
+    for example a graph input.
     """
     regions = _regions_between(graph, between, last, reduce)
     readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]

@@ -78,9 +78,10 @@ def fold_constants(graph: ModelGraph) -> None:
 
 
 def _fold_once(graph: ModelGraph) -> bool:
-    """Fold the nodes that are foldable now; return True if a second call may fold more.
+    """Fold the nodes that can be folded now; return True if a second call may fold more.
 
-    A second call helps if only some nodes were folded, because shape inference can then find the sizes of others.
+    Nodes whose results have unknown sizes are not folded. If some other nodes were folded, shape inference may find
+    these sizes in a second call.
     """
     outputs = {tensor.name for tensor in graph.outputs}
     folded: set[str] = set()
@@ -88,7 +89,7 @@ def _fold_once(graph: ModelGraph) -> bool:
     removed: list[gs.Node] = []
     for node in graph.nodes:
         if not _is_foldable(graph, node, folded) or (node.op == "Identity" and node.outputs[0].name in outputs):
-            continue  # An Identity before a graph output stays, because it gives the output its name.
+            continue  # An Identity that computes a graph output stays: it gives the output its name.
         if node.op == "Constant":
             graph.make_constant(node.outputs[0], _constant_value(node))
         elif node.op == "Identity":
@@ -108,7 +109,7 @@ def _fold_once(graph: ModelGraph) -> bool:
 
 
 def _store_as_weights(graph: ModelGraph) -> None:
-    """Replace large initializers that are sparse, or stored as lists of numbers, by raw arrays."""
+    """Store large initializers as raw arrays if they are sparse, or are lists of numbers."""
     for constant in [constant for constant in graph.initializers if _needs_storing(constant._values)]:
         constant.source, constant.values = None, constant.values
         graph.initializers.remove(constant)
@@ -128,7 +129,8 @@ def _is_foldable(graph: ModelGraph, node: gs.Node, folded: Collection[str]) -> b
         return False
     if node.domain not in STANDARD_DOMAINS or node.op in (*UNFOLDED_OPS, *NON_TENSOR_OPS):
         return False
-    # Loops and branches that compute something may take any time and memory, so only branches of constants fold.
+    # Loops, and branches that compute something, may take any time and memory. Only branches that return constants are
+    # folded.
     only_branches = all(inner.op in _BRANCH_ONLY_OPS for body in node.subgraphs(recursive=True) for inner in body.nodes)
     proto = export_node(node)
     return any(t.name for t in node.outputs) and only_branches and not is_random(proto) and not captured_names(proto)
@@ -147,7 +149,10 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Return the nodes of `pending` with small results, by shape inference, that depend on no other pending node."""
+    """Return the nodes of `pending` with small results that depend on no node that stays pending.
+
+    The sizes of the results are found by shape inference.
+    """
     model, feeds = _build_model(graph, pending, [], {})
     for name in [name for name, array in feeds.items() if array.nbytes <= _MAX_VISIBLE_BYTES]:
         model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
@@ -188,7 +193,7 @@ def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     values: dict[str, NDArray[Any]] = {}
     failed: list[gs.Node] = []
-    groups = [pending]  # All nodes are computed at once, or one by one if onnxruntime refuses them together.
+    groups = [pending]  # All nodes are one group; if onnxruntime refuses it, each node is one.
     while groups:
         group, *groups = groups
         names = [t.name for node in group for t in node.outputs if t.name in read_names or (t.name and len(group) == 1)]
@@ -210,9 +215,9 @@ class _RejectedError(Exception):
 def _build_model(
     graph: ModelGraph, nodes: Sequence[gs.Node], outputs: Sequence[str], values: Mapping[str, NDArray[Any]]
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """Return a model of `nodes` that returns the tensors `outputs`, and the values of its inputs by name.
+    """Return a model of `nodes` with the outputs `outputs`, and the values of its inputs by name.
 
-    Input values are constants of the graph, or come from `values`.
+    The values are constants of the graph, or come from `values`. Raises _RejectedError if a value is missing.
     """
     results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
     needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}

@@ -22,9 +22,9 @@ def _same_shape(shape: Shape, attributes: _Attributes) -> Shape:  # noqa: ARG001
 
 
 def _row_per_input_row(columns: Callable[[_Attributes], int]) -> Callable[[Shape, _Attributes], Shape]:
-    """Return a function that computes an output shape of one row per input row and columns(attributes) columns.
+    """Return a function that computes the output shape of an operator with one output row per input row.
 
-    A vector counts as one row.
+    The number of output columns is `columns(attributes)`. An input vector counts as one row.
     """
     return lambda shape, attributes: (shape[0] if len(shape) > 1 else 1, columns(attributes))
 
@@ -45,7 +45,7 @@ LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strin
 
 
 def infer_contrib_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """Return value infos with static shapes, by tensor name, for tensors of `model` that lack a shape in `tensors`."""
+    """Return the static shapes of tensors of `model` that lack a shape in `tensors`, by tensor name."""
     inferred, asks_ort = dict[str, onnx.ValueInfoProto](), False
     for node in model.graph.node:
         unknown_names = [name for name in node.output if name and (name not in tensors or tensors[name].shape is None)]
@@ -78,7 +78,7 @@ def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> d
             if index is None or index.shape is None:
                 return {}
             attributes[""] = math.prod(index.shape)
-        # The output type is the input type for operators that select or fill in elements.
+        # Operators that select elements or fill in missing ones keep the type of their input.
         keeps_type = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
         shapes = {
             node.output[0]: (

@@ -120,12 +120,12 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 @dataclass(frozen=True)
 class _Group:
-    """Nodes that become one layer.
+    """Nodes that will become one layer.
 
     Attributes:
         nodes: The nodes in topological order.
         anchor: Index of the main operator in `nodes`.
-        reason: Why no plan can split the layer; '' if plans can.
+        reason: Reason why no plan can split the layer; '' if plans can split it.
     """
 
     nodes: tuple[Node, ...]
@@ -143,10 +143,10 @@ def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, froz
 
 
 def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
-    """Return groups of nodes between which plans can cut; most groups have one node.
+    """Return groups of nodes, such that plans can split every tensor between two groups.
 
-    Nodes are joined if the tensor between them cannot be cut: it has no static shape, or control flow captures it.
-    Nodes on a path between two joined nodes are joined with them.
+    Most groups have one node. Nodes are joined if the tensor between them cannot be split: it has no static shape, or
+    control flow captures it. Nodes on a path between two joined nodes are joined with them.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     leaders = dict(enumerate(range(len(nodes))))
@@ -180,7 +180,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
 
 
 def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
-    """Move each DequantizeLinear into the group of the node that reads it; that node stays the anchor."""
+    """Move each DequantizeLinear into the group of the node that reads it. The anchors do not change."""
     single_nodes = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
     by_reader = dequantize_by_reader(nodes, readers, lambda node: node.name in single_nodes)
@@ -198,7 +198,7 @@ def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, froze
 def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
     """Yield the strongly connected components of a graph (Tarjan's algorithm without recursion).
 
-    `dependencies` lists the successors of each vertex.
+    `dependencies` has the successors of each vertex.
     """
     order: dict[int, int] = {}  # Order in which vertices were visited.
     low: dict[int, int] = {}  # Earliest open vertex that each vertex reaches.
@@ -235,7 +235,8 @@ class _NodeLinks:
         nodes: Nodes by name.
         readers: Names of the nodes that read each tensor, from `_readers`.
         position: Topological position of each node.
-        last_producer: For each node, the last node in topological order that computes one of its inputs; '' for none.
+        last_producer: For each node, the producer of one of its inputs that is last in topological order; '' if there
+            is none.
         elementwise_shapes: Static output shape of each element-wise node with one output.
     """
 
@@ -274,7 +275,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Let each group absorb the element-wise nodes that follow, as long as only one tensor leaves the group."""
+    """Add the element-wise nodes that follow a group to the group, as long as only one tensor leaves it."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     absorbed_groups: set[int] = set()
@@ -297,18 +298,18 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 
 
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
-    """Return the element-wise nodes after tensor `output` that its layer can absorb.
+    """Return the element-wise nodes after the tensor `output` that the layer of this tensor can absorb.
 
-    A layer can absorb nodes if afterwards only one tensor leaves the layer. Examples, with x = `output`:
+    Nodes can be absorbed if afterwards only one tensor leaves the layer. Examples, with x = `output`:
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 
-    `inside` is the set of the layer's node names. The function adds to it, even if it returns no nodes.
+    `inside` has the names of the layer's nodes. The function adds names to it, even if it returns no nodes.
     """
     shape = graph.tensors[output].shape
     absorbed: list[Node] = []
     leaving = {output}
-    for _ in range(3):  # x·sigmoid(x) needs two rounds, a hard-swish of simple nodes three.
+    for _ in range(3):  # x·sigmoid(x) needs two rounds. A hard-swish of simple nodes needs three.
         names = {r for t in leaving for r in links.readers.get(t, ())} - inside
         if shape is None or not names or any(links.elementwise_shapes.get(name) != shape for name in names):
             return []
@@ -335,7 +336,7 @@ def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
 
 
 def _computes_whole(node: Node, graph: LayerGraph) -> bool:
-    """Return True if a node in training mode needs its whole tensor although its operator is element-wise.
+    """Return True if an element-wise node must compute its whole tensor, because it runs in training mode.
 
     A Dropout then draws random numbers for the whole tensor, and a BatchNormalization takes the mean over it.
     """
@@ -365,7 +366,10 @@ def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozense
 
 
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
-    """Return why plans cannot split the layer; '' if they can. `outgoing` are the tensors that leave the layer."""
+    """Return the reason why plans cannot split the layer; '' if they can.
+
+    `outgoing` are the tensors that leave the layer.
+    """
     anchor = group.nodes[group.anchor]
     if not graph.rule_of(anchor).can_cut:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
@@ -395,9 +399,9 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
 def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers in topological order, and in file order if that leaves a choice.
 
-    Matrix products of one tensor follow each other directly, so that keys and values of attention are sent together.
-    Products that compute queries come after those of keys and values, because attention reads queries row by row: they
-    can be computed while keys and values are being sent.
+    Matrix products that read the same tensor follow each other directly, so that keys and values of attention are sent
+    together. Among them, products that compute queries come last. A device computes queries while keys and values are
+    being sent: it needs all keys and values for its rows, but only the queries of these rows.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
@@ -433,9 +437,10 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
-    """Return the indices of layers that compute queries: products that lead to the first operand of a MatMul.
+    """Return the indices of layers that compute queries of attention.
 
-    The second operand of that MatMul is computed too, and all layers in between have a single input.
+    Such a layer is a matrix product from which a path leads to the first operand of a MatMul. All layers on the path
+    have a single input, and the second operand of the MatMul is not constant.
     """
     queries: set[int] = set()
     for layer in layers:

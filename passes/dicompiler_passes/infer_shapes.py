@@ -189,8 +189,8 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
     """Return the model without weights, with the value_info that ONNX infers from its inputs.
 
     A tensor for which ONNX finds no static shape, such as the output of an unknown operator, gets its shape from
-    `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX comes first because an exporter may have
-    written the file's shapes for other input sizes.
+    `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX is asked before the hints, because an
+    exporter may have written them for other input sizes.
     """
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)
@@ -202,7 +202,8 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
         unknown = {name for name in results - used_hints if name not in tensors or tensors[name].shape is None}
         hints_by_name = {value.name: value for value in hints if value.name in unknown}
         missing = {name: value for name, value in hints_by_name.items() if _has_static_shape(value)}
-        # If neither ONNX nor the file has a shape, onnxruntime infers it; ONNX then infers the tensors after it.
+        # onnxruntime is asked if neither ONNX nor the file has a static shape. ONNX then infers the shapes of the
+        # tensors that follow.
         missing = (
             missing
             or {name: value for name, value in infer_contrib_shapes(bare, tensors).items() if name in unknown}

@@ -120,7 +120,10 @@ def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) 
 
 
 def _candidate_pairs(pattern: str, inputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each input that matches the left side of a pattern, with the output name that the right side gives."""
+    """Yield pairs (input, output name) for a pattern `past*=present*`.
+
+    The inputs are those that match the left side. The output name is the right side with the same text for `*`.
+    """
     past, _, present = pattern.partition("=")
     regex = re.escape(past).replace(r"\*", "(.*)")
     for name in inputs:
@@ -139,9 +142,10 @@ def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
 def _find_usual_pairs(
     model: Model, tensors: Mapping[str, TensorInfo], inputs: Sequence[str], outputs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
-    """Return the pairs with usual names that can be states, each with its number of additional rows, and log them.
+    """Return the pairs of input and output with usual names that can be states, and log them.
 
-    Names in `taken` are skipped. The log also says why other pairs with usual names cannot be states.
+    The result has the number of additional rows of each pair. Inputs and outputs in `taken` are skipped. The log also
+    has the reasons why other pairs with usual names cannot be states.
     """
     row_counts: dict[tuple[str, str], int] = {}
     refused: list[str] = []
@@ -168,7 +172,10 @@ def _find_usual_pairs(
 
 
 def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
-    """Return the number of rows that output `present` adds to input `past`, or a text: why it cannot be a state."""
+    """Return the number of rows that the output `present` has in addition to those of the input `past`.
+
+    If the two cannot be a state, return the reason as a text instead.
+    """
     old, new = tensors[past], tensors[present]
     pair = f"input {past!r} {_describe_tensor(old)} and output {present!r} {_describe_tensor(new)}"
     if old.dtype != new.dtype:
@@ -213,9 +220,9 @@ def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], row
 
 
 def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Model:
-    """Return the model with pairs of input and output as states; `row_counts` are their numbers of additional rows.
+    """Return the model with pairs of input and output as states.
 
-    The order of the outputs does not change.
+    `row_counts` has the number of additional rows of each output. The order of the outputs does not change.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -69,9 +69,9 @@ def trim_outputs(graph: ModelGraph) -> None:
 
 
 def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
-    """Return True if output `index` of the node's operator may be omitted.
+    """Return True if output number `index` of a node may be omitted.
 
-    Attention with a cache as input must also return the cache for the next frame.
+    An Attention with a cache as input must also return the cache for the next frame, so this output is not optional.
     """
     op = node.op
     if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
@@ -147,8 +147,8 @@ def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> 
 
     (x of shape [1]) → Range                ⇒  x → Reshape → Range
 
-    onnxruntime computes such a Range if it does not know the input's shape, but refuses to load it if it does. It knows
-    the shape in the submodels of devices.
+    onnxruntime computes a Range with such inputs only if it does not know their shape; otherwise, it refuses to load
+    the model. In the submodels of devices, it knows the shape.
     """
     changed = False
     for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD_DOMAINS]:

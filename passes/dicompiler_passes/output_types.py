@@ -125,9 +125,10 @@ def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
 
 
 def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[str, TensorInfo]) -> list[gs.Node]:
-    """Return a Split of the tensor into the pieces of the sequence `name`, with Squeezes if the axis is dropped.
+    """Return nodes that split a tensor into the pieces of the sequence `name`.
 
-    The result is [] if the sizes of the pieces are unknown.
+    They are a Split, and Squeezes if the sequence's pieces lack the axis. The result is [] if the sizes of the pieces
+    are unknown.
     """
     sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:

@@ -15,7 +15,11 @@ from dicompiler.plugin_api.onnx import ModelGraph, names_read
 
 
 def simplify_for_quantization(model: Model) -> Model:
-    """Return the network with folded batch normalizations and global average pools."""
+    """Return an equivalent network in which quantization will round fewer values.
+
+    Batch normalizations are folded into the Gemm nodes before them. Average pools over the whole image become
+    GlobalAveragePool nodes.
+    """
     graph = model.graph()
     _fold_batch_norms(graph)
     _use_global_average(graph, Model(onnx.shape_inference.infer_shapes(model.without_weights())))
@@ -55,9 +59,9 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return weight and bias of a Gemm with each output channel scaled by `factor`; alpha and beta are included.
+    """Return the weight and the bias of a Gemm whose output channels are multiplied by `factor`.
 
-    The weight keeps its layout.
+    The attributes alpha and beta of the Gemm are included in them. The weight keeps its layout.
     """
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)

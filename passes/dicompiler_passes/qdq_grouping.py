@@ -41,9 +41,10 @@ def duplicate_dequantize(graph: ModelGraph) -> None:
 def dequantize_by_reader(
     nodes: Sequence[Node], readers: Mapping[str, frozenset[str]], may_join: Callable[[Node], bool]
 ) -> dict[str, list[Node]]:
-    """Return for each node, by name, the DequantizeLinear nodes that join its layer because only this node reads them.
+    """Return the DequantizeLinear nodes that join the layer of their reader, by name of the reader.
 
-    `readers` are the names of the nodes that read each tensor. Nodes for which `may_join` returns False are left alone.
+    A DequantizeLinear joins if only one node reads it, and if `may_join` returns True for both nodes. `readers` has the
+    names of the nodes that read each tensor.
     """
     by_name = {node.name: node for node in nodes}
     by_reader: dict[str, list[Node]] = {}

@@ -51,7 +51,10 @@ class Quantise(Pass):
     inputs: Literal["float32", "int8"] = field(default="float32", metadata={"help": "type of the network's inputs"})
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Replace the model, and drop layers, plan, routing and reference, which belong to the float32 network."""
+        """Replace the model by the quantized one.
+
+        Layers, plan, routing and reference are removed from the state, because they belong to the float32 network.
+        """
         if not self.samples:
             raise UsageError("quantise: no samples: give a file, quantise{samples=samples.npz}")
         model = normalise(state.model)

@@ -93,7 +93,10 @@ def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place
 
 
 def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return a description of the mistake in a node; '' if there is none or if a shape is unknown."""
+    """Return a description of how a node does not fit the shapes of its tensors.
+
+    The result is '' if there is no mistake, or if a shape is unknown.
+    """
     check = NODE_CHECKS.get(node.op_type)
     if check is None and node.op_type not in INDEXED_OPS:
         return ""

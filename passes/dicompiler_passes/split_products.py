@@ -42,7 +42,10 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
 
 
 def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
-    """Return the nodes from a product with this number of columns to the split; [] if other nodes are in between."""
+    """Return the nodes from a matrix product with `columns` columns to `split`, without the Split itself.
+
+    The result is [] if there is no such product, or if nodes are in between that cannot be split by columns.
+    """
     chain: list[gs.Node] = []
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
     while len(tensor.outputs) == 1 and len(tensor.inputs) == 1 and tensor.name not in outputs:
@@ -94,7 +97,10 @@ def _copy_chain(
 
 
 def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, interval: Interval) -> Any:
-    """Return the slice of a node's constant for the columns in `interval`; for a Reshape, the new target shape."""
+    """Return the part of a node's constant that belongs to the columns in `interval`.
+
+    For a Reshape, it is the target shape for these columns.
+    """
     array = np.asarray(value.values)
     if node.op == "Reshape":
         piece = np.append(array[:-1], interval[1] - interval[0]).astype(array.dtype)

@@ -48,9 +48,10 @@ class Trim(Pass):
     requires: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Replace model and layers, and keep the former model as `reference`. Nodes keep their names.
+        """Replace the model and its layers by trimmed ones, and keep the former model as `reference`.
 
-        Raises DicompilerError if the state has a plan, because its regions are those of the untrimmed layers.
+        Nodes keep their names. Raises DicompilerError if the state has a plan, because the plan's regions are those of
+        the untrimmed layers.
         """
         layers = state.layers
         assert layers is not None
@@ -61,17 +62,18 @@ class Trim(Pass):
         if state.plan is not None:
             raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
         cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
-        # Nodes that read a cut tensor in full are not sliced, because each Slice would add two nodes.
-        unsliced = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
+        # Nodes that depend on a trimmed tensor must read only the elements that their rule needs, because the others
+        # are no longer computed. All other nodes stay unchanged: they would only get Slices of untrimmed tensors.
+        rule_bound = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
         parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
         trimmed_state = replace(
             state,
-            layers=replace(layers, rule_bound_nodes=unsliced),
+            layers=replace(layers, rule_bound_nodes=rule_bound),
             platform=None,
             plan=Plan(parts, (SINGLE_DEVICE,), (SINGLE_DEVICE,)),
         )
         model = remove_annotations(partition(trimmed_state, quiet=True, check_narrowing=False).model)
-        # Mark the new Slices, so that a device is sent only the sliced region of a tensor that several devices hold.
+        # A device that computes one of the new Slices must be sent only the sliced region, not the whole tensor.
         old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")

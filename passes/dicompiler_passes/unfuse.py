@@ -55,15 +55,19 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _is_sum_read(graph: ModelGraph, node: gs.Node) -> bool:
-    """Return True if the sum (output 3) of a skip normalization is read, and neither its mean nor its deviation."""
+    """Return True if the sum of a skip normalization is read, and its mean and deviation are not.
+
+    The sum is output number 3.
+    """
     names = graph.names_read()
     return [i for i, output in enumerate(node.outputs) if output.name in names] in ([0, 3], [3])
 
 
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
-    """Reshape constant scales and zero points of a MatMulNBits from vectors to matrices; return True if any changed.
+    """Reshape the scales and zero points of a MatMulNBits from vectors to matrices.
 
-    A matrix has one row per column of the product, so that plans can split its blocks along the second axis.
+    Only constants are reshaped. A matrix has one row per column of the product, so that plans can split its blocks
+    along the second axis. Returns True if a constant was reshaped.
     """
     if node.op != "MatMulNBits":
         return False

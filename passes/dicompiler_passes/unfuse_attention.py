@@ -21,7 +21,7 @@ _Shapes = Sequence[tuple[int, ...] | None]
 
 
 class PrecedingNodes:
-    """Builder of nodes that will be inserted before `node`."""
+    """Builder of nodes that will be inserted into `graph` before `node`."""
 
     def __init__(self, graph: ModelGraph, node: gs.Node) -> None:
         self.graph, self.node, self.nodes = graph, node, list[gs.Node]()
@@ -45,7 +45,7 @@ class PrecedingNodes:
     def add_split(self, tensor: Any, sizes: Sequence[int], axis: int) -> list[Any]:
         """Add a Split of a tensor into pieces of these sizes, and return the pieces.
 
-        A product before the Split can then be replaced by one product per piece.
+        If the tensor is a product, `split_products` can then replace it by one product for each piece.
         """
         first = self.add("Split", tensor, self.add_constant(sizes), axis=axis)
         others = [Variable(self.graph.unused_tensor_name(f"{self.node.name}_Split")) for _ in sizes[1:]]
@@ -110,20 +110,22 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    has_bias = _has_input(node, 3)  # A Concat would add the bias to past keys too.
+    has_bias = _has_input(node, 3)  # With a Concat, the bias would be added to the past keys too.
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
     )
-    if appended is not None:  # The operator accepts keys and values with an axis of heads and queries without.
+    # The operator accepts keys and values with an axis of heads, even if the queries have none.
+    if appended is not None:
         node.inputs = [node.inputs[0], *appended, *node.inputs[3:6]]
         node.outputs = node.outputs[:1]
     return is_changed or appended is not None
 
 
 def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
-    """Rewrite the standard Attention with a cache; queries without an axis of heads are reshaped before and after.
+    """Rewrite an Attention of ONNX with a cache.
 
-    Causal masks and windows count rows from the length of the past, so a node that has one is not rewritten.
+    If the queries have no axis of heads, they are reshaped before the node, and the result after it. A node with a
+    causal mask or a window is not rewritten, because these masks count rows from the length of the past.
     """
     node, query = preceding.node, shapes[0]
     has_window = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
@@ -148,10 +150,11 @@ def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[
 
 
 def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
-    """Append new keys and values to the caches of an attention node, with Concats that compute outputs 1 and 2.
+    """Append the new keys and values of an attention node to its caches; return the extended caches.
 
-    The past keys are input `first`, the past values the input after it. The result is the two extended caches. It is
-    None if there is no past, if inputs say how many of its rows are valid, or if attention scores are read too.
+    Two Concats are added, which compute outputs 1 and 2 of the node. Input number `first` has the past keys, and the
+    input after it the past values. The result is None if the node has no past, if an input says how many rows of the
+    past are valid, or if the attention scores (output 3) are read.
     """
     node, read = preceding.node, preceding.graph.names_read()
     if any(output.name in read for output in node.outputs[3:]):
@@ -169,7 +172,10 @@ def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> l
 
 
 def _split_heads(preceding: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
-    """Reshape (batch, rows, heads · size) to (batch, heads, rows, size); return a tensor with four axes unchanged."""
+    """Reshape a tensor (batch, rows, heads · size) to (batch, heads, rows, size).
+
+    A tensor that already has four axes is returned unchanged.
+    """
     if len(shape) == 4:
         return tensor
     split = preceding.add("Reshape", tensor, preceding.add_constant([*shape[:2], heads, shape[2] // heads]))
@@ -202,11 +208,17 @@ def _open_grouped_query(preceding: PrecedingNodes, shapes: _Shapes, tensors: Map
 def _build_caches(
     preceding: PrecedingNodes, key: tuple[int, ...], new_shape: tuple[int, ...], extra: int, dtype: int
 ) -> None:
-    """Compute the new key and value caches of a GroupQueryAttention with separate nodes.
+    """Add nodes to `preceding` that compute the new key and value caches of a GroupQueryAttention.
 
-    Row `seqlens_k` of a new cache is the new row, the rows before it are those of the old cache, and the rows after it
-    are zeros. `new_shape` is the shape of the new caches, which are `extra` rows longer than the old ones. `key` is the
-    shape of the new keys, `dtype` the element type.
+    In a new cache, the row with the index `seqlens_k` (an input of the node) is the new row, the rows before it come
+    from the old cache, and the rows after it are zeros.
+
+    Args:
+        preceding: Builder of nodes before the GroupQueryAttention.
+        key: Shape of the new keys.
+        new_shape: Shape of the new caches.
+        extra: Number of rows that the new caches have in addition to those of the old ones.
+        dtype: Element type of the caches.
     """
     node, key_heads = preceding.node, preceding.node.attrs["kv_num_heads"]
     at = preceding.add("Reshape", node.inputs[5], preceding.add_constant([key[0], 1, 1, 1]))
@@ -227,7 +239,8 @@ def _build_caches(
         )
     outputs = list(node.outputs)
     for index, row in ((1, rotated_key), (2, node.inputs[2])):
-        # A Reshape is enough to make heads an axis, because there is only one row.
+        # The new row has the shape (batch, 1, heads · size). A Reshape without a Transpose is enough to make heads an
+        # axis.
         row = preceding.add("Reshape", row, preceding.add_constant([key[0], key_heads, 1, new_shape[3]]))
         zero = preceding.add_constant(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
         cache = node.inputs[2 + index]

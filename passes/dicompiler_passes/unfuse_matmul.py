@@ -93,9 +93,10 @@ def _unfuse_matmul(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo])
 
 
 def axis_order(rank: int, batch: Any, last: Any) -> list[int]:
-    """Return the permutation that turns an operand of FusedMatMul into a stack of matrices; a vector keeps its order.
+    """Return the permutation of an operand's axes that turns it into a stack of matrices.
 
-    If `batch` is true, the operand's rows come before its batch axes. If `last` is true, its matrices are transposed.
+    If `batch` is true, the operand's rows come before its batch axes. If `last` is true, its matrices are transposed. A
+    vector keeps its order.
     """
     axes = list(range(rank))
     if batch:
