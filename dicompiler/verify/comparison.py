@@ -141,7 +141,8 @@ def _compare_values(name: str, reference: NDArray[Any], actual: NDArray[Any], to
         return Check(name, False, "NaN or infinity at other places than in onnxruntime's result")
     difference = float(np.max(np.abs(expected[finite] - computed[finite]), initial=0.0))
     if tolerance.step is not None:
-        steps = round(difference / tolerance.step, 3)  # Dequantized values have rounding errors of their own.
+        # Dequantized values have rounding errors, so that a difference of n steps is only approximately n · step.
+        steps = round(difference / tolerance.step, 3)
         detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.limit:g})"
         return Check(name, steps <= tolerance.limit, detail)
     largest = float(np.max(np.abs(expected[finite]), initial=0.0))
@@ -170,8 +171,8 @@ def check_exact(
         seeds: Seeds of the check models. Default: as many as are needed to read every kernel position and input
             channel.
         rules: Operator rules by (domain, operator type). Default: the built-in ones.
-        layers: The layers of `model`. With them, fewer nodes of layers that no plan cuts are excluded, and the detail
-            counts the checked layers.
+        layers: The layers of `model`. If they are given, nodes in layers that no plan cuts have more possible
+            stand-ins, so that fewer nodes are excluded. The detail of the check then counts the checked layers.
     """
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()

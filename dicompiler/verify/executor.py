@@ -69,7 +69,9 @@ class OrtSession:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
-        if optimization != "all":  # Fused integer operators round differently, and a split changes which are fused.
+        # onnxruntime can fuse float operators between DequantizeLinear and QuantizeLinear to integer operators, which
+        # round differently. A split would change which operators are fused.
+        if optimization != "all":
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if is_single_use:
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -113,8 +115,9 @@ class OrtSession:
     def bind(self, memory: Mapping[str, Any]) -> Callable[[], object]:
         """Return a function that runs the model on the arrays in `memory`.
 
-        Each call reads the inputs from the arrays of their names, and writes numeric outputs of static shape to the
-        arrays of their names. If an input is not a numeric array, the outputs are not written.
+        `memory` has arrays by the names of the model's inputs and outputs. Each call reads the inputs from these
+        arrays, and writes the outputs with numeric type and static shape to them. If any input is not a numeric array,
+        calls run the model, but write no outputs.
         """
         names = [value.name for value in self._session.get_inputs()]
         if not all(_is_numeric_array(memory[name]) for name in names):
@@ -132,7 +135,8 @@ class OrtSession:
 
         def call() -> None:
             with self._ort_errors_translated():
-                for name in unbound_outputs:  # Without a new binding, onnxruntime would overwrite the last output.
+                # Without a new binding for each call, onnxruntime would overwrite the output of the previous call.
+                for name in unbound_outputs:
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
 
@@ -148,7 +152,10 @@ def _in_c_order(value: Any) -> Any:
 
 
 def to_ort(array: NDArray[Any]) -> ort.OrtValue:
-    """Return an onnxruntime value that shares the array's memory, or a packed copy for types below one byte."""
+    """Return an onnxruntime value that shares the memory of an array.
+
+    If the elements of the type are smaller than a byte, the value is a packed copy instead.
+    """
     if array.dtype.isbuiltin != 2:  # 2 marks a type that another package has added to NumPy.
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
@@ -173,8 +180,8 @@ def with_initial_states(
 ) -> Mapping[str, Any]:
     """Return the inputs with zeros for missing states.
 
-    States are graph outputs that become graph inputs of the next frame. In later frames without any state among the
-    inputs, the inputs are returned unchanged.
+    States are graph outputs that become graph inputs of the next frame. If a frame is not the first one, and its inputs
+    contain no states, the inputs are returned unchanged, because the states of the previous frame are used.
     """
     if not is_first_frame and not any(state.name in inputs for state in states):
         return inputs
@@ -300,7 +307,8 @@ class ProgramExecutor:
         """Run the program for one frame.
 
         Args:
-            inputs: Arrays by input name. If a state is among them, all states restart from these values or from zeros.
+            inputs: Arrays by input name. If any state is among them, all states restart: those that are given from
+                their arrays, and all others from zeros.
             keep_values: True to return every tensor of every device in `Execution.values`.
 
         Returns:

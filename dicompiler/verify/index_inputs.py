@@ -1,6 +1,7 @@
 """Valid values of graph inputs that are indices, masks, lengths or shapes, found from the operators that read them.
 
-Model → number of valid values for each such graph input; arrays → arrays with valid values for these inputs
+`find_value_limits` returns the number of valid values of each such input, and `limit_values` replaces the values of the
+inputs by valid ones.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | N
 
 
 def _inverted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES for `1 - input`, because some exporters invert masks in this way."""
+    """Return MASK_VALUES for the input of a Sub that computes `1 - input`: some exporters invert masks in this way."""
     minuend = None if inputs[0] is None else inputs[0].value
     return MASK_VALUES if minuend is not None and minuend.size == 1 and minuend.flat[0] == 1 else None
 

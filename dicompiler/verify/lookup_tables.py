@@ -1,8 +1,8 @@
 """Check of input values that index rows of a table, such as tokens of an embedding. Clients run it before they send.
 
-Model + input names → for each input its tables, the offset that is added to the values, and the region that is used.
-Values behind other operators (a Clip, a product, a sum of two inputs) are not checked, because such an operator may
-bring them into the valid range; onnxruntime checks them.
+`find_lookup_tables` returns the tables that each input indexes, with the offset that is added to the input's values,
+and the region of the input that is used. Values that pass through other operators (a Clip, a product, a sum of two
+inputs) are not checked here, because such an operator may bring them into the valid range. onnxruntime checks them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _IndexValues:
 
 
 def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
-    """Raise DicompilerError if an input value is not a row of a table that it indexes.
+    """Raise DicompilerError if an input value is not the index of a row in each table that it indexes.
 
     An example is a token beyond the vocabulary. The error names input and table.
     """
@@ -117,7 +117,7 @@ def _index_uses(
 def _after_node(
     values: _IndexValues, node: onnx.NodeProto, index: int, tensors: Mapping[str, TensorInfo]
 ) -> _IndexValues | None:
-    """Return the values in the output of a node; None if the node may change whether they are in range."""
+    """Return the values as they are in the output of a node; None if the node may bring them into or out of range."""
     if node.domain or (index and node.op_type not in ("Add", "Concat")):
         return None
     values = replace(values, tensor=node.output[0])
@@ -151,7 +151,7 @@ def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[st
     if not values.is_in_place or values.region is None or source is None:
         return None
     if len(source.shape or ()) != len(values.region):
-        return None  # The addition of a constant of higher rank has added leading axes.
+        return None  # The values have more axes than the input, because a constant of higher rank was added to them.
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
         return None
     region, starts, ends = list(values.region), bounds[0], bounds[1]

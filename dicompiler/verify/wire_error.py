@@ -1,7 +1,7 @@
 """Effects of narrow wire types (smaller element types for sent tensors): value ranges, overflows and the error bound.
 
-The functions that run a program expect a program that was compiled with `WireFormat.with_exact_stand_ins`: its
-transfers contain the values before they are narrowed.
+The functions that run a program need one that was compiled with `WireFormat.with_exact_stand_ins`. Such a program sends
+the values as they are before narrowing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SentTensor(NamedTuple):
 
     Attributes:
         transfer: The transfer.
-        name: Name under which the value range of the tensor is stored, see `range_name`.
+        name: Key of the tensor in `WireFormat.ranges` (see `range_name`).
         values: The values before narrowing.
     """
 
@@ -135,10 +135,10 @@ def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def wire_error_bound(routing: Routing) -> float:
-    """Return the share of max|reference| by which narrowing may change an output.
+    """Return the largest difference that narrowing should cause in an output, as a fraction of max|reference|.
 
-    It is the rounding error of one narrowing, times the largest number of narrowings on a path. A network that
-    amplifies rounding errors may exceed the bound; another wire type should then be used.
+    It is the rounding error of one narrowing, times the largest number of narrowings on a path from an input to an
+    output. A network that amplifies rounding errors may exceed the bound. Use another wire type for such a network.
     """
     wire_dtypes = effective_wire_dtypes(routing.layers)
     sent = {wire_dtypes.get(box.key.tensor, "") for role in routing.roles for box in role.received_boxes}

@@ -140,11 +140,8 @@ def build_check_model(
     while True:
         schedule = SCHEDULES[facts.relaxation.schedule]
         if built_schedule != facts.relaxation.schedule:
-            arrays, built_schedule, candidate = (
-                {},
-                facts.relaxation.schedule,
-                None,
-            )  # The old arrays are freed first, because they may be large.
+            # The old arrays and the model that contains them are freed first, because they may be large.
+            arrays, candidate, built_schedule = {}, None, facts.relaxation.schedule
             arrays = integer_constants(facts, seed, schedule)
         candidate = _with_new_constants(facts, arrays, excluded_layers.replacement_values(facts, seed, schedule.inputs))
         inputs = limit_values(integer_inputs(_open_inputs(model), seed, schedule), find_value_limits(model), seed)
@@ -167,16 +164,20 @@ def build_check_model(
 
 
 def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """Return the relaxation that also excludes all nodes that draw random numbers, except control flow."""
+    """Return `relaxation` extended by the exclusion of nodes that draw random numbers.
+
+    Nodes with control-flow bodies are not excluded.
+    """
     nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
     excluded = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
     return replace(relaxation, excluded={**excluded, **relaxation.excluded})
 
 
 def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
-    """Return the index of the node that onnxruntime's error names, and an infinite peak of its output.
+    """Return the index of the node that onnxruntime's error names, with an infinite peak for its output.
 
-    Raises NotExactError if the error names no node that can be relaxed further.
+    With this result, the caller relaxes the node. Raises NotExactError if the error does not name a node, or if a
+    generic stand-in replaces the node already.
     """
     name_match = re.search(r"Name:'([^']*)'", str(error))
     for index, node in enumerate(facts.nodes):
@@ -209,7 +210,7 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Return the sum that is nearest to the limit of exact integers when a check model is run."""
+    """Run a check model, and return the peak of the tensor that is nearest to the limit of exact integers."""
     return largest_peak(gather_facts(model), inputs)
 
 
@@ -242,10 +243,10 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
 def _with_new_constants(
     facts: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], replacements: Mapping[str, NDArray[Any]]
 ) -> Model:
-    """Return the model in which prepared nodes read the constants `arrays`.
+    """Return the check model: the network with `prepare_node` applied to its nodes, and with the constants `arrays`.
 
-    A constant that several nodes read becomes several constants if their new values differ. `replacements` are the
-    values that replace the outputs of excluded nodes, by tensor name.
+    If several nodes read a constant and `arrays` has different values for them, each of them gets its own constant.
+    `replacements` are the values that replace the outputs of excluded nodes, by tensor name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)

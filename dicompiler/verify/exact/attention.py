@@ -1,7 +1,8 @@
 """Stand-in of attention operators: an integer function on which every query, key, value and mask element has an effect.
 
-The result is q, plus the sum of all keys and values of the head, plus a position-weighted sum of the mask's row. The
-row number is added if a causal mask or a window makes the result depend on it.
+The result for a row of the query is this row, plus the sum of all keys and values of the head, plus a position-weighted
+sum of the row of the mask. The number of the row is added if the operator has a causal mask or a window, because its
+result then depends on this number.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ _POSITION_PERIOD = 7
 
 
 def causal_attribute(node: NodeProto) -> str:
-    """Return the name of the attribute that hides later rows; "" if the operator has none."""
+    """Return the name of the attribute for a causal mask, which hides later keys; "" if the operator has none."""
     return _CAUSAL_ATTRIBUTES.get(node.op_type, "")
 
 
 def counts_rows(node: NodeProto) -> bool:
-    """Return True if the visible keys of a row depend on the row number."""
+    """Return True if the keys that a row of the query can use depend on the number of the row."""
     windows = (get_attribute(node, name, -1) for name in _WINDOW_ATTRIBUTES.get(node.op_type, ()))
     return bool(get_attribute(node, causal_attribute(node), 0)) or max(windows, default=-1) >= 0
 
 
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if every mask has at least one row for each sequence.
+    """Return True if the stand-in supports the masks of a node: each has at least one row for each sequence.
 
-    A single row with the lengths and ends of all sequences is not supported.
+    A vector that is longer than the number of sequences, such as one with lengths and ends, is not supported.
     """
     batch = facts.shape(node.input[0])
     padding = facts.shape(node.input[4]) if node.op_type == "MultiHeadAttention" and len(node.input) > 4 else None
@@ -57,7 +58,8 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 def attention_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of the stand-in. Heads are a separate axis of q, k and v, or ranges of their last axis."""
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
-    # The operator accepts keys and values with an axis of heads and queries without.
+    # `in_blocks` has the inputs in which heads are ranges of the last axis. Keys and values can have an axis of heads
+    # although the query has none.
     in_blocks = [i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)]
     heads_attribute = "kv_num_heads" if "kv_num_heads" in call.nonzero_attributes else "num_heads"
     nodes = [node for i in range(3) for node in centred_mod(call, f"X{i}", f"B{i}")]
@@ -80,7 +82,7 @@ def attention_body(call: StandInCall) -> list[NodeProto]:
     ]
     if is_flat:
         nodes.append(helper.make_node("Reshape", ["sum", "upright"], ["share"]))
-    else:  # Query heads that share a key head are adjacent.
+    else:  # Query heads that share a key head are adjacent, so a Reshape gives each key head its group of query heads.
         nodes += [
             constant_node("firsts", np.arange(2)),
             helper.make_node("Shape", ["F1"], ["of_keys"]),
@@ -102,7 +104,7 @@ def _unread_outputs(call: StandInCall) -> list[NodeProto]:
 
 
 def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
-    """Return nodes that compute Y: `mixed` plus mask sums and row numbers of shape (batch, heads, rows, 1)."""
+    """Return nodes that compute Y: the tensor `mixed`, plus a term for each mask, plus row numbers if needed."""
     inputs = MASK_INPUTS.get(call.op, ()) if call.opset >= 13 else ()
     masks = [i for i in inputs if i < len(call.input_types) and call.input_types[i] and call.input_ranks[i]]
     nodes = [node for i in masks for node in _mask_term(call, i)]
@@ -144,9 +146,8 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
         ]
         nodes += reduce_sum(call, f"{prefix}_w", rank - 1, f"{prefix}_s")
         weighted = f"{prefix}_s"
-    if (
-        _SEQUENCE_MASK_INPUTS.get(call.op) == i
-    ):  # This mask has no axis of heads; it has an axis of rows if its rank is 3.
+    # A sequence mask has no axis of heads. It has an axis of rows if its rank is 3.
+    if _SEQUENCE_MASK_INPUTS.get(call.op) == i:
         aligned = constant_node(f"{prefix}_to", np.array([0, 1, -1, 1] if rank == 3 else [-1, 1, 1, 1], np.int64))
         return [*nodes, aligned, helper.make_node("Reshape", [weighted, f"{prefix}_to"], [prefix])]
     if rank == 4:
@@ -156,9 +157,9 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
 
 
 def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, shape: list[int]) -> list[NodeProto]:
-    """Return nodes that compute `{target}_by`: 1, 2, … (repeated with a period), as many as `axis` of `tensor` is long.
+    """Return nodes that compute the tensor `{target}_by`: the numbers 1, 2, … up to a period, then again from 1.
 
-    `shape` is the shape of the result.
+    There is one number for each index of the axis `axis` of `tensor`. `shape` is the shape of the result.
     """
     period = _POSITION_PERIOD if SIGNIFICAND_BITS[call.dtype] >= 24 else 2
     numbers = {"zero": 0, "step": 1, "axis": axis, "most": period}
@@ -176,7 +177,10 @@ def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, sh
 
 
 def _row_numbers(call: StandInCall, is_flat: bool) -> list[NodeProto]:
-    """Return nodes that compute `numbers` of shape (1, 1, rows, 1): row numbers if the call is causal, else zeros."""
+    """Return nodes that compute the tensor `numbers` of shape (1, 1, rows, 1): row numbers or zeros.
+
+    They are zeros if the causal attribute of the calling node is 0. (`prepare_node` sets it for windows too.)
+    """
     return [
         *_position_numbers(call, "X0", 1 if is_flat else 2, "row", [1, 1, -1, 1]),
         attribute_constant("flag", "value_int", _CAUSAL_ATTRIBUTES[call.op], AttributeProto.INT),

@@ -1,7 +1,8 @@
 """Check that every number of a check model's run is exact.
 
-The model is run with all of its tensors as outputs. For each tensor, the largest sum of absolute values over which an
-element was computed is compared with the largest integer that the tensor's type represents exactly.
+The model is run with all of its tensors as outputs. If an element of a tensor is a sum, the sum of the absolute values
+of its terms bounds all partial sums, in any order. The largest bound of a tensor is compared with the largest integer
+up to which the tensor's type represents all integers exactly.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _SUM_OPS = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Sof
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of absolute values over which an element of a tensor was computed.
+    """Upper bound of all numbers from which the elements of a tensor are computed, partial sums included.
 
     Attributes:
         tensor: Name of the tensor.
-        magnitude: The sum, in units of the last binary place in use.
-        share: The magnitude as a share of the limit of the tensor's type (2^24 in float32). Below 1, the tensor is
-            exact.
+        magnitude: The bound, in units of the last binary place in use.
+        share: The magnitude divided by the limit of the tensor's type (2^24 in float32). If it is below 1, the tensor
+            is exact.
     """
 
     tensor: str
@@ -73,7 +74,9 @@ def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dic
     Sequences and other values that are not tensors are omitted.
     """
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    with memory_limit(available_memory() // 2):  # Computed sizes follow from the integers and may be huge.
+    # If the network computes the shape of a tensor from its inputs, the tensor may be huge: the inputs are random
+    # integers.
+    with memory_limit(available_memory() // 2):
         results = run_model(model, inputs, names, "none", is_single_use=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
@@ -118,15 +121,15 @@ class _RunRanges:
     ranges: dict[str, _ValueRange]
 
     def range_of(self, name: str) -> _ValueRange:
-        """Return the range of a tensor or constant; an empty range if its type is not a float type."""
+        """Return the range of a tensor or constant. If its type is not a float type, the range is only 0."""
         if name not in self.ranges and self.facts.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
             self.ranges[name] = _value_range(self.facts.model.array(name))
         return self.ranges.get(name, _ValueRange(0.0))
 
     def largest_sum(self, node: onnx.NodeProto) -> float:
-        """Return the largest sum of absolute values over which the node computes an output element.
+        """Return an upper bound of the sum of the absolute values of the terms of an output element.
 
-        It is 0 if the node's operator does not add.
+        It bounds the partial sums of all output elements of the node, and is 0 if the node's operator does not add.
         """
         index = weight_index(self.facts, node)
         if node.name in self.facts.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
@@ -148,13 +151,17 @@ class _RunRanges:
         return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _SUM_OPS else 0.0
 
     def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
-        """Return `spread`, limited by the odd modulus if the node is a stand-in that takes its inputs modulo it."""
+        """Return the range of an input of a node after the node has taken it modulo an odd number.
+
+        `spread` is the range before. It is returned for nodes that are not stand-ins, because only stand-ins use a
+        modulus.
+        """
         if not is_stand_in(node):
             return spread
         return _ValueRange(min(spread.size, modulus_for(self.facts.dtype(node.input[0])) / 2), spread.fraction_bits)
 
     def _product_count(self, node: onnx.NodeProto) -> int:
-        """Return how many products are summed up for an output element of a product of two computed tensors."""
+        """Return the number of products in an output element of a node that multiplies two computed tensors."""
         first, second = (self._shape(name) for name in node.input[:2])
         if node.op_type.startswith("Conv"):
             return math.prod(second) // max(1, second[0 if node.op_type == "Conv" else 1])

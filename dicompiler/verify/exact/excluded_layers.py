@@ -28,8 +28,8 @@ _MIN_ADD_OPSET = 7
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
     """Return the reason why no Add can be inserted behind an excluded node; "" if one can.
 
-    The Add must not change the layers of the network, so it must be allowed as an additional element-wise node of a
-    layer.
+    The Add must not change how the network is divided into layers: it must become one more element-wise node in the
+    layer of the excluded node.
     """
     rule, add_rule = facts.rule(node), facts.rules.get(("", "Add"))
     if len(node.output) != 1:
@@ -51,7 +51,7 @@ def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return a note if a piece of an excluded node that is read from a wrong place would not be noticed, else ""."""
+    """Return a note if the check does not notice pieces of an excluded node that come from a wrong place, else ""."""
     if excluded_stand_in(node, facts) != "ones":
         return ""
     return f" (ones replace its output, so pieces from a wrong place do not show: {_why_no_add(node, facts)})"
@@ -77,7 +77,10 @@ def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int
 
 
 def add_replacements(proto: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Insert an Add behind each excluded node, which adds the initializer with NUMBERS_SUFFIX to zeros."""
+    """Insert an Add behind each excluded node that computes a tensor in `arrays`.
+
+    The Add adds random integers (the initializer with the suffix NUMBERS_SUFFIX) to the zeros of the stand-in.
+    """
     nodes = list(_nodes_with_adds(proto.graph.node, arrays))
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)

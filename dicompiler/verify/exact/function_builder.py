@@ -62,9 +62,10 @@ class StandInCall:
 
     @property
     def attribute_names(self) -> list[str]:
-        """Attributes of the function: all of a standard operator, else those that a calling node sets.
+        """Names of the function's attributes: for a standard operator, all attributes that the operator has.
 
-        A piece of a node may set attributes that have their default in the whole node.
+        All are needed, because a piece of a node may set attributes that have their default in the whole node. For
+        other operators, they are the attributes that are not 0 in at least one calling node.
         """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)
@@ -77,7 +78,7 @@ class StandInCall:
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
         """Return a node of the function that refers to the attributes of the calling node.
 
-        Attributes in `own` have these values instead.
+        An attribute in `own` has the given value instead.
         """
         node = helper.make_node(op, inputs, outputs, **own)
         if op == self.op and self.example is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
@@ -105,7 +106,7 @@ def constant_node(name: str, value: NDArray[np.generic]) -> NodeProto:
 
 
 def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
-    """Return the nodes for opsets before 9, in which integer constants must be cast from floats."""
+    """Return `body` with each integer constant replaced by a float constant and a Cast, as opsets before 9 require."""
     nodes = list[NodeProto]()
     for node in body:
         value = numpy_helper.to_array(node.attribute[0].t) if node.op_type == "Constant" and node.attribute else None
@@ -153,10 +154,10 @@ def modulus_for(dtype: int) -> int:
 
 
 def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
-    """Return nodes that compute `target` = x modulo m, from -m/2 to m/2, with m = `modulus_for` the type.
+    """Return nodes that compute the tensor `target`: x modulo m, from -m/2 to m/2.
 
-    The formula is x - m · floor(x / m + 1/2), so 0 stays 0. Infinite values, and values so large that they would be
-    rounded, are clipped first.
+    x is `tensor`, and m is the modulus of its type (see `modulus_for`). The formula is x - m · floor(x / m + 1/2), so 0
+    stays 0. Infinite values, and values so large that they would be rounded, are clipped first.
     """
     modulus, bound = modulus_for(call.dtype), 2.0**9 if modulus_for(call.dtype) == ODD_MODULUS_16_BIT else 2.0**22
     names = {name: f"{target}_{name}" for name in ("m", "share", "half", "low", "high", "cut", "y", "z", "f", "n")}
@@ -178,7 +179,7 @@ def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
 
 
 def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> list[NodeProto]:
-    """Return nodes that compute `target` = round(tensor · factor), for opsets without Round too (before 11)."""
+    """Return nodes that compute `target` = round(tensor · factor) without the operator Round, which opset 11 added."""
     return [
         call.typed_constant(f"{target}_factor", float(factor)),
         call.typed_constant(f"{target}_half", 0.5),
@@ -189,7 +190,7 @@ def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> li
 
 
 def reduce_sum(call: StandInCall, tensor: str, axis: int, target: str) -> list[NodeProto]:
-    """Return nodes that compute `target` = the sum over `axis`, which is kept with length 1.
+    """Return nodes that compute the tensor `target`: the sum of `tensor` over `axis`, which is kept with length 1.
 
     The axes of ReduceSum are an input since opset 13 and an attribute before.
     """

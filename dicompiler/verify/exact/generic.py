@@ -71,19 +71,20 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of RNN, GRU and LSTM, for calls of which only the output Y is read.
 
-    Y is the sum of a step's inputs, of the inputs of all steps, of the direction's weights, and of the optional inputs.
+    An element of Y is the sum of the inputs of its step, of the inputs of all steps, of the weights of its direction,
+    and of the optional inputs.
     """
     shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
     nodes = [constant_node(name, np.array(value, np.int64)) for name, value in shapes.items()]
     nodes += centred_mod(call, "X0", "B0")
     nodes += [*reduce_sum(call, "B0", 2, "step"), *reduce_sum(call, "step", 0, "steps")]
     terms = [("step", "by_step"), ("steps", "by_batch")]
-    for i in (1, 2):  # Weights of shape (directions, gates · units, features or units).
+    for i in (1, 2):  # The weights W and R of shape (directions, gates · units, features or units).
         nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", 1, f"sum{i}")]
         nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"of{i}"], perm=[1, 0, 2]))
     nodes += reduce_sum(call, "of1", 2, "of3")
     terms += [("of2", "by_unit"), ("of3", "by_unit")]
-    for i in (3, 5, 6, 7):  # Bias, initial states and peephole weights.
+    for i in (3, 5, 6, 7):  # The optional inputs: bias, two initial states, and peephole weights.
         if i < len(call.input_types) and call.input_types[i]:
             axis, turned = (2, [2, 0, 1]) if i in (5, 6) else (1, [1, 0])
             nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", axis, f"sum{i}")]
@@ -102,9 +103,9 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute the running sum of x modulo an odd number, also in place of running products.
+    """Return nodes that compute the running sum of x modulo an odd number, for CumSum and CumProd.
 
-    Running products would become too large.
+    Running products would become too large to be exact.
     """
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
@@ -117,7 +118,8 @@ def remainder_body(call: StandInCall) -> list[NodeProto]:
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     """Return the nodes of a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
 
-    The sum is over the float inputs. Inputs of a BatchNormalization after the first are vectors along the channels.
+    The sum is over the float inputs x₀, x₁, …. All inputs of a BatchNormalization except the first are vectors along
+    the channels.
     """
     nodes, previous = list[NodeProto](), ""
     if call.outputs and call.outputs[0][0] != call.dtype:  # The operator converts its integer input to floats.
@@ -177,10 +179,10 @@ def ones_body(call: StandInCall) -> list[NodeProto]:
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute integers that differ by position, for an excluded operator that no plan splits.
+    """Return nodes that compute integers that depend on the position, for an excluded operator that no plan splits.
 
-    Outputs of types other than floats are computed by the operator, because it has the same inputs in the whole model
-    and in the split.
+    Only float outputs are replaced. The operator itself computes outputs of other types: it has the same inputs in the
+    whole model and in the split.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [
@@ -224,10 +226,10 @@ def rounded_body(call: StandInCall) -> list[NodeProto]:
 
 
 def digest_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute a digest of all inputs, for an operator that no plan splits, with static output shapes.
+    """Return nodes that compute outputs from a digest of all inputs, for an operator that no plan splits.
 
-    The digest depends on the value and the position of every element of every input. It is spread over the outputs.
-    Double precision represents all of its integers exactly.
+    The digest is an integer that depends on the value and the position of every element of every input. The elements of
+    the outputs, which have static shapes, are computed from it. Double precision represents all integers exactly.
     """
     nodes = [
         _double_constant("prime", DIGEST_PRIME),
@@ -256,7 +258,7 @@ def output_name(index: int) -> str:
 def _position_values(i: int, dtype: int) -> list[NodeProto]:
     """Return nodes that compute output i, in which the element at position j is j · (j² + 1) modulo DIGEST_PRIME.
 
-    The values are then reduced to the range of the ONNX type `dtype`.
+    The values are then reduced to a small range that the ONNX type `dtype` represents exactly.
     """
     modulus = 15.0 if dtype in _FLOAT_TYPES[:2] else 3.0
     return [
@@ -278,7 +280,10 @@ def _position_values(i: int, dtype: int) -> list[NodeProto]:
 
 
 def _positions(i: int) -> list[NodeProto]:
-    """Return nodes that compute `step{i}`: the positions of the elements of `row{i}`, modulo DIGEST_PRIME."""
+    """Return nodes that compute the tensor `step{i}`: 0, 1, 2, … modulo DIGEST_PRIME, as long as the tensor `row{i}`.
+
+    `row{i}` has the elements of input or output i in one row.
+    """
     ones = numpy_helper.from_array(np.ones(1, np.int64))
     return [
         helper.make_node("Shape", [f"row{i}"], [f"count{i}"]),
@@ -308,7 +313,7 @@ def _mod(tensor: str, modulus: str, share: str, target: str) -> list[NodeProto]:
 
 
 def _position_weighted_sum(i: int) -> list[NodeProto]:
-    """Return nodes that compute `h{i}`: the weighted sum of the elements of input i.
+    """Return nodes that compute the scalar `h{i}`: a weighted sum of the elements of input i.
 
     The element at position j has the weight j³ + j + 1 modulo DIGEST_PRIME.
     """
@@ -328,7 +333,8 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Floor", [f"scaled{i}"], [f"numbers{i}"]),
         *_mod(f"numbers{i}", "prime", "share", f"small{i}"),
         *_positions(i),
-        # With weights that grow linearly, some rearrangements of elements would not change the sum.
+        # The weights grow with the cube of the position. With linear weights, some rearrangements of elements would not
+        # change the sum.
         helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),
         *_mod(f"square{i}", "prime", "share", f"second{i}"),
         _double_constant(f"raise{i}", 1.0),
@@ -342,10 +348,11 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
 
 
 def _spread_digest(tensor: str, i: int, dtype: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
-    """Return nodes that compute output i of a digest.
+    """Return nodes that compute output i from the digest in the scalar `tensor`.
 
-    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. It is then reduced to the range
-    of the output's type, and integers to the values that their readers accept (`limit`).
+    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. It is then reduced to a range
+    that the output's type allows. For an integer output, the range contains only values that its readers accept
+    (`limit`).
     """
     if isinstance(limit, tuple):
         return [constant_node(output_name(i), np.array(limit, helper.tensor_dtype_to_np_dtype(dtype)).reshape(shape))]

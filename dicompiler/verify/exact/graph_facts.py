@@ -131,7 +131,8 @@ class GraphFacts:
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
     """Return the facts about a network. Types are inferred on a copy without weights.
 
-    `layers` add inferred shapes, and tell which nodes are never cut. The default of `rules` are the built-in rules.
+    The default of `rules` is the built-in rules. If `layers` are given, their shapes are used too, and nodes in layers
+    that cannot be cut are marked as whole.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)

@@ -27,9 +27,10 @@ class MagnitudeSchedule:
 
     Attributes:
         seeds: Number of consecutive seeds that together must read every kernel position and input channel.
-        taps: Elements of ±1 in a filter, by the number of weighted layers before it (the last entry for more layers).
-            More elements are used if coverage within `seeds` seeds requires them.
-        shifts: Number of different values of a shift, a prime.
+        taps: Number of elements of ±1 in each filter. Entry i is for filters behind i other layers with weights, and
+            the last entry also for those behind more layers. More elements are used if coverage within `seeds` seeds
+            requires them.
+        shifts: Number of different values of a shift (an additive constant), a prime.
         inputs: Inputs are integers from -inputs to inputs.
     """
 
@@ -65,7 +66,7 @@ class _FollowingNodes:
     """The nodes that follow a layer with weights, up to the first node that is not a constant factor or shift.
 
     Attributes:
-        links: Indices of the nodes that may flip the sign of a channel.
+        links: Indices of those following nodes that multiply by a constant, which may flip the sign of a channel.
         leads_to_add: True if an addition of two computed tensors follows.
     """
 
@@ -95,9 +96,9 @@ def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule)
 def integer_inputs(
     model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: MagnitudeSchedule
 ) -> dict[str, Array]:
-    """Return random inputs by name: floats from -inputs to inputs of the schedule, integers from 0 to 3, or bools.
+    """Return random inputs by name: floats, integers from 0 to 3, or bools.
 
-    `model_inputs` are (ONNX type, shape) by name.
+    Floats are integers from -`schedule.inputs` to `schedule.inputs`. `model_inputs` are (ONNX type, shape) by name.
     """
     feed = {}
     for name, (dtype, shape) in model_inputs.items():
@@ -112,7 +113,10 @@ def integer_inputs(
 
 
 def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
-    """Return by index of each node with weights how many such nodes precede it on the longest path."""
+    """Return the depth of each node with weights, by node index.
+
+    The depth is the number of nodes with weights before the node, on the path with the most such nodes.
+    """
     reached: dict[str, int] = {}
     depths = {}
     for index, node in enumerate(facts.nodes):
@@ -171,7 +175,7 @@ def _weighted_constants(
 
 
 def _scale_size(facts: GraphFacts, link: int) -> int:
-    """Return the number of elements of the scale or factor of node `link`."""
+    """Return the number of elements of the constant by which node `link` multiplies; 0 if it is not constant."""
     node = facts.nodes[link]
     indices = (1,) if node.op_type == "BatchNormalization" else (0, 1)
     constant = next((node.input[index] for index in indices if facts.has_float_constant(node, index)), None)
@@ -236,7 +240,11 @@ def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
 
 
 def _gain_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
-    """Return integers from -3 to 4 without 0. Two elements differ unless 7 divides their distance."""
+    """Return integers from -3 to 4 without 0 as the values of a constant.
+
+    Elements at positions i and j differ unless 7 divides i - j. A region that is shifted by fewer than seven elements
+    is therefore noticed.
+    """
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/gain")
     step, start = random.integers(1, 7), random.integers(7)
     size = int(np.prod(facts.constants[facts.nodes[use[0]].input[use[1]]][1]))
@@ -256,9 +264,10 @@ def _bound_values(facts: GraphFacts, use: InputPlace, name: str) -> Array:
 
 
 def _shift_values(facts: GraphFacts, use: InputPlace, seed: int, shifts: int) -> Array:
-    """Return small integers, a third of them negative.
+    """Return small integers, a third of them negative, as the values of an additive constant.
 
-    Two elements differ unless the prime `shifts` divides their distance.
+    `shifts` is the number of different values, a prime. Elements at positions i and j differ unless `shifts` divides
+    i - j. A region that is shifted by fewer elements is therefore noticed.
     """
     node = facts.nodes[use[0]]
     random = named_generator(seed, f"{node.name}/shift{use[1]}")

@@ -1,7 +1,8 @@
 """Stand-ins of normalizations: integer functions in which all elements of a group affect each element of the group.
 
-With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - s modulo 16) + shift. An element
-that is missing, read twice or misplaced changes the whole group. The results are bounded at any depth.
+With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - (s modulo 16)) + shift. A group
+are the elements over which the operator normalizes. An element that is missing, read twice or misplaced changes the
+whole group. The results are bounded in networks of any depth.
 """
 
 from __future__ import annotations
@@ -142,10 +143,11 @@ def softmax_body(call: StandInCall) -> list[NodeProto]:
 def _subtract_group_sum(
     call: StandInCall, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
 ) -> list[NodeProto]:
-    """Return nodes that compute `target` = tensor minus its sum modulo 16 over the group, in integers.
+    """Return nodes that compute `target` = tensor - (sum over the group modulo 16).
 
-    The elements of `tensor` are 0 to 15. The nodes `axes` compute the tensor `name`, which contains the axes of the
-    group. Before opset 13 the only axis is `axis`, or the call's attribute `axes` if it is None.
+    The elements of `tensor` are integers from 0 to 15. Since opset 13, the nodes `axes` compute the tensor `name` with
+    the axes of the group. Before opset 13, the only axis of the group is `axis`. If `axis` is None, the axes are the
+    attribute `axes` of the calling node.
     """
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:
@@ -166,7 +168,10 @@ def _subtract_group_sum(
 
 
 def _scale_and_shift(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
-    """Return nodes that compute `scaled` = tensor · vectors[0] + vectors[1], with both vectors along axis 1 of 3."""
+    """Return nodes that compute `scaled` = tensor · vectors[0] + vectors[1].
+
+    `tensor` has rank 3, and both vectors lie along its axis 1.
+    """
     return [
         constant_node("upright", np.array([-1, 1], np.int64)),
         helper.make_node("Reshape", [vectors[0], "upright"], ["scale"]),

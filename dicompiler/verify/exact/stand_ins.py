@@ -52,7 +52,7 @@ class StandIn:
     Attributes:
         body: How the function is built: a key of BODIES, or the operator type of its only node.
         domain: Domain of the function.
-        weight_input: Index of the input that is a filter of ±1.
+        weight_input: Index of the input that is a filter of ±1; None if there is none.
     """
 
     body: str
@@ -61,7 +61,7 @@ class StandIn:
 
 
 def _single_node_body(op: str) -> BodyBuilder:
-    """Return a builder of functions that consist of one operator of another type."""
+    """Return a builder of functions that consist of one node with the operator type `op`."""
     return lambda call: [call.node(op, call.input_names, ["Y"])]
 
 
@@ -75,8 +75,8 @@ def _sign_node(call: StandInCall, target: str = "Y") -> NodeProto:
 def _window_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of AveragePool: the sum of x modulo 16 over each window.
 
-    If LpPool cannot compute the sum, the nodes compute the maximum of the window: in types other than float32, and with
-    attributes that LpPool has only since opset 18.
+    LpPool computes the sum. It supports only float32, and some attributes only since opset 18. In other cases, the
+    stand-in is the maximum of the window.
     """
     later = (
         call.nonzero_attributes
@@ -89,7 +89,10 @@ def _window_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _map_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of global pools: the sum of x modulo 16 over the map (16-bit types: maximum)."""
+    """Return the nodes of a stand-in of global pools: the sum of x modulo 16 over the map of each channel.
+
+    In 16-bit types, it is the maximum of x, because the sum could be too large to be exact.
+    """
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
     return [
@@ -112,9 +115,9 @@ def _reduce_body(call: StandInCall) -> list[NodeProto]:
 def _lrn_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of LRN: x + floor(32 · sign(x) / (1 + n) + 1/2).
 
-    n is the number of nonzero channels in the window. LRN itself counts them, because `prepare_node` sets its alpha to
-    its size, and beta and bias to 1. Its rounding error is far too small to reach the next integer. ReLU makes about
-    half of the channels zero, so n differs from window to window.
+    n is the number of nonzero channels in the window. LRN itself divides by 1 + n, because `prepare_node` sets its
+    alpha to the size of its window, and its beta and bias to 1. The rounding error of LRN is far too small to reach the
+    next integer. ReLU makes about half of the channels zero, so n differs from window to window.
     """
     return [
         _sign_node(call, "sign"),
@@ -184,7 +187,10 @@ def choose_body(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def _is_uncuttable_recurrent(node: NodeProto, body: str) -> bool:
-    """Return True for a recurrent node that cannot be cut by directions and batch, or without the output Y."""
+    """Return True if the body is "recurrent", but the node cannot be cut or does not have the output Y.
+
+    The stand-in "recurrent" supports neither case.
+    """
     attributes = ("layout", "activation_alpha", "activation_beta")
     return body == "recurrent" and (not node.output[0] or any(get_attribute(node, name, 0) for name in attributes))
 
@@ -228,11 +234,11 @@ def is_exact_average(node: NodeProto) -> bool:
 
 
 def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -> None:
-    """Change a node in place so that it computes with integers: domain of its stand-in, and integer attributes.
+    """Change a node in place so that it computes with integers: its domain, if it has a stand-in, and its attributes.
 
-    Clip's bounds become larger except 0, LeakyRelu becomes |x|, and Gemm's factors and LRN's exponent become 1. The
-    axes of normalizations are set, because the function of a stand-in cannot know the defaults of the original
-    operator.
+    The bounds of a Clip become larger (see `widen_bound`), LeakyRelu becomes |x|, and the factors of a Gemm and the
+    exponent of an LRN become 1. The axes of normalizations are set even if they have their default, because the
+    function of a stand-in does not know the default of the original operator.
     """
     values, body = dict[str, Any](), stand_in.body if stand_in is not None else ""
     if stand_in is not None:
@@ -286,9 +292,10 @@ def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
 
 
 def widen_bound(name: str, value: float, dtype: int) -> float:
-    """Return a larger bound of a Clip, such that integers are not clipped.
+    """Return a bound of a Clip that clips no integers except those that a ReLU would clip.
 
-    0 stays 0, so that ReLU6 still rectifies. All other bounds become the largest exact number.
+    `name` is "min" or "max". A negative minimum and a positive maximum become -n and n, where n is a large power
+    of two. All other bounds become 0, so that a ReLU6 still rectifies.
     """
     largest = 2.0 ** (SIGNIFICAND_BITS.get(dtype, 8) - 1)
     if name == "min":
