@@ -121,10 +121,10 @@ _HINT_BY_MARKER_FILE = {
 
 
 def describe_wrong_path(path: str | Path, part: str = "") -> str:
-    """Return a hint to append to an error if the user gave the path of another output of dicompiler.
+    """Return a hint to append to an error message if `path` is an output of dicompiler, or is in an artifact.
 
-    The hint is ": it is an artifact of …" for example, and "" if the path belongs to no output. `part` is the relative
-    path of the file in an artifact that the user probably meant, such as "plan.json".
+    An example is ": it is an artifact of …". For any other path, the hint is "". `part` is the relative path of the
+    file in an artifact that the user probably meant, such as "plan.json".
     """
     place = Path(path)
     for name, text in _HINT_BY_MARKER_FILE.items():

@@ -44,10 +44,10 @@ def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
 
 
 def random_tensors(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = ()) -> Mapping[str, NodeProto]:
-    """Return a node that draws random numbers for each tensor that depends on them, by tensor name.
+    """Return the tensors that depend on random numbers, by name, each with a node that draws these numbers.
 
-    `states` has the names of the model input and the model output of each state. Randomness of the output carries over
-    to the input, because the output is the input of the next frame.
+    `states` has the names of the model input and the model output of each state. If the output depends on random
+    numbers, so does the input, because the output is the input of the next frame.
     """
     causes, before = dict[str, NodeProto](), -1
     while len(causes) > before:

@@ -19,9 +19,10 @@ SUMMABLE_DTYPES = frozenset(
 
 
 def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range, range]]:
-    """Split two shapes with equal numbers of elements into the smallest groups of axes with equal numbers of elements.
+    """Split the axes of two shapes into the smallest groups that have equally many elements in both shapes.
 
-    For (1, 8, 4, 4) and (1, 128), the groups are (axis 0, axis 0) and (axes 1 to 3, axis 1).
+    The shapes themselves have equally many elements. For (1, 8, 4, 4) and (1, 128), the groups are (axis 0, axis 0) and
+    (axes 1 to 3, axis 1).
     """
     pairs = []
     i = j = 0
@@ -152,8 +153,8 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Gather: a region reads its indices, and all rows of the table, because the indices are not known.
 
-    If the indices are a few constants, only the smallest interval of rows that contains them is read. A partial sum
-    reads the rows `reduce`: it is 0 for indices of other rows.
+    Rows are the elements along the attribute `axis`. If the indices are a few constants, only the smallest interval of
+    rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of other rows.
     """
     shape, rank = operation.input_shape(0), len(operation.input_shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
@@ -171,7 +172,7 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of a Gather's table, if partial sums can divide these rows (LIP).
+    """Return the number of rows of a Gather's table, if partial sums (LIP) can divide these rows.
 
     This is possible if the table is constant, the indices are computed, and onnxruntime can add values of the table's
     element type. Otherwise the result is None.
@@ -197,7 +198,10 @@ def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a ScatterElements: its axis stays whole, and other axes can be split if the indices cover them."""
+    """Split a ScatterElements: its axis stays whole. Other axes can be split if the indices cover all of them.
+
+    Otherwise the node stays whole.
+    """
     axis = operation.attribute("axis", 0) % len(region)
     index_shape, data_shape = list(operation.input_shape(1)), list(operation.input_shape(0))
     if index_shape[:axis] + index_shape[axis + 1 :] != data_shape[:axis] + data_shape[axis + 1 :]:

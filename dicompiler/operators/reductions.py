@@ -1,7 +1,8 @@
 """Rules of operators along axes: reductions, softmax, normalizations, LRN, TopK.
 
 These operators read some axes completely, and all other axes can be split. For reductions with results that can be
-combined (sums, maxima, minima), the first reduced axis can be split too. Each part then has a partial result (LIP).
+combined (sums, maxima, minima), the first reduced axis can be split too. Each part then has a partial result. This is
+called LIP (layer input partitioning).
 """
 
 from __future__ import annotations

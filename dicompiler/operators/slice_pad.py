@@ -68,7 +68,8 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
     out = (0, extent + begin + end)
     if min(*pad, 0) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
         return AxisTile(out, (0, extent), begin, end), out
-    # In these modes, padding is a pool with windows of one element. Negative pads at the end shorten the input.
+    # In the modes constant and edge, a Pad is like a pool with windows of one element. Negative pads at the end shorten
+    # the input.
     if mode in ("constant", "edge"):
         tile = tile_axis(SpatialAxis(extent + min(0, end), out[1], pad_begin=begin, pad_end=max(0, end)), interval)
         return tile, tile.out

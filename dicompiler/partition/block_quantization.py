@@ -139,7 +139,7 @@ class _NodeChain:
         return self.add("Reshape", [tensor.name, self.builder.add_constant(shape)], shape, tensor.dtype)
 
     def cut(self, tensor: PlacedTensor, start: int, stop: int) -> PlacedTensor:
-        """Return values of a tensor with one axis."""
+        """Return the values from `start` to `stop` of a tensor with one axis."""
         if tensor.region == ((start, stop),):
             return tensor
         bounds = [self.builder.add_constant((number,)) for number in (start, stop, 0)]

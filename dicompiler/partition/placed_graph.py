@@ -242,7 +242,7 @@ class PlacedGraph:
                 continue
             producer = self.producer.get(name, FROM_INPUT)
             available = self.source if producer == FROM_INPUT else (devices[producer],)
-            # Most tensors have a single reader, on the device that computes them.
+            # This check is fast for the most frequent case: a single reader, on the device that computes the tensor.
             if len(indices) == 1 and devices[indices[0]] in available:
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])

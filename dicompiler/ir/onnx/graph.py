@@ -185,7 +185,8 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
-        # The attributes of a node with control-flow bodies have always been read, so other nodes have no bodies.
+        # The attributes of a node with control-flow bodies are read when the graph is created. A node with attributes
+        # that were never read therefore has no bodies.
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
@@ -415,7 +416,7 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
         if name in tensors:
             return tensors[name]
         new = Variable(name, infos.get(name))
-        if name:  # Each omitted tensor is a separate object.
+        if name:  # An omitted tensor has the name "". It is not stored, so that each one is a separate object.
             visible[name] = local[name] = new
         return new
 

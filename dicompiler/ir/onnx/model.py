@@ -215,8 +215,8 @@ class Model:
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return the types and shapes of all tensors, as far as the model states them.
 
-        Initializers are constants even if they are also inputs, because their default value is compiled in. Integer and
-        bool initializers of at most 1024 elements, and float initializers of at most 8, have their value.
+        Initializers are constants even if they are also inputs, because their default value is compiled in. Small
+        initializers have a `value`: integers and bools of at most 1024 elements, and floats of at most 8.
 
         Returns:
             Tensors by name. `shape` is None if a dimension is not static, or if the value is not a tensor (dtype 0).
@@ -293,9 +293,10 @@ def _describe_checker_error(message: str) -> str:
 
 
 def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
-    """Move operators that the checker rejects but onnxruntime runs to another domain, in place.
+    """Change the domain of operators that the checker would reject although onnxruntime runs them, in place.
 
-    These are operators that are deprecated in this opset, and onnxruntime's own operators in the standard domain.
+    These are operators that are deprecated in the model's opset, and onnxruntime's own operators in the standard
+    domain.
     """
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:

@@ -36,7 +36,7 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
 
 
 def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
-    """Rename tensors with the reserved prefix in place, and return the new names by old name.
+    """Rename tensors with the prefix that onnxruntime reserves in place, and return the new names by old name.
 
     Inputs and outputs of the graph keep their names, because callers use them.
     """

@@ -1,8 +1,8 @@
 """Stand-ins of normalizations: integer functions in which all elements of a group affect each element of the group.
 
 With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - (s modulo 16)) + shift. A group
-are the elements over which the operator normalizes. An element that is missing, read twice or misplaced changes the
-whole group. The results are bounded in networks of any depth.
+consists of the elements over which the operator normalizes. An element that is missing, read twice or misplaced changes
+the whole group. The results are bounded in networks of any depth.
 """
 
 from __future__ import annotations
