@@ -12,7 +12,7 @@ from typing import Any
 
 @cache
 def _declared_modules(module: str) -> dict[str, str]:
-    """Return the module of each name that is imported under `if TYPE_CHECKING:` in the source of a module."""
+    """Return the names that a module imports under `if TYPE_CHECKING:`, each with the module from which it comes."""
     import ast
 
     # `inspect.getsource` would look up attributes of the module, and so call this function again.
@@ -25,8 +25,8 @@ def _declared_modules(module: str) -> dict[str, str]:
 def lazy_module(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a module with names that are imported on first use (PEP 562).
 
-    The imports under `if TYPE_CHECKING:` in the module's source state the module of each name. Type checkers and the
-    run time therefore read the same declaration.
+    The imports under `if TYPE_CHECKING:` in the module's source say from which module each name comes. Type checkers
+    and this function therefore read the same declaration.
     """
     namespace = vars(sys.modules[module])
 

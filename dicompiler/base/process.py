@@ -54,8 +54,8 @@ def available_memory() -> int:
 def gc_paused() -> Iterator[None]:
     """Pause the cyclic garbage collector within the block.
 
-    Use it for code that creates very many objects without reference cycles: the collector would use a fifth of its
-    time.
+    Use it for code that creates very many objects without reference cycles: the collector would use a fifth of the
+    time of such code.
     """
     was_enabled = gc.isenabled()
     gc.disable()

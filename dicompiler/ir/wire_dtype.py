@@ -1,6 +1,6 @@
 """Wire format: the element types in which tensors are sent between devices, if a plan narrows them.
 
-It is parsed from text or JSON. All code that counts sent bytes uses this module.
+A wire format is parsed from text or JSON. All code that counts sent bytes uses this module.
 """
 
 from __future__ import annotations

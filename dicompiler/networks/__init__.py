@@ -108,7 +108,9 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
 
 
 def count_parameters(name: str, **options: Any) -> int:
-    """Return the number of trained parameters of a network, without running statistics, and without creating weights.
+    """Return the number of trained parameters of a network. No weights are created.
+
+    Running statistics of normalizations are not counted.
 
     Args:
         name: One of NAMES.

@@ -113,7 +113,7 @@ def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
 def _replace_weights(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
     """Add `weights` as initializers and, as IR version 3 requires, as inputs, and remove the nodes that computed them.
 
-    `sources` are the inputs of the removed nodes, which are removed too.
+    The inputs of the removed nodes, `sources`, are removed too.
     """
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
     inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]

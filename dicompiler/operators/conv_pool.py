@@ -215,7 +215,8 @@ def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) ->
 def deform_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Return the cost of a deformable convolution.
 
-    It also interpolates one input element per channel, weight position and output position.
+    In addition to the products, the operator interpolates one input element per channel, weight position and output
+    position.
     """
     samples = out[0] * math.prod(out[2:]) * needs[0][1] * math.prod(needs[1][2:])
     return conv_cost(operation, out, needs)._replace(other_flops=samples)

@@ -1,6 +1,7 @@
-"""Rules of quantized operators: those of the float operators, with scales and zero points as additional inputs.
+"""Rules of quantized operators.
 
-A scale or zero point is one number, or has one number per index of an axis.
+Quantized operators are split like the corresponding float operators. They have scales and zero points as additional
+inputs. A scale or zero point is one number, or has one number per index of an axis.
 """
 
 from __future__ import annotations

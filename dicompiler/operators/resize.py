@@ -212,9 +212,10 @@ def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of interpolation: two FLOP per blended input element, or one per output element.
+    """Return the cost of interpolation: two FLOP for each input element that an output element blends.
 
-    Each resampled axis blends two input elements, or four in cubic mode. Nearest modes do not blend elements.
+    Each resampled axis blends two input elements, or four in cubic mode. Nearest modes do not blend elements, and need
+    one FLOP per output element.
     """
     grid = operation.node.op == "GridSample"
     axes = len(out) - 2 if grid else sum(map(operator.ne, operation.input_shape(0), operation.out_shape))

@@ -70,7 +70,7 @@ def read_part(node: onnx.NodeProto) -> TaskId | None:
 
 
 def remove_annotations(model: Model) -> Model:
-    """Return a copy of a placed model without the metadata that the partition pass adds. The copy shares its weights.
+    """Return a copy of a placed model without the metadata that the partition pass adds. Weights are not copied.
 
     Args:
         model: A placed model.

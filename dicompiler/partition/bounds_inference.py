@@ -64,9 +64,9 @@ def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
 
 @memoized
 def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the length of the axis over which partial sums of a layer can be divided (LIP).
+    """Return the length of a layer's reduction axis, which partial sums (LIP) can divide.
 
-    Quantized layers have none, because partial sums of rounded numbers would give other results.
+    Quantized layers have no such axis, because partial sums of rounded numbers would give other results.
 
     Args:
         layers: The model's layers.
@@ -104,7 +104,7 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 @memoized
 def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    """Return the task (nodes, and the regions that they compute and need) of a share of a layer.
+    """Return the task of a share: the nodes that compute it, and the regions that they compute and need.
 
     Args:
         layers: The model's layers.

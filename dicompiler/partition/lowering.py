@@ -1,6 +1,6 @@
 """Lowering: from a plan to a placed model and a program, for the normal plan and for each failure plan.
 
-Plans that are only simulated become a program without models, which needs no ONNX.
+For a plan that is only simulated, the program has no models, so that no ONNX is written.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
-    """Return a new initializer. If it is a large region of a weight, its data are returned apart and not copied."""
+    """Return a new initializer. If it is a large region of a weight, its data is a separate result and not copied."""
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
         return onnx.numpy_helper.from_array(array, name), None

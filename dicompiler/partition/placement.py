@@ -1,4 +1,4 @@
-"""Placement: each part of each layer becomes nodes on its device, which slices and concatenations connect."""
+"""Placement: each part of each layer becomes nodes on its device. Slices and concatenations connect these nodes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _Placer:
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
         """Return the name of a tensor that a task computes.
 
-        It is the model's name if one task computes the whole layer and the tensor is not a model output.
+        If one task computes the whole layer and the tensor is not a model output, it keeps its name in the model.
         """
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]

@@ -102,7 +102,7 @@ _LOAD_ERRORS = ("cannot be loaded", "onnxruntime cannot load it")
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Append advice to an error of onnxruntime that random inputs may have caused: which inputs to give."""
+    """Append to an error of onnxruntime which inputs the user should give, if random inputs may have caused it."""
     try:
         yield
     except DicompilerError as error:

@@ -458,7 +458,10 @@ def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tens
 
 
 def adopt_graph(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """Return a graph that graphsurgeon made as a ModelGraph. Data that graphsurgeon drops is copied from `original`."""
+    """Return a ModelGraph with the content of `graph`, which graphsurgeon made.
+
+    Data that graphsurgeon drops is copied from `original`.
+    """
     fields = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
     new = ModelGraph(original, **{field: getattr(graph, field) for field in fields})
     new.name, new.doc_string = graph.name, graph.doc_string

@@ -1,4 +1,7 @@
-"""Model loading: conversion of a file, bytes or a ModelProto to a valid ModelProto without large data, and weights."""
+"""Model loading: from a file, bytes or a ModelProto to a valid ModelProto and its weights.
+
+The ModelProto does not contain the data of large initializers, which is returned separately as weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Generic stand-ins: integer functions that can replace many operators, because they use only the rules for splitting.
+"""Generic stand-ins: integer functions that can replace many operators.
+
+Each of them can be used for all operators that are split in the same way, whatever they compute.
 
 Each function of this module returns the nodes of an ONNX function that outputs small integers. Every element that the
 original operator reads affects the outputs.

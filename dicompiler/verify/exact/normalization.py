@@ -70,7 +70,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 def layer_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of LayerNormalization and RMSNormalization.
 
-    A group is along all axes from `axis` on.
+    A group consists of the elements along all axes from `axis` on.
     """
     nodes = [
         *nonnegative_mod(call),
@@ -87,7 +87,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 def skip_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of SkipLayerNormalization.
 
-    A group is along the last axis of the inputs' weighted sum.
+    The stand-in normalizes a weighted sum of the inputs. A group consists of the elements along its last axis.
     """
     axis = constant_node("last", np.array([-1], np.int64))
     return [

@@ -205,8 +205,8 @@ def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
 def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
     """Return the stand-ins of all nodes, by node index.
 
-    Calls that are alike share a function. Each digest has its own function, because the function contains the output
-    shape.
+    Nodes with the same operator, types and stand-in share a function. Each digest has its own function, because the
+    function contains the output shape.
     """
     stand_ins: dict[int, StandIn] = {}
     functions: dict[tuple[str, str], dict[tuple[Any, ...], int]] = {}
