@@ -247,7 +247,10 @@ def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
 
 
 def _pays_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
-    """Return True if the plan is worthwhile when all tensors are sent in the type `dtype`."""
+    """Return True if the plan is better than one device when all tensors are sent in the type `dtype`.
+
+    The gain must be at least MIN_SPLIT_GAIN.
+    """
     dtypes = ((ALL_TENSORS, dtype),)
     narrowed = replace(problem, layers=with_wire_dtypes(problem.layers, dtypes), target=None)
     return _is_worthwhile(narrowed, replace(plan, wire_format=WireFormat(dtypes)))
@@ -259,7 +262,10 @@ def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
 
 
 def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
-    """Return the bandwidth in bit/s above which the plan is worthwhile, accurate to 3 %; None if there is none."""
+    """Return the bandwidth in bit/s above which the plan is better than one device; None if there is none.
+
+    The gain must be at least MIN_SPLIT_GAIN. The bandwidth is accurate to 3 %.
+    """
     network, hosts = problem.platform.network, problem.platform.hosts
 
     def pays(factor: float) -> bool:

@@ -97,7 +97,8 @@ class Discrepancy:
     Attributes:
         device: Name of the device.
         cause: "computing", "sending" or "waiting".
-        location: The segment, or the device that was waited for, with the largest difference.
+        location: For "computing", the segment with the largest difference. For "waiting", the device that was waited
+            for, with the largest difference. Otherwise empty.
         predicted_s: Predicted seconds per frame.
         measured_s: Measured seconds per frame.
     """

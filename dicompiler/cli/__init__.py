@@ -1,7 +1,7 @@
 """The command line. The `dicompiler` script calls `main`.
 
-This module must define nothing else: commands are submodules, and some have names of built-in functions (`list`,
-`compile`).
+This module must contain no other code: the commands are its submodules, and those named `list` and `compile` hide the
+built-in functions here.
 """
 
 from dicompiler.cli.command_line import main

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports command `x` as `command` of the module `dicompiler.cli.x`."""
+    """A group of commands. Command `x` is `command` in the module `dicompiler.cli.x`, imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)

@@ -193,7 +193,7 @@ def _run_passes(
 
 
 def _set_wire_types(state: PipelineState, options: CompileOptions) -> PipelineState:
-    """Set in the plan the types in which tensors are sent, with value ranges from samples if there are any."""
+    """Set the types in which tensors are sent in the plan; if there are samples, measure value ranges for int8."""
     from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types
 
     plan, wire = resolve_wire_types(state.plan, options.wire_dtype, options.wire_samples)

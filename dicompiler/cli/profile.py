@@ -96,7 +96,7 @@ def command(
     Use the profile with --cost 'profile{file=PROFILE.json}' or --cost 'linear{file=PROFILE.json}'.
 
     With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run
-    its profile_run.py. It also measures the links between hosts.
+    its profile_run.py. This script also measures the links between hosts.
 
     With --hosts, measures over ssh on one board after another. Then -o is the platform with the measured figures, and
     the profiles are in a directory next to it.

@@ -107,7 +107,10 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
 
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device at each step of one frame, by device name, for the first role of the program."""
+    """Return the memory of each device at each step of one frame, by device name.
+
+    Only the main plan or its first replica is considered, not `program.other_roles`.
+    """
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
     sizes = {value.name: value.nbytes if value.is_fixed_size else 0 for value in values}

@@ -106,7 +106,7 @@ class Workload:
 
     @property
     def roles(self) -> tuple[Workload, ...]:
-        """The workload of each replica. Frame i uses the entry i mod n."""
+        """The workload of each of the n replicas. Frame i uses the entry i mod n."""
         return (replace(self, other_roles=()), *self.other_roles)
 
 

@@ -1,8 +1,8 @@
 """Measures the layers of a network, or the link to another host, on this device, and writes a profile.
 
-    python3 profile_run.py -o PROFILE.json                           measures the models in pieces/ as tasks.json says
-    python3 profile_run.py --serve 7000                              on one host, then on another host:
-    python3 profile_run.py -o PROFILE.json --connect HOST:7000       adds the link between both to PROFILE.json
+    python3 profile_run.py -o PROFILE.json                           measures the layers as tasks.json says
+    python3 profile_run.py --serve 7000                              serves a measurement of the link from another host
+    python3 profile_run.py -o PROFILE.json --connect HOST:7000       measures the link, adds it to PROFILE.json
 
 The script needs Python, numpy and onnxruntime; links need Python only. link_benchmark.py measures links, and
 runtime_costs_fit.py measures runtimes of targets. Large weights are seeded random numbers.
@@ -218,7 +218,7 @@ def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]
 
 
 def time_piece(task: dict[str, Any], options: argparse.Namespace) -> TimeRange:
-    """Return the times of a piece after a warm-up run.
+    """Return the times of a piece, measured after a warm-up run.
 
     If the median is far above the shortest time, the host was busy, and the measurement is repeated.
     """

@@ -157,7 +157,7 @@ class Problem:
 
     @cached_property
     def lineage(self) -> NodeOrigins:
-        """The nodes and layers that the nodes of the model file have become.
+        """For the nodes of the model file: the nodes and layers that they have become.
 
         Returns:
             A map from nodes of the model file to nodes and layers.

@@ -138,7 +138,7 @@ class WorkBudget:
         self.spend(seconds)
 
     def note(self) -> str:
-        """Return the note for the plan of a search that its budget has stopped.
+        """Return a note for the plan of a search, which says that the budget has stopped the search.
 
         Returns:
             The note; "" if the budget was never exceeded.

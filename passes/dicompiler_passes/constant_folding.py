@@ -241,7 +241,10 @@ def _build_model(
 def _run_nodes(
     graph: ModelGraph, nodes: Sequence[gs.Node], outputs: Sequence[str], constants: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the values of the tensors `outputs`, computed by `nodes` with onnxruntime."""
+    """Return the values of the tensors `outputs`, computed by `nodes` with onnxruntime.
+
+    Inputs of the nodes are constants of the graph, or come from `constants`.
+    """
     import onnxruntime
 
     model, feeds = _build_model(graph, nodes, outputs, constants)

@@ -201,7 +201,7 @@ def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[i
     `dependencies` has the successors of each vertex.
     """
     order: dict[int, int] = {}  # Order in which vertices were visited.
-    low: dict[int, int] = {}  # Earliest open vertex that each vertex reaches.
+    low: dict[int, int] = {}  # Order of the earliest open vertex that a vertex reaches.
     open_groups: dict[int, None] = {}
     for start in dependencies:
         path = [] if start in order else [(start, iter(dependencies[start]))]

@@ -29,7 +29,7 @@ def fix_initializers(graph: ModelGraph) -> None:
 
 
 def outputs_from_nodes(graph: ModelGraph) -> None:
-    """Let a node of its own compute every graph output; insert an Identity if needed.
+    """Let each graph output be computed by a node of its own; insert an Identity if needed.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
     a → output a and again output a        ⇒  a and Identity(a) → a_1

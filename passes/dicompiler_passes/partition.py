@@ -1,4 +1,4 @@
-"""The pass `partition`, which rewrites the model by the plan of the state.
+"""The pass `partition`, which rewrites the model according to the plan.
 
 Model + LayerGraph + Plan ──route──► Routing ──► placed model: one valid ONNX graph in which every node has a device
 """

@@ -37,10 +37,11 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 
 
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
-    """Infer shapes, also through nodes that compute shapes unless that needs more than MAX_INFERENCE_BYTES.
+    """Return the model with inferred shapes, also of tensors whose shapes other nodes compute.
 
-    ONNX computes all small integer tensors element by element, whether they are shapes or not. Shapes that onnxruntime
-    computes differently are those of onnxruntime.
+    For this purpose, ONNX computes all small integer tensors element by element, because they may be shapes. This is
+    omitted if it needs more than MAX_INFERENCE_BYTES. If onnxruntime infers other shapes than ONNX, those of
+    onnxruntime are used.
     """
 
     def infer(copy: onnx.ModelProto) -> onnx.ModelProto:

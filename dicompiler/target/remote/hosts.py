@@ -145,7 +145,11 @@ def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
 
 
 def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
-    """Return an entry's settings with an absolute path of `identity` and with a port in `address`."""
+    """Return the settings of an entry of the hosts file, checked and completed.
+
+    The path `identity` becomes absolute, and `address` gets a port if it has none. `key` is the place of the entry in
+    error messages.
+    """
     settings = dict(entry)
     if "identity" in settings:
         path = Path(file).absolute().parent / os.path.expanduser(settings["identity"])
@@ -158,7 +162,7 @@ def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str
 
 
 def _parse_address(text: str, key: str) -> str:
-    """Return HOST:PORT for an address with or without a port; IPv6 addresses are put in brackets."""
+    """Return HOST:PORT for an address, with port 0 if it has none; IPv6 addresses are put in brackets."""
     host, port = text, "0"
     if not _is_address(text):
         host, _, port = text.rpartition(":")
