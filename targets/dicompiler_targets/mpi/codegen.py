@@ -198,7 +198,7 @@ def describe_program(
         placements: The placement of each rank.
         files: The file name of each segment, for each device and each role (the normal plan, a replica or a failure
             plan).
-        hoisted: The segments, for each device and each role.
+        hoisted: The segments and their copies, for each device and each role.
         optimization: The optimization level of onnxruntime.
         provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.

@@ -230,7 +230,10 @@ def _clean_lines(errors: str) -> list[str]:
 
 
 def _find_rank_messages(errors: str) -> list[str]:
-    """Return the messages that ranks have printed before the first of them ended all ranks, or else all messages."""
+    """Return the messages that ranks have printed before the first of them ended all ranks.
+
+    If there are none, return all messages of ranks.
+    """
     lines = _clean_lines(errors)
     # When all ranks are ended, stopped ranks continue and print messages that do not show the cause.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))

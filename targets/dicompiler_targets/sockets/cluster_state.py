@@ -355,9 +355,9 @@ class ClusterState:
         return self._last_failed, seconds
 
     def _handle_failure(self, failure: DeviceFailure) -> None:
-        """Continue without the failed device if a failure plan covers that.
+        """Continue without the failed device if a failure plan covers the failure; else raise RunError.
 
-        Otherwise raise RunError for the root cause.
+        If it is not certain yet which device has failed, wait for further reports first.
         """
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])

@@ -15,7 +15,10 @@ _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}
 
 
 def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) -> AxisForm:
-    """Return the form (axis order) in which an operation works: that of its first operand that is not constant."""
+    """Return the form (axis order) of an operation with the operands `names` and the result `output`.
+
+    It is the form of the first operand with four axes that is not constant. Results without four axes are plain.
+    """
     rank = len(writer.graph.shapes[output])
     if rank != 4:
         return "plain"

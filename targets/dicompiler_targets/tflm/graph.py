@@ -170,7 +170,10 @@ def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
 
 
 def check_ranks(graph: SegmentGraph) -> None:
-    """Raise DicompilerError, which names the node, if a tensor has more than four axes."""
+    """Raise DicompilerError, which names the node, if a tensor has more than four axes.
+
+    Reshape and Transpose may have such tensors, because they only move data.
+    """
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):
             rank = len(graph.get_shape(name)) if name else 0

@@ -77,7 +77,10 @@ def check_quantized(
 def _compare_outputs(
     name: str, reference: Mapping[str, Any], result: RunResult, allowed: Mapping[str, Tolerance] | None
 ) -> list[Check]:
-    """Return a check for each output of each device. Without `allowed` tolerances, outputs must be bit-equal."""
+    """Return a check for each output of each device. Without `allowed` tolerances, outputs must be bit-equal.
+
+    `name` describes the reference in the names of the checks.
+    """
     frames = result.outputs_by_device[:1] or ({"": result.outputs[0]},)
     return [
         compare_value(

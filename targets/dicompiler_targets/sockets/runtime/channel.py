@@ -74,7 +74,8 @@ class SendPacing:
 
     def sendable_bytes(self, size: int) -> int:
         """Return how many of `size` bytes may be sent now; if 0, ask again after `pause_s` seconds."""
-        if self._unacked_after_send + size <= MIN_UNACKED_BYTES:  # The limit is never lower: skip the measurement.
+        if self._unacked_after_send + size <= MIN_UNACKED_BYTES:
+            # The limit is never below MIN_UNACKED_BYTES, so no measurement is necessary.
             self._unacked_before_send = self._unacked_after_send
             return size
         self._unacked_before_send = self._update_rate()

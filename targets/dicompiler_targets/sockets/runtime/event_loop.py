@@ -55,7 +55,7 @@ class EventLoop:
 
     Attributes:
         lock: A thread holds this lock while it changes a channel.
-        can_spin: Polling without blocking is allowed, because no other process needs the processor.
+        can_spin: True if polling without blocking is allowed, because no other process needs the processor.
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
@@ -173,7 +173,7 @@ class EventLoop:
     # -- running
 
     def _run_once(self, should_stop: Callable[[], object], seconds: float | None) -> None:
-        """Unless `should_stop`, wait for events for at most `seconds`, and let the channels react."""
+        """Let the channels react to events, for which it waits at most `seconds`, unless `should_stop()`."""
         if self._paused:
             pause_s = min(channel.pause_s() for channel in tuple(self._paused))
             seconds = pause_s if seconds is None else min(seconds, pause_s)

@@ -63,7 +63,7 @@ class RunCredentials:
 
 
 def derive_token(token: str, *context: str) -> str:
-    """Return a secret for one handshake or run, named by `context`, that only owners of `token` can derive."""
+    """Derive a secret from `token` that is valid only for the handshake or run that `context` identifies."""
     text = json.dumps(context).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 

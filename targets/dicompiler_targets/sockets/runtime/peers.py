@@ -31,7 +31,7 @@ class ConnectionSettings:
     Attributes:
         deadline: Time (time.monotonic) by which the run must have started.
         keys: TLS keys of this device; None for connections without encryption.
-        is_insecure: Connections without encryption to other hosts are allowed.
+        is_insecure: True if connections without encryption to other hosts are allowed.
         heartbeat_s: Seconds between two heartbeats.
     """
 
@@ -54,7 +54,7 @@ class PeerConnections:
         all_channels: All channels of the run so far, including those to peers that failed later.
         down: Names of failed devices, as the coordinator reports them.
         disconnected: Names of disconnected peers, even if the coordinator does not know of the failure yet.
-        is_complete: All peers were connected and frames are executed. From then on, only failed peers may connect.
+        is_complete: True once all peers were connected and frames are executed. Then, only failed peers may connect.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PeerConnections:
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Adopt the run ID of the PEERS message; raise DeviceError if the message does not prove its origin."""
+        """Adopt the run ID of a PEERS message; raise DeviceError if the sender is not the coordinator."""
         try:
             self.credentials.check(message, COORDINATOR_NAME, self._name)
         except ProtocolError as error:

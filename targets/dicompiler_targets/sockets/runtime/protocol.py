@@ -240,8 +240,8 @@ def read_messages(
 class FrameWindow:
     """The frames that may be in flight: unfinished frames from number `oldest` to before number `end`.
 
-    A window of a given size always admits that many frames from the oldest one on. Without a size, `open` admits
-    frames.
+    If a window has a size, it admits that many frames, from the oldest unfinished one on. If it has no size, each call
+    of `open` admits one more frame.
 
     Attributes:
         oldest: Number of the oldest unfinished frame.

@@ -37,7 +37,7 @@ class RoleSchedule:
     Among the n roles for the devices that are down, frame i uses role i mod n.
 
     Attributes:
-        tolerates_failures: Some roles are for frames after a failure.
+        tolerates_failures: True if there are roles for frames after a failure.
     """
 
     def __init__(self, failed_by_role: Sequence[Collection[str]], active_by_role: Sequence[bool] = ()) -> None:

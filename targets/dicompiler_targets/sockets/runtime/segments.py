@@ -284,7 +284,10 @@ class SegmentIO:
         self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` and the inputs assembled from them; raise ValueError for a piece of another type."""
+        """Return `values` and the inputs assembled from them.
+
+        Raise ValueError if a value does not have the planned type or shape.
+        """
         if not self._joins:
             return values
         joined = dict(values)
@@ -305,7 +308,10 @@ class SegmentIO:
         return computed
 
     def bind_copies(self, view: Callable[[str], Any]) -> tuple[list[MemoryCopy], list[MemoryCopy]]:
-        """Return the copies before and after the segment between fixed memories, which `view` returns by name."""
+        """Return the copies before and after the segment as pairs of views (target, source).
+
+        `view` returns the memory of a tensor by name. The tensors must not move while the copies are in use.
+        """
         before, after = (
             [copy.views(view(name), view(tensor["name"])) for tensor, pieces in tensors for name, _, copy in pieces]
             for tensors in (self._joins, self._cuts)

@@ -81,8 +81,8 @@ class Connection:
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
-        is_drained: The last `receive_into` returned all available bytes, so that the next one returns None without
-            asking the kernel. A caller that therefore omits the next call sets the attribute to false.
+        is_drained: True if the last `receive_into` returned all available bytes, so that the next one returns None
+            without asking the kernel. A caller that therefore omits the next call sets the attribute to false.
     """
 
     identity: str | None = None
