@@ -245,9 +245,9 @@ class ClusterState:
         self.poll()
 
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
-        """After `late_at`, treat devices as failed that have not joined, if a failure plan covers that.
+        """After `late_at`, handle missing devices like failed ones, if a failure plan covers their failure.
 
-        `waiting` has the names of these devices. `late_at` is well before the deadline of the run, so that the
+        `waiting` has the names of the devices that have not joined. `late_at` is well before the deadline of the run, so that the
         other devices have time to compute the frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
@@ -326,7 +326,7 @@ class ClusterState:
     def poll(self) -> None:
         """Check processes, suspected devices and returning devices, if the last check was POLL_INTERVAL_S ago.
 
-        Raise RunError if a device has failed and no failure plan covers that.
+        Raise RunError if a device has failed and no failure plan covers the failure.
         """
         now = time.monotonic()
         if now < self._polled_at + POLL_INTERVAL_S:
@@ -383,7 +383,10 @@ class ClusterState:
             self._suspicions.append((failure, time.monotonic() + wait_s))
 
     def _resolve_suspicions(self) -> None:
-        """Treat the device that most other devices suspect as failed, if a failure plan covers that."""
+        """Treat one suspected device as failed: the one that most other devices suspect.
+
+        Only devices whose failure is covered by a failure plan are considered. Raise RunError if there are none.
+        """
         suspicions = [suspicion for suspicion, _ in self._suspicions]
         counts = Counter(suspicion.device for suspicion in suspicions)
         covered = [s for s in suspicions if self.schedule.find_failed_set(self.down | {s.device}) is not None]
@@ -494,7 +497,7 @@ class ClusterState:
         self._reconnects.retry_later(name)
 
     def _warn_once(self, message: str) -> None:
-        """Log a warning only once, because repeated attempts to return fail for the same reason."""
+        """Log a message as a warning, and its repetitions, by further attempts to return, as information."""
         log.log(logging.INFO if message in self._warned else logging.WARNING, "%s", message)
         self._warned.add(message)
 

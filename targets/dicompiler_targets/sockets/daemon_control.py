@@ -67,7 +67,7 @@ class ResidentDevices:
     def start(self) -> tuple[str, ...]:
         """Start the devices that do not answer, and return their names.
 
-        A device that cannot be started is omitted with a warning if the artifact has a failure plan for that. Otherwise
+        A device that cannot be started is omitted with a warning if a failure plan covers its failure. Otherwise
         the devices that were started by this call are stopped again.
         """
         artifact = SocketsArtifact.load(self.directory)

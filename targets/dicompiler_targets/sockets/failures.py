@@ -128,7 +128,7 @@ class EventLog:
         return bool(self._pending)
 
     def add(self, event: RunEvent, is_final: bool = True) -> None:
-        """Add an event. If it is not final, it is reported after `set_reason` was called for its device."""
+        """Add an event. If its reason is not final, the event is reported after a call of `set_reason`."""
         self._pending.append((event, is_final))
         self._emit()
 

@@ -96,7 +96,10 @@ def find_least_arena(trials: ArenaTrials) -> int:
 
 
 def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTES) -> int:
-    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES for which `fits` is True; all larger ones must fit too."""
+    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES for which `fits` is True.
+
+    `fits` must be True for all larger sizes too. The search begins at `first`.
+    """
     high = first
     while not fits(high):
         high *= 2

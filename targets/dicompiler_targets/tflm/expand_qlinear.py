@@ -105,9 +105,10 @@ def _rewrite_gemm(rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
 
 
 def _rewrite_binary(op: str, rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
-    """Rewrite an operator with two operands.
+    """Rewrite a node with two operands to the float32 operator `op`.
 
-    Its inputs are both operands, each followed by scale and zero point, and then scale and zero point of the output.
+    The node's inputs are the two operands, each followed by its scale and zero point, and then the scale and the zero
+    point of the output.
     """
     axis = 1 if op == "MatMul" else None
     inputs = [rewriter.add_dequantized(node, 0), rewriter.add_dequantized(node, 3, axis)]

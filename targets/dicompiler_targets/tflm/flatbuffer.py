@@ -100,7 +100,8 @@ def serialize_model(
     schema, flatbuffers = import_optional("tflite"), import_optional("flatbuffers")
     builder = flatbuffers.Builder(1024)
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
-    # Buffer 0 is the empty buffer of all tensors without data. The file is written from its end to its beginning.
+    # Buffer 0 is the empty buffer of all tensors without data. A flatbuffer is built from its end to its beginning, so
+    # each table is written before the tables that refer to it.
     buffers = [_write_table(schema, builder, "Buffer")]
     buffers += [_write_table(schema, builder, "Buffer", Data=_write_bytes(builder, data)) for data in constants]
     buffer_indices = iter(range(1, len(buffers)))

@@ -1,7 +1,7 @@
 """RAM and flash of devices, and the layers that need the most of them.
 
-Arenas and buffers are measured on this host, with pointers of 8 bytes. The report also estimates them for boards, with
-pointers of 4 bytes.
+Arenas and buffers are measured on this host, with pointers of 8 bytes. The report also estimates their sizes on
+boards, with pointers of 4 bytes.
 """
 
 from __future__ import annotations

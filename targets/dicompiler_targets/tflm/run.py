@@ -195,7 +195,7 @@ def _run_segment(device_state: TflmDevice, index: int) -> None:
 def _run_model(
     device_state: TflmDevice, segment: Mapping[str, Any], input_bytes: Mapping[str, ByteArray]
 ) -> dict[int, ByteArray]:
-    """Run the model of a segment, and return the outputs that are copied further, by index.
+    """Run the model of a segment, and return the outputs that the device's tensors need, by index.
 
     `input_bytes` has the bytes of the segment's inputs by name.
     """

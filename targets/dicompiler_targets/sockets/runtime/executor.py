@@ -147,8 +147,8 @@ def raise_overdue(_: int, error: DeviceError) -> None:
 class StepExecutor:
     """Runs the steps of all frames in flight.
 
-    DeviceRun, or a session within the user's process, creates the executor. It takes a frame's tensors from the
-    mailbox, runs the segments in onnxruntime, and passes results to `post`, which sends them.
+    DeviceRun, or a session within the user's process, creates the executor. The executor takes a frame's tensors from
+    the mailbox, runs the segments in onnxruntime, and passes results to `post`, which sends them.
 
     Attributes:
         frames: The frames in flight, oldest first.
@@ -288,7 +288,7 @@ class StepExecutor:
         )
         self.wait_s += self._record_span("wait", awaited["index"] if peer else -1, frame.number, start)
         if not has_changed:
-            frame.deadline = math.inf  # The frame is reported only once.
+            frame.deadline = math.inf  # An infinite deadline prevents a second report.
             self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not arrive in time", peer))
 
     def _record_span(self, kind: str, index: int, frame: int, start: float) -> float:

@@ -68,7 +68,7 @@ def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
-    """Return the bytes of an onnxruntime value. They are in its memory, so keep the value while you use them.
+    """Return the bytes of an onnxruntime value as a view of its memory; keep the value while you use them.
 
     `entry` is the tensor's entry in the manifest. An array of bytes is returned as it is. Raise ValueError if the
     tensor does not have the type and shape of the entry.

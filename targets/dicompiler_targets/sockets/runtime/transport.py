@@ -368,7 +368,7 @@ class TlsKeys:
 
 
 def tls_error(error: ssl.SSLError) -> Exception:
-    """Return a PeerRefused for an error that the other end reported, and a ProtocolError for any other."""
+    """Return a PeerRefused for an error that the other end reported; else return a ProtocolError."""
     code, reason = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
         unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
