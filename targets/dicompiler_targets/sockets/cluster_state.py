@@ -247,8 +247,8 @@ class ClusterState:
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
         """After `late_at`, handle missing devices like failed ones, if a failure plan covers their failure.
 
-        `waiting` has the names of the devices that have not joined. `late_at` is well before the deadline of the run, so that the
-        other devices have time to compute the frames.
+        `waiting` has the names of the devices that have not joined. `late_at` is well before the deadline of the run,
+        so that the other devices have time to compute the frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
