@@ -80,7 +80,7 @@ def _print_cmake_directory(ctx: click.Context, param: click.Parameter, value: bo
 
 
 def _log_warnings_to_stderr() -> None:
-    """Print warnings of the library as lines like those of errors."""
+    """Print each warning of the library to stderr as one line, in the form of error messages."""
     import logging
 
     class StderrHandler(logging.Handler):

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code; errors are one line on stderr.
 
     Args:
-        arguments: The arguments. Default: those of the process.
+        arguments: The command-line arguments. Default: the arguments of this process (`sys.argv`).
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The parent process has closed the stream.

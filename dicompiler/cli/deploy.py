@@ -88,7 +88,7 @@ def command(
     files and the output of 'dicompiler run'. With --log it also prints differences between prediction and measurement.
 
     With --resident the devices keep running with their sessions loaded, until --stop. Later runs of 'run', 'deploy' and
-    'dicompiler.connect' use them.
+    'dicompiler.connect' use these running devices.
 
     Example: dicompiler deploy build --hosts hosts.toml --keys build.keys --frames 100
     """

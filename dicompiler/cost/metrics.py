@@ -99,8 +99,8 @@ def metrics_of_simulation(
     """Return the metrics of a plan from a simulation of one frame of each replica, one after another.
 
     The seconds between frames are those of the busiest device or link, averaged over the replicas. A stream reaches
-    this rate with enough frames in flight. If the network has states, a frame must wait for those of the previous
-    frame, so the seconds between frames are at least those of a short simulated stream.
+    this rate with enough frames in flight. If the network has states, a frame must wait for the states of the previous
+    frame. The seconds between frames are then at least those of a short simulated stream.
     """
     role_workloads = workload.roles
     roles = [

@@ -250,9 +250,9 @@ def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
 
 
 def lower_quartiles(run_turn: Callable[[], list[float]]) -> list[float]:
-    """Return the lower quartile of each value that `run_turn` returns, over at least three turns.
+    """Return the lower quartile of each value that `run_turn` returns.
 
-    Turns are repeated for NETWORK_TIMING_S seconds.
+    `run_turn` is called for NETWORK_TIMING_S seconds, and at least three times.
     """
     turns, end = [run_turn() for _ in range(3)], time.perf_counter() + NETWORK_TIMING_S
     while time.perf_counter() < end:

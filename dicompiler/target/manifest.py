@@ -56,8 +56,8 @@ def format_json(document: Json) -> str:
 def describe_artifact(program: Program, target: str, digest: str) -> Json:
     """Return the content of artifact.json for a program.
 
-    A target may add files that it has already hashed to the key `files`. The function `write_integrity`, which is
-    called after `Target.emit`, adds all other files and the checksum.
+    If a target has already computed the digests of some files, it may list these files under the key `files`. The
+    function `write_integrity`, which is called after `Target.emit`, adds all other files and the checksum.
 
     Args:
         program: The program.

@@ -122,14 +122,15 @@ class Target(ABC):
         """
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:  # noqa: ARG002
-        """Return the allowed differences between outputs and those of onnxruntime. Default: no special tolerances.
+        """Return the allowed differences between the outputs of a run and those of onnxruntime.
 
         Args:
             model: The reference model.
 
         Returns:
-            Tolerances by output. For an output that is not listed, the usual tolerance applies: `RELATIVE_TOLERANCES`
-            of the output's type, or `MAX_QUANTIZATION_STEPS` steps in a quantized network.
+            Tolerances by output; by default an empty mapping. For an output that is not listed, the usual tolerance
+            applies: `RELATIVE_TOLERANCES` of the output's type, or `MAX_QUANTIZATION_STEPS` steps in a quantized
+            network.
         """
         return {}
 
@@ -198,7 +199,7 @@ class Target(ABC):
 
         The prediction covers the process itself, the engine's sessions, and temporary memory while loading, at the
         moment with the highest sum. `cost.memory.program_memory` predicts weights, activations and buffers. Memory
-        limits apply to the sum.
+        limits apply to the sum of both predictions.
 
         Args:
             program: The program.

@@ -249,7 +249,7 @@ def _make_certificate_builder(
 ) -> x509.CertificateBuilder:
     """Return a builder with all parts of a certificate that are common to authority, coordinator and devices.
 
-    The certificate is valid for `days` days, but not beyond `until`. A negative number makes an expired certificate.
+    The certificate is valid for `days` days, but not beyond `until`. If `days` is negative, it has already expired.
     """
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
