@@ -290,7 +290,7 @@ class ClusterState:
             yield events.popleft()
 
     def handle(self, event: DeviceEvent) -> bool:
-        """Update the state of the devices by an event.
+        """Update the state of the devices according to an event.
 
         Return True if the event is about a frame that the session must update. Raise RunError if a device has failed
         and no failure plan covers the failure.

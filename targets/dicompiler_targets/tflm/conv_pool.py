@@ -47,12 +47,12 @@ class WindowAxis:
 
     @property
     def is_valid(self) -> bool:
-        """True if TFLite's padding VALID fits."""
+        """True if TFLite's padding VALID has the same effect as the padding of the node."""
         return self.begin_pad == 0 and self.needed_end_pad == 0
 
     @property
     def is_same(self) -> bool:
-        """True if TFLite's padding SAME fits."""
+        """True if TFLite's padding SAME has the same effect as the padding of the node."""
         total = max((self.out - 1) * self.stride + self.span - self.extent, 0)
         return -(-self.extent // self.stride) == self.out and self.begin_pad == total // 2
 

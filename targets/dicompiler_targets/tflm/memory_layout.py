@@ -132,7 +132,7 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
     """Return outputs of segments that are a contiguous range of another tensor of the device, such as rows of an image.
 
     Returns:
-        For each such output, the other tensor and the offset in it in bytes, in the order of computation.
+        For each such output, in the order of computation: the other tensor, and the offset in bytes within that tensor.
     """
     views: dict[str, tuple[str, int]] = {}
     for hoisted in hoisted_segments:

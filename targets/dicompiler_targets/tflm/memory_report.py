@@ -107,7 +107,10 @@ def _get_activation_sizes(segment: Segment) -> dict[str, int]:
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """Return the layer that reads and computes the most bytes as measured by `measure`, as a text for errors."""
+    """Return a text for errors that names the layer with the most bytes in the tensors of one node.
+
+    `measure` returns the bytes of a segment's tensors by name.
+    """
     bytes_of, totals = measure(segment), dict[str, int]()
     for node in segment.model.graph.node:
         part = read_part(node)

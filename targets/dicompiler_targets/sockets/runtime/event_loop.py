@@ -173,7 +173,10 @@ class EventLoop:
     # -- running
 
     def _run_once(self, should_stop: Callable[[], object], seconds: float | None) -> None:
-        """Let the channels react to events, for which it waits at most `seconds`, unless `should_stop()`."""
+        """Wait for events for at most `seconds`, and let the channels react to them.
+
+        Return at once if `should_stop` returns a true value.
+        """
         if self._paused:
             pause_s = min(channel.pause_s() for channel in tuple(self._paused))
             seconds = pause_s if seconds is None else min(seconds, pause_s)

@@ -184,7 +184,7 @@ class StepExecutor:
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s = min_segment_s
         if min_segment_s:
-            # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes them exact.
+            # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes them more precise.
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self._roles: list[RoleSteps] = []
         first = 0

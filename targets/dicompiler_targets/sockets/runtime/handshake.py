@@ -30,7 +30,7 @@ COORDINATOR_NAME = ""
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """The ID and the secret token that the members of one run share; an unknown one is ''.
+    """The ID and the secret token that the members of one run share; each is '' as long as it is unknown.
 
     Attributes:
         run: The public ID of the run.

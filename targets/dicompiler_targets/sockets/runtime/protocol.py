@@ -41,7 +41,7 @@ class MessageType(IntEnum):
     INPUT = 5  # C to D: an input or an initial state of a frame.
     TENSOR = 6  # D to D: a transfer of a frame.
     OUTPUT = 7  # D to C: an output of a frame.
-    DONE = 8  # D to C: the frame is finished; the index is the microseconds since its first segment started, or 0.
+    DONE = 8  # D to C: a frame is finished; the index is its microseconds on the device, or 0 if no segment ran.
     FINISH = 9  # C to D: there are no more frames.
     BYE = 10  # D to D: the sender sends no more tensors.
     REPORT = 11  # D to C: measurements of the run (JSON).

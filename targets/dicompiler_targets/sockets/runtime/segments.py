@@ -327,7 +327,10 @@ def run_copies(copies: Sequence[MemoryCopy]) -> None:
 def _assemble(
     tensors: Sequence[AssembledTensor], find_tensor: Callable[[str], Any]
 ) -> list[tuple[Mapping[str, Any], Any]]:
-    """Return the manifest's entry and the bytes of each tensor, copied from its pieces."""
+    """Return the manifest's entry and the bytes of each assembled tensor, copied from its pieces.
+
+    `find_tensor` returns the tensor with a piece by name.
+    """
     assembled, memories = list[tuple[Mapping[str, Any], Any]](), dict[str, Any]()
     for tensor, pieces in tensors:
         raw = np.empty(tensor["bytes"], np.uint8)
@@ -448,8 +451,8 @@ def freed_to_system() -> Iterator[None]:
     """Let glibc return each freed block of 128 KiB or more to the system within the context.
 
     When the first large block is freed, glibc learns to keep such blocks. While it makes a session, onnxruntime creates
-    and frees copies of many weights, which would stay with the process: up to a quarter of its memory. Other C
-    libraries are not affected.
+    and frees copies of many weights. They would then stay in the process's memory and be up to a quarter of it. Other
+    C libraries are not affected.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
