@@ -266,9 +266,9 @@ def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[st
 def _find_assemblies(
     segment: Segment, identities: Mapping[str, Assembly], max_axes: int, kept_outputs: Collection[str]
 ) -> tuple[dict[str, Assembly], dict[str, Assembly]]:
-    """Return how the tensors are assembled that the runtime can copy before and after the model runs.
+    """Return the assemblies of the tensors that the runtime can copy before and after the model runs.
 
-    The first group are the segment's inputs and the tensors that nodes only move from inputs. The second group are the
+    The first group has the segment's inputs and the tensors that nodes only move from inputs. The second group has the
     tensors that nodes only move to the segment's outputs. `identities` has the tensors that the runtime can copy, each
     as an assembly of itself.
     """

@@ -262,7 +262,7 @@ class ClusterState:
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
-        """Send a device the message PEERS: the addresses of its peers, and the keys in `extra`."""
+        """Send a device the message PEERS: the addresses of its peers, and the additional entries `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
         proof = self._acceptor.credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
@@ -497,7 +497,10 @@ class ClusterState:
         self._reconnects.retry_later(name)
 
     def _warn_once(self, message: str) -> None:
-        """Log a message as a warning, and its repetitions, by further attempts to return, as information."""
+        """Log a message as a warning, but as information if it was logged before.
+
+        A device that tries to return again and again can fail for the same reason each time.
+        """
         log.log(logging.INFO if message in self._warned else logging.WARNING, "%s", message)
         self._warned.add(message)
 

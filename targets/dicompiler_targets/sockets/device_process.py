@@ -118,7 +118,7 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
     """
     keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
-    # Emulation assumes that a segment takes as long as on one core of this host.
+    # Each emulated device uses one core, because the times of its segments are measured on one core.
     share = max(1, len(cores) // count) if emulation is None else 1
 
     def start(manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:

@@ -146,7 +146,7 @@ def lower_hard_sigmoid(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower a BatchNormalization that was not fused to MUL and ADD."""
+    """Lower to MUL and ADD a BatchNormalization that could not be fused into another node."""
     if len(node.outputs) > 1 or node.get_attribute("training_mode", 0):
         raise make_refusal(node, "it is in training mode", "export the network for inference")
     if any(name not in writer.graph.constants for name in node.inputs[1:5]):

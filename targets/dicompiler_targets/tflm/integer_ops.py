@@ -43,7 +43,7 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
     Raises DicompilerError if TFLite does not support them.
     """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
-        is_wire_type = "int8-block" in node.name  # A plan sends a tensor in this type.
+        is_wire_type = "int8-block" in node.name  # True if the node exists because the plan sends in this wire type.
         remedy = WIRE_DTYPE_REMEDY if is_wire_type else "use constants, one for each channel"
         raise make_refusal(node, "its scale is computed or given for each block", remedy)
     scale = graph.constants[node.inputs[1]].reshape(-1)

@@ -56,7 +56,7 @@ class TflmTarget(Target):
         )
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
-        """Return 1e-4 of the range of a float32 output, or some quantization steps for a quantized network."""
+        """Return the tolerances: 1e-4 of max|reference| in float32, or some steps in a quantized network."""
         from dicompiler_targets.tflm.reference_checks import make_tolerances
 
         return make_tolerances(model)

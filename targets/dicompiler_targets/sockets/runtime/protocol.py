@@ -75,7 +75,7 @@ class ProtocolError(Exception):
 
 
 class PeerRefused(Exception):
-    """The other end refused the connection; the text is its message."""
+    """The other end refused the connection; the text of this exception is the reason that it sent."""
 
 
 class ConnectionClosed(ConnectionError):

@@ -23,7 +23,7 @@ _LENGTH_BYTES = 8
 
 
 def encode_value(value: Any) -> Any:
-    """Return the encoding of a value as an array of bytes; raise ValueError for a value of another type."""
+    """Return the encoding of a value as an array of bytes; raise ValueError for an unsupported type."""
     parts: list[bytes] = []
     text = json.dumps(_describe_value(value, parts)).encode()
     return np.frombuffer(b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts]), np.uint8)
