@@ -122,11 +122,11 @@ def expect_timing(directory: str | Path, cost: str, frames: int, in_flight: int)
     Raises:
         UsageError: The cost model of the artifact needs options.
     """
-    state, _, problem = reopen_artifact(directory, cost)
-    assert state.program is not None and state.plan is not None
-    workload = problem.workload(state.plan)[1]
+    compilation, _, problem = reopen_artifact(directory, cost)
+    assert compilation.program is not None and compilation.plan is not None
+    workload = problem.workload(compilation.plan)[1]
     timing = predict_timing(workload, problem.platform, frames, in_flight)
-    return ExpectedTiming(str(problem.cost_model.name), state.program, timing)
+    return ExpectedTiming(str(problem.cost_model.name), compilation.program, timing)
 
 
 def on_emulation_host(

@@ -81,10 +81,10 @@ def _load_provenance(path: Path) -> dict[str, Any]:
 def reopen_artifact(
     directory: str | Path, cost: str = "", platform: Platform | None = None, will_run: bool = False
 ) -> tuple[PipelineState, Target, Problem]:
-    """Return the pipeline state, the target and the problem of an artifact.
+    """Return the compilation, the target and the problem of an artifact.
 
-    The state is like the one that `compile` returned. It is computed again from the files of the artifact, which takes
-    a second or two.
+    The compilation is like the one that `compile` returned. It is computed again from the files of the artifact, which
+    takes a second or two.
 
     Args:
         directory: The artifact.
@@ -113,19 +113,19 @@ def reopen_artifact(
             f"options (--cost): {error}"
         ) from error
     plan = plans.load_plan(path / PLAN_FILE)
-    state = apply_wire_types(prepare(model), plan.wire_format)
-    state = replace(state, plan=plan, platform=platform or Platform.load(path / PLATFORM_FILE))
-    problem = make_problem(state, objective, cost_model, target)
-    state = lower_unchecked(state)
-    state = replace(
-        state,
-        metrics=problem.program_metrics(state),
+    compilation = apply_wire_types(prepare(model), plan.wire_format)
+    compilation = replace(compilation, plan=plan, platform=platform or Platform.load(path / PLATFORM_FILE))
+    problem = make_problem(compilation, objective, cost_model, target)
+    compilation = lower_unchecked(compilation)
+    compilation = replace(
+        compilation,
+        metrics=problem.program_metrics(compilation),
         single_device_metrics=problem.best_single_device[1],
         failure_metrics=failure_metrics(problem, plan),
         decision=decision,
         artifact_directory=path,
     )
-    return state, target, problem
+    return compilation, target, problem
 
 
 def run(
@@ -292,9 +292,9 @@ class _ModelPartitioner:
     platform: Platform
 
     def partition(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
-        state = lower(replace(prepare(model), platform=self.platform, plan=plan))
-        assert state.program is not None and state.routing is not None
-        return state.program, state.routing
+        compilation = lower(replace(prepare(model), platform=self.platform, plan=plan))
+        assert compilation.program is not None and compilation.routing is not None
+        return compilation.program, compilation.routing
 
     def make_program(self, model: Model, plan: Plan | None = None) -> Program:
         """Return the program of a model that is split by a plan.

@@ -90,10 +90,10 @@ def _format_times(latency_s: float, period_s: float) -> str:
     return f"{format_milliseconds(latency_s)} per frame, one every {format_milliseconds(period_s)} in a stream"
 
 
-def summarize(state: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
+def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
     """Return the summary of a compilation, given the metrics of its plan and of the best single device."""
-    assert state.platform is not None and state.plan is not None
-    bottleneck, description = find_bottleneck(state.platform, metrics, decision.objective)
+    assert compilation.platform is not None and compilation.plan is not None
+    bottleneck, description = find_bottleneck(compilation.platform, metrics, decision.objective)
     return CompileSummary(
         strategy=decision.strategy,
         chosen_strategy=decision.chosen_strategy,
@@ -104,7 +104,7 @@ def summarize(state: PipelineState, decision: Decision, metrics: Metrics, single
         single_device_s=single.latency_s,
         single_device_period_s=single.period_s,
         bottleneck=description,
-        advice=_suggest(bottleneck, decision, metrics, single, is_narrowed=bool(state.plan.wire_format.dtypes)),
+        advice=_suggest(bottleneck, decision, metrics, single, is_narrowed=bool(compilation.plan.wire_format.dtypes)),
     )
 
 

@@ -97,15 +97,15 @@ def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
     """
     with forward_progress(options.progress):
         setup = resolve_options(model, options)
-        state = prepare_model(setup)
-        problem = build_problem(state, setup)
-        state = make_plan(state, problem, setup)
-        state = lower_plan(state, setup)
-        state, memory = check_program(state, problem, setup)
-        state = add_metrics(state, problem, memory, setup)
+        compilation = prepare_model(setup)
+        problem = build_problem(compilation, setup)
+        compilation = make_plan(compilation, problem, setup)
+        compilation = lower_plan(compilation, setup)
+        compilation, memory = check_program(compilation, problem, setup)
+        compilation = add_metrics(compilation, problem, memory, setup)
         if setup.output is not None:
-            state = write_artifact(state, setup.target, setup.output)
-    return CompileResult.from_state(state, problem)
+            compilation = write_artifact(compilation, setup.target, setup.output)
+    return CompileResult.from_state(compilation, problem)
 
 
 @dataclass(frozen=True)
@@ -184,25 +184,27 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
 def prepare_model(setup: CompileSetup) -> PipelineState:
     """Load the model, normalize it and form its layers.
 
-    The result is a state with a model, layers and platform. The next step is `build_problem`.
+    The result has a model, layers and a platform. The next step is `build_problem`.
     """
     options = setup.options
-    state = prepare(Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states)
-    return replace(apply_wire_types(state, setup.wire_format), platform=setup.platform)
+    compilation = prepare(
+        Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states
+    )
+    return replace(apply_wire_types(compilation, setup.wire_format), platform=setup.platform)
 
 
-def build_problem(state: PipelineState, setup: CompileSetup) -> Problem:
+def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
     """Return the problem that a strategy solves, made of the layers, the platform, the cost model and the objective.
 
     The memory that the target adds is considered only if an artifact is written. The next step is `make_plan`.
     """
-    problem = make_problem(state, setup.options.objective, setup.cost_model, setup.target)
+    problem = make_problem(compilation, setup.options.objective, setup.cost_model, setup.target)
     target = None if setup.output is None else setup.target
     return replace(problem, executor=setup.options.executor, target=target)
 
 
-def make_plan(state: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
-    """Add the plan to a state: the strategy's plan, or the plan that the caller gave.
+def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
+    """Add the plan to the compilation: the strategy's plan, or the plan that the caller gave.
 
     Failure plans and the value ranges for sending as int8 are added if they are requested. The next step is
     `lower_plan`.
@@ -217,10 +219,10 @@ def make_plan(state: PipelineState, problem: Problem, setup: CompileSetup) -> Pi
         plan = add_failover_plans(problem, planner, plan, setup.failures, plan_is_fixed=setup.strategy is None)
     if setup.strategy is not None:
         plan = drop_unread_parts(problem, plan)
-    state = replace(state, plan=plan)
+    compilation = replace(compilation, plan=plan)
     if setup.options.wire_samples is not None:
-        state = replace(state, plan=measure_wire_ranges(state, Path(setup.options.wire_samples)))
-    return state
+        compilation = replace(compilation, plan=measure_wire_ranges(compilation, Path(setup.options.wire_samples)))
+    return compilation
 
 
 def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
@@ -271,49 +273,49 @@ def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, layers=layers, failures=failures)
 
 
-def lower_plan(state: PipelineState, setup: CompileSetup) -> PipelineState:
-    """Add the placed model (every node has a device) and the program of each device to a state with a plan.
+def lower_plan(compilation: PipelineState, setup: CompileSetup) -> PipelineState:
+    """Add the placed model (every node has a device) and the program of each device to the compilation.
 
     Instruments observe the pass `partition`. The next step is `check_program`.
     """
-    assert state.plan is not None
-    log.info("building programs for %d devices", len(state.plan.devices))
+    assert compilation.plan is not None
+    log.info("building programs for %d devices", len(compilation.plan.devices))
     # The warning about unread parts is for users who wrote the plan. `drop_unread_parts` has removed the unread parts
     # of plans that strategies made.
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
     with gc_paused():
-        state = lower(state, PassManager([partition], setup.options.instruments).run)
-    warn_not_narrowed(state)
-    return state
+        compilation = lower(compilation, PassManager([partition], setup.options.instruments).run)
+    warn_not_narrowed(compilation)
+    return compilation
 
 
 def check_program(
-    state: PipelineState, problem: Problem, setup: CompileSetup
+    compilation: PipelineState, problem: Problem, setup: CompileSetup
 ) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
     """Check that the target supports the program, and that each device has enough memory for it.
 
     Nothing is checked if no artifact is written.
 
-    Returns the state and the memory use by device. If the target measures RAM and flash, they are added to the state.
+    Returns the compilation and the memory use by device. If the target measures RAM and flash, they are added to the compilation.
     The memory use is None if no artifact is written. The next step is `add_metrics`.
     """
     if setup.output is None:
-        return state, None
-    assert state.plan is not None
-    check_target_support(state.plan, setup.target)
-    state, memory = measure_footprints(state, problem), problem.program_memory_use(state)
-    check_program_memory(state, memory, setup.target)
-    return state, memory
+        return compilation, None
+    assert compilation.plan is not None
+    check_target_support(compilation.plan, setup.target)
+    compilation, memory = measure_footprints(compilation, problem), problem.program_memory_use(compilation)
+    check_program_memory(compilation, memory, setup.target)
+    return compilation, memory
 
 
-def measure_footprints(state: PipelineState, problem: Problem) -> PipelineState:
+def measure_footprints(compilation: PipelineState, problem: Problem) -> PipelineState:
     """Add the RAM and flash that the target measures for each device, and for one device with the whole model."""
-    assert problem.target is not None and state.program is not None
-    if state.plan is not None and state.plan.replicas:
-        return state
-    footprints = problem.target.device_footprints(state.program)
+    assert problem.target is not None and compilation.program is not None
+    if compilation.plan is not None and compilation.plan.replicas:
+        return compilation
+    footprints = problem.target.device_footprints(compilation.program)
     if not footprints:
-        return state
+        return compilation
     single_device_program = problem.draft_program(problem.best_single_device[0]).program
     assert single_device_program is not None
     try:
@@ -321,20 +323,20 @@ def measure_footprints(state: PipelineState, problem: Problem) -> PipelineState:
     except DicompilerError:
         # The whole model is too large for the target, so there is nothing to compare with.
         single_device_footprints = ()
-    return replace(state, footprints=footprints, single_device_footprints=single_device_footprints)
+    return replace(compilation, footprints=footprints, single_device_footprints=single_device_footprints)
 
 
 def add_metrics(
-    state: PipelineState, problem: Problem, memory: Mapping[str, MemoryUse] | None, setup: CompileSetup
+    compilation: PipelineState, problem: Problem, memory: Mapping[str, MemoryUse] | None, setup: CompileSetup
 ) -> PipelineState:
-    """Add the simulated metrics of the plan, of its failure plans and of the best single device to a state.
+    """Add the simulated metrics of the plan, of its failure plans and of the best single device to the compilation.
 
     A warning is logged if the plan is worse than one device, or if the predicted gain is implausible. The next and last
     step is `write_artifact`, which is skipped without an output directory.
     """
-    assert state.plan is not None
+    assert compilation.plan is not None
     with gc_paused():
-        metrics, single = problem.program_metrics(state, memory), problem.best_single_device[1]
+        metrics, single = problem.program_metrics(compilation, memory), problem.best_single_device[1]
     objective = problem.objective
     if metrics.objective_value(objective) > MIN_WARNED_SLOWDOWN * single.objective_value(objective):
         log.warning(
@@ -345,47 +347,47 @@ def add_metrics(
         )
     if doubt := metrics.describe_implausible_gain(single, objective):
         log.warning("this plan is predicted to be %s", doubt)
-    name, chosen = ("", "") if setup.strategy is None else (setup.strategy.name, state.plan.chosen_strategy)
+    name, chosen = ("", "") if setup.strategy is None else (setup.strategy.name, compilation.plan.chosen_strategy)
     return replace(
-        state,
+        compilation,
         metrics=metrics,
         single_device_metrics=single,
-        failure_metrics=failure_metrics(problem, state.plan),
+        failure_metrics=failure_metrics(problem, compilation.plan),
         decision=Decision(name, objective, problem.cost_model.name, chosen),
     )
 
 
-def write_artifact(state: PipelineState, target: Target, output: Path) -> PipelineState:
+def write_artifact(compilation: PipelineState, target: Target, output: Path) -> PipelineState:
     """Write the artifact: the target's files, the plan, the platform and the reference model.
 
-    The directory appears as a whole or not at all. The result is the state with the path of the artifact.
+    The directory appears as a whole or not at all. The result is the compilation with the path of the artifact.
     """
-    assert state.plan is not None and state.platform is not None and state.reference is not None
+    assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
     from dicompiler.verify.lookup_tables import find_lookup_tables
 
     log.info("target %s: writing %s", target.name, output)
     with atomic_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN) as stage:
-        target.emit(state, stage)
-        (stage / PLAN_FILE).write_text(plans.dumps(state.plan), encoding="utf-8")
-        (stage / PLATFORM_FILE).write_text(platform_to_toml(state.platform), encoding="utf-8")
+        target.emit(compilation, stage)
+        (stage / PLAN_FILE).write_text(plans.dumps(compilation.plan), encoding="utf-8")
+        (stage / PLATFORM_FILE).write_text(platform_to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE_FILE).parent.mkdir()
-        state.reference.save(stage / REFERENCE_FILE, external=True)
-        provenance = json.dumps(provenance_document(state, target), indent=1)
+        compilation.reference.save(stage / REFERENCE_FILE, external=True)
+        provenance = json.dumps(provenance_document(compilation, target), indent=1)
         (stage / PROVENANCE_FILE).write_text(f"{provenance}\n", encoding="utf-8")
-        inputs = [value.name for value in state.reference.proto.graph.input]
-        tables = find_lookup_tables(state.reference, inputs)
+        inputs = [value.name for value in compilation.reference.proto.graph.input]
+        tables = find_lookup_tables(compilation.reference, inputs)
         write_integrity(stage, {"lookup_tables": tables} if tables else {})
-    return replace(state, artifact_directory=output)
+    return replace(compilation, artifact_directory=output)
 
 
-def provenance_document(state: PipelineState, target: Target) -> dict[str, Any]:
+def provenance_document(compilation: PipelineState, target: Target) -> dict[str, Any]:
     """Return the content of provenance.json: how the plan was made, and its summary.
 
     The document names the strategy, the objective, the cost model and the target.
     """
-    decision, metrics, single = state.decision, state.metrics, state.single_device_metrics
+    decision, metrics, single = compilation.decision, compilation.metrics, compilation.single_device_metrics
     assert decision is not None and metrics is not None and single is not None
     document = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}
     if not decision.chosen_strategy:
         del document["chosen_strategy"]
-    return {**document, "summary": summarize(state, decision, metrics, single).document()}
+    return {**document, "summary": summarize(compilation, decision, metrics, single).document()}

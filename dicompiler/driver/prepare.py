@@ -130,18 +130,20 @@ def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy 
 
 
 def make_problem(
-    state: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
+    compilation: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
 ) -> Problem:
     """Return the problem of a prepared model on a platform, and warn about layers with unknown cost.
 
     The default cost model is `analytic`. `target` defines the costs of messages and calls; without one they are free.
     """
-    layers, platform = state.layers, state.platform
+    layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
     for line in layers_without_cost(layers):
         log.warning(line)
     cost_model = cost or AnalyticModel()
-    problem = Problem(layers, platform, cost_model, objective, model=state.model, file_graph=state.loaded_graph)
+    problem = Problem(
+        layers, platform, cost_model, objective, model=compilation.model, file_graph=compilation.loaded_graph
+    )
     if target is None:
         return problem
     return replace(problem, runtime_costs=runtime_costs(platform, cost_model, target))

@@ -56,34 +56,34 @@ def resolve_wire_types(
     return loaded, wire_format
 
 
-def apply_wire_types(state: PipelineState, wire_format: WireFormat) -> PipelineState:
+def apply_wire_types(compilation: PipelineState, wire_format: WireFormat) -> PipelineState:
     """Set the wire types of the layers, so that costs and strategies use the bytes that are really sent."""
-    assert state.layers is not None
-    return replace(state, layers=with_wire_dtypes(state.layers, wire_format.dtypes))
+    assert compilation.layers is not None
+    return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire_format.dtypes))
 
 
-def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
+def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
     """Return the plan with the value range of each sent tensor, measured over the samples in a file."""
     from dicompiler.verify.calibration_samples import read_samples
     from dicompiler.verify.comparison import graph_inputs
     from dicompiler.verify.wire_error import measure_ranges
 
-    plan = state.plan
+    plan = compilation.plan
     assert plan is not None
-    inputs = read_samples(samples, graph_inputs(state.model))
+    inputs = read_samples(samples, graph_inputs(compilation.model))
     log.info("measuring the ranges of sent tensors over %d samples", len(inputs))
     int8_only = WireFormat(
         tuple((name, kind if kind == "int8" else UNCHANGED) for name, kind in plan.wire_format.dtypes)
     )
     exact_plan = replace(plan, wire_format=int8_only.with_exact_stand_ins)
-    program = lower_unchecked(replace(state, plan=exact_plan)).program
+    program = lower_unchecked(replace(compilation, plan=exact_plan)).program
     assert program is not None
     return replace(plan, wire_format=replace(plan.wire_format, ranges=measure_ranges(program, inputs)))
 
 
-def warn_not_narrowed(state: PipelineState) -> None:
+def warn_not_narrowed(compilation: PipelineState) -> None:
     """Log one warning if some of the sent tensors cannot be converted to the requested wire type."""
-    routing = state.routing
+    routing = compilation.routing
     assert routing is not None
     sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}
     requested, effective = requested_wire_dtypes(routing.layers), effective_wire_dtypes(routing.layers)

@@ -226,22 +226,22 @@ def _open_artifact(
 ) -> _EmulatedArtifact:
     """Open an artifact for emulation, and measure the costs of its target's runtime on this host."""
     own_platform = None if platform is None else resolve_platform(platform)
-    state, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
-    assert state.platform is not None and state.program is not None
-    assert state.plan is not None and state.reference is not None
+    compilation, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    assert compilation.platform is not None and compilation.program is not None
+    assert compilation.plan is not None and compilation.reference is not None
     if not target.can_emulate:
         raise UsageError(f"emulate: target {target.name!r} cannot emulate boards: compile for sockets or mpi")
     log.info("measuring the costs of the runtime of %s on this host", target.name)
     runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
-    problem = on_emulation_host(problem, runtime, state.program, secure=options.keys is not None)
-    in_flight = frames_in_flight(options.in_flight, len(state.program.devices), frames)
+    problem = on_emulation_host(problem, runtime, compilation.program, secure=options.keys is not None)
+    in_flight = frames_in_flight(options.in_flight, len(compilation.program.devices), frames)
     return _EmulatedArtifact(
         target,
         problem,
-        state.platform,
-        state.program,
-        state.plan,
-        state.reference,
+        compilation.platform,
+        compilation.program,
+        compilation.plan,
+        compilation.reference,
         runtime,
         frames,
         replace(options, in_flight=in_flight),

@@ -40,6 +40,9 @@ class Decision:
 class PipelineState:
     """Data of a compilation between two passes.
 
+    Passes call it `state`, all other code `compilation`. The states of a model (tensors that devices keep from frame to
+    frame) are something else.
+
     A pass returns a new state, made with `dataclasses.replace`. A value is None as long as no pass has set it.
 
     Attributes:

@@ -117,20 +117,18 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """Plan of each role (replica or failure plan), without replicas and failure plans of its own."""
-        return tuple(role.plan for role in self.roles_by_failure)
-
-    @property
-    def roles_by_failure(self) -> tuple[FailurePlan, ...]:
-        """Each role (replica or failure plan) with the failed devices for which it is used.
+        """Plan of each role (replica or failure plan), without replicas and failure plans of its own.
 
         The replicas of the plan itself come first, then the replicas of its failure plans.
         """
-        return tuple(
-            FailurePlan(entry.failed, role)
-            for entry in (FailurePlan((), self), *self.failures)
-            for role in entry.plan.replica_roles
-        )
+        plans = (self, *(failure.plan for failure in self.failures))
+        return tuple(role_plan for plan in plans for role_plan in plan.replica_roles)
+
+    @property
+    def role_failures(self) -> tuple[tuple[str, ...], ...]:
+        """For each entry of `roles`, the failed devices for which it is used; () for a replica of the plan itself."""
+        entries = (FailurePlan((), self), *self.failures)
+        return tuple(entry.failed for entry in entries for _ in entry.plan.replica_roles)
 
     @property
     def replica_roles(self) -> tuple[Plan, ...]:

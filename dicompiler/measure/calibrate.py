@@ -216,15 +216,15 @@ def calibrate(
     directory = Path(artifact) if artifact is not None else _artifact_directory(Path(logs[0]))
     profile_spec = Spec.from_mapping("profile", {"file": str(profile), "others": "true", "force": str(force).lower()})
     cost = "analytic" if profile is None else str(profile_spec)
-    state, target, problem = reopen_artifact(directory, cost, platform)
-    assert state.program is not None and state.routing is not None
-    runs = [_load_run(Path(log), directory, state.program, problem.platform) for log in logs]
+    compilation, target, problem = reopen_artifact(directory, cost, platform)
+    assert compilation.program is not None and compilation.routing is not None
+    runs = [_load_run(Path(log), directory, compilation.program, problem.platform) for log in logs]
     if len({run.log["location"] for run in runs}) > 1:
         raise DicompilerError(
             f"{runs[0].path}: only some of the runs are emulated: use either emulated runs or runs on boards"
         )
     host = run_log.emulation_host(runs[0].log, target)
-    case = CalibrationCase(state.program, state.routing, problem, target, host)
+    case = CalibrationCase(compilation.program, compilation.routing, problem, target, host)
     return _calibrate_runs(case, runs, None if profile is None else Path(profile), force)
 
 

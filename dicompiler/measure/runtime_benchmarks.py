@@ -83,17 +83,17 @@ def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> d
     """Return the target's entry of tasks.json: the data that `runtime_costs_fit.fit_costs` needs."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
-    counts = {name: _frame_counts(state) for name, state in programs.items()}
+    counts = {name: _frame_counts(compilation) for name, compilation in programs.items()}
     return {"target": target.name, "header_share": stated.header_share, "waking": waking, "programs": counts}
 
 
 def emit_benchmark(target: Target, name: str, directory: Path) -> PipelineState:
     """Write the artifact of one of BENCHMARKS to a new directory."""
-    state = _compile_benchmark(*BENCHMARKS[name])
+    compilation = _compile_benchmark(*BENCHMARKS[name])
     directory.mkdir()
-    target.emit(state, directory)
+    target.emit(compilation, directory)
     write_integrity(directory)
-    return state
+    return compilation
 
 
 def _compile_benchmark(kind: str, shape: Shape, layers_per_step: int, steps: int) -> PipelineState:
@@ -101,8 +101,8 @@ def _compile_benchmark(kind: str, shape: Shape, layers_per_step: int, steps: int
     assert prepared.layers is not None
     parts = _chain_parts(prepared.layers, kind, layers_per_step)
     plan = Plan(parts, (DEVICE_NAMES[0],), (DEVICE_NAMES[0],))
-    state = PipelineState(prepared.model, prepared.layers, BENCHMARK_PLATFORM, plan)
-    placed = registry().make("passes", "partition").run(state)
+    compilation = PipelineState(prepared.model, prepared.layers, BENCHMARK_PLATFORM, plan)
+    placed = registry().make("passes", "partition").run(compilation)
     program = build_program(placed.model, plan.devices)
     return PipelineState(placed.model, placed.layers, BENCHMARK_PLATFORM, plan, placed.routing, program=program)
 
@@ -141,9 +141,9 @@ def _chain_parts(layers: LayerGraph, kind: str, layers_per_step: int) -> Mapping
     return parts
 
 
-def _frame_counts(state: PipelineState) -> Mapping[str, int]:
+def _frame_counts(compilation: PipelineState) -> Mapping[str, int]:
     """Return the numbers of calls, messages, bytes sent, onnxruntime nodes and copied bytes in a frame."""
-    program, routing = state.program, state.routing
+    program, routing = compilation.program, compilation.routing
     assert program is not None and routing is not None
     segments = [segment for device in program.devices for segment in device.segments]
     return {

@@ -4,7 +4,7 @@
     Layer + Part      --bounds_inference--> Task: a Piece for each node, and the regions that it needs
     tasks             --routing--> Routing: tasks with results that are read, and the boxes that they exchange
     Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a position in time
-    PlacedGraph       --onnx_writer--> placed Model
+    PlacedGraph       --placed_model--> placed Model
     placed Model      --segmentation--> Program
 
 `tiling` computes parts along named axes (height, width, channel) for passes and strategies, `wire_casts` narrows

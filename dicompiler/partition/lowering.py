@@ -1,11 +1,10 @@
-"""Lowering: from a plan to a placed model and a program, for the normal plan and for each failure plan.
+"""Lowering: from a plan to a placed model and a program, for each role (a replica or a failure plan).
 
 For a plan that is only simulated, the program has no models, so that no ONNX is written.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,52 +16,14 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.onnx_writer import write_placed_model
 from dicompiler.partition.placed_graph import ModelFacts
+from dicompiler.partition.placed_model import partition, partition_checked
 from dicompiler.partition.placement import place_parts
-from dicompiler.partition.routing import route, route_on_platform
+from dicompiler.partition.routing import route_on_platform
 from dicompiler.partition.segmentation import build_program
-from dicompiler.partition.tiling import single_device_plan
-from dicompiler.partition.wire_casts import check_wire_dtypes
-
-log = logging.getLogger("dicompiler")
 
 T = TypeVar("T")
 Rewrite = Callable[[PipelineState], PipelineState]
-
-
-def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
-    """Rewrite the model by its plan: nodes for all parts, and slices and concatenations between devices.
-
-    The new state has the placed model and its routing.
-
-    Args:
-        state: State with layers. Without a plan, all layers are placed on the device d0.
-        quiet: True to omit the warnings about parts with results that nothing reads.
-        check_narrowing: True to check that sent tensors can be converted to the plan's wire types (the element types in
-            which tensors are sent). Simulation does not need this check.
-
-    Returns:
-        The new state.
-    """
-    layers, platform = state.layers, state.platform
-    assert layers is not None
-    plan = state.plan or single_device_plan(layers, "d0")
-    routing = route(layers, plan) if platform is None else route_on_platform(platform, layers, plan)
-    facts = ModelFacts.from_model(state.model)
-    if check_narrowing:
-        check_wire_dtypes(routing, plan.wire_format, facts.opset)
-    for layer, index in () if quiet else routing.dropped_tasks:
-        log.warning("partition: part %d of layer %r is never read and is omitted", index, layer)
-    placed = place_parts(facts, routing, plan)
-    return replace(state, plan=plan, routing=routing, model=write_placed_model(state.model, placed))
-
-
-def partition_checked(state: PipelineState) -> PipelineState:
-    """Run `partition` without warnings, and raise DicompilerError if the placed model is not valid ONNX."""
-    placed = partition(state, quiet=True)
-    placed.model.check("after pass 'partition'")
-    return placed
 
 
 def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
@@ -82,8 +43,8 @@ def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> Pipelin
     assert plan is not None and platform is not None
     devices = _plan_devices(platform, plan)
 
-    def lower_role(role: Plan) -> tuple[PipelineState, Routing, Program]:
-        placed = rewrite(replace(state, plan=role))
+    def lower_role(role_plan: Plan) -> tuple[PipelineState, Routing, Program]:
+        placed = rewrite(replace(state, plan=role_plan))
         assert placed.routing is not None
         return placed, placed.routing, build_program(placed.model, devices, platform.host_of)
 
@@ -103,9 +64,9 @@ def build_program_only(
     """Return routing and program of a plan that is only simulated, without writing ONNX."""
     devices = _plan_devices(platform, plan)
 
-    def lower_role(role: Plan) -> tuple[Routing, Program]:
-        routing = route_on_platform(platform, layers, role)
-        return routing, build_program(place_parts(facts, routing, role), devices, platform.host_of)
+    def lower_role(role_plan: Plan) -> tuple[Routing, Program]:
+        routing = route_on_platform(platform, layers, role_plan)
+        return routing, build_program(place_parts(facts, routing, role_plan), devices, platform.host_of)
 
     return _combine_roles(plan, _for_each_role(plan, lower_role))
 
@@ -118,17 +79,17 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
     """Return the result of `make` for the plan of each role (replica or failure plan). Equal plans share a result."""
-    roles = plan.roles
+    role_plans = plan.roles
     results: list[T] = []
-    for i, role in enumerate(roles):
-        before = roles.index(role)
-        results.append(results[before] if before < i else make(role))
+    for i, role_plan in enumerate(role_plans):
+        before = role_plans.index(role_plan)
+        results.append(results[before] if before < i else make(role_plan))
     return results
 
 
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """Return the routing and the program of the first role, with those of all other roles in `other_roles`."""
-    failed = [role.failed for role in plan.roles_by_failure][1:]
+    failed = plan.role_failures[1:]
     (routing, program), *others = roles
     return (
         replace(routing, other_roles=tuple(replace(r, failed=f) for (r, _), f in zip(others, failed, strict=True))),

@@ -1,7 +1,7 @@
 """Placed graph: nodes with a device and a position in time, their tensors, and the tensors that must be sent.
 
 The builder names tensors, and writes slices and sums as each opset requires. It does not use plans and layers.
-`onnx_writer` writes the graph as ONNX. For plans that are only simulated, it is segmented without being written.
+`placed_model` writes the graph as ONNX. For plans that are only simulated, it is segmented without being written.
 """
 
 from __future__ import annotations

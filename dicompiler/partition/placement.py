@@ -24,7 +24,7 @@ from dicompiler.partition.wire_casts import WireCasts
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
     """Return the placed graph for a routing; `plan` is the normal plan or the failure plan that was routed."""
-    return _Placer(facts, routing, plan).run()
+    return _Placer(facts, routing, plan).make_graph()
 
 
 class _Placer:
@@ -44,7 +44,7 @@ class _Placer:
         self.placement_of_task: dict[TaskId | None, NodePlacement] = {}
         self.wire_casts = WireCasts(self.builder, self.layers, plan.wire_format)
 
-    def run(self) -> PlacedGraph:
+    def make_graph(self) -> PlacedGraph:
         for task in self.routing.tasks:
             self._place_task(task)
         copies = self._add_deliveries()

@@ -55,9 +55,9 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
     roles: list[Routing] = []
-    for role in plan.roles_by_failure:
-        with failure_plan_in_errors(plan, role.failed):
-            roles.append(changed(_route_role(layers, role.plan, hosts or {}), failed=role.failed))
+    for role_plan, failed in zip(plan.roles, plan.role_failures, strict=True):
+        with failure_plan_in_errors(plan, failed):
+            roles.append(changed(_route_role(layers, role_plan, hosts or {}), failed=failed))
     return changed(roles[0], other_roles=tuple(roles[1:]))
 
 
@@ -76,9 +76,9 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
         DicompilerError: The plan does not match the layers, names an unknown device, or a part reads a region that no
             part computes.
     """
-    for role in plan.roles_by_failure:
-        with failure_plan_in_errors(plan, role.failed):
-            for name in (*role.plan.devices, *role.failed):
+    for role_plan, failed in zip(plan.roles, plan.role_failures, strict=True):
+        with failure_plan_in_errors(plan, failed):
+            for name in (*role_plan.devices, *failed):
                 platform.device(name)
     return route(layers, plan, platform.host_of)
 
@@ -92,7 +92,7 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
     wanted: Mapping[StateOnDevice, Region] = {}
     while True:
         router = _Router(layers, plan, hosts, wanted)
-        routing = router.run()
+        routing = router.make_routing()
         if router.state_regions == wanted:
             return routing
         wanted = router.state_regions
@@ -115,7 +115,7 @@ class _Router:
         self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []
 
-    def run(self) -> Routing:
+    def make_routing(self) -> Routing:
         deliveries, backwards = list[OutputDelivery](), list[list[Task]]()
         for layer in reversed(self.layers.layers):
             tasks = make_tasks(self.layers, layer, self.plan.layers[layer.name])

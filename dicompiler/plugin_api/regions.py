@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         output_shape,
         reduction_length,
     )
-    from dicompiler.partition.lowering import lower, partition
+    from dicompiler.partition.lowering import lower
+    from dicompiler.partition.placed_model import partition
     from dicompiler.partition.routing import route_on_platform
     from dicompiler.partition.tiling import (
         AxisLabel,

@@ -235,16 +235,16 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
         raise _memory_error(need, purposes[need.kind], _memory_remedy(need, routing, platform))
 
 
-def check_program_memory(state: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
-    """Raise DicompilerError if a host has too little memory for the program of a pipeline state.
+def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
+    """Raise DicompilerError if a host has too little memory for the program of a compilation.
 
     `memory` is the memory use for one frame by device name. It is ignored if the target has measured the memory itself
-    (`state.footprints`).
+    (`compilation.footprints`).
     """
-    platform, routing = state.platform, state.routing
+    platform, routing = compilation.platform, compilation.routing
     assert platform is not None and routing is not None
-    if state.footprints:
-        check_measured_memory(platform, state.footprints)
+    if compilation.footprints:
+        check_measured_memory(platform, compilation.footprints)
     elif need := _first_exceeded(host_memory_needs(platform, memory, include_sum=True)):
         added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
         purpose = f"to run, {format_bytes(added)} of it added by target {target.name!r},"

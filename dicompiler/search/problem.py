@@ -193,8 +193,8 @@ class Problem:
         """
         with gc_paused():
             if self.target is not None:
-                state = self.draft_program(plan)
-                return self.program_metrics(state, self.program_memory_use(state))
+                compilation = self.draft_program(plan)
+                return self.program_metrics(compilation, self.program_memory_use(compilation))
             return self._simulate_metrics(plan)
 
     @cached_property
@@ -326,9 +326,11 @@ class Problem:
         overhead = {entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices}
         return metrics.with_overhead(overhead)
 
-    def _compilation_workload(self, state: PipelineState) -> Workload:
-        assert state.program is not None and state.routing is not None
-        return build_workload(state.program, state.routing, self.platform, self.cost_model, self.runtime_costs)
+    def _compilation_workload(self, compilation: PipelineState) -> Workload:
+        assert compilation.program is not None and compilation.routing is not None
+        return build_workload(
+            compilation.program, compilation.routing, self.platform, self.cost_model, self.runtime_costs
+        )
 
     def draft_program(self, plan: Plan) -> PipelineState:
         """Return the routing and the program of a plan without checking the placed model.

@@ -99,18 +99,18 @@ def _compile_plan(sample: Sample, plan: Plan) -> PipelineState:
 
 
 def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> None:
-    state = _compile_plan(sample, plan)
-    assert state.program is not None
-    _check_memory(target, state.program)
+    compilation = _compile_plan(sample, plan)
+    assert compilation.program is not None
+    _check_memory(target, compilation.program)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         first, second = Path(directory, "first"), Path(directory, "a longer name")
-        compiler.write_artifact(state, target, first)
+        compiler.write_artifact(compilation, target, first)
         emitted = file_digests(first)
         compiler.write_artifact(_compile_plan(sample, plan), target, second)
         _check_same_files(emitted, file_digests(second), "again")
         _check_same_files(emitted, call_in_subprocess(emitted_digests, target, sample, plan), "in another process")
         if runs:
-            _check_run(target, state, first)
+            _check_run(target, compilation, first)
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
@@ -145,9 +145,9 @@ def _check_memory(target: Target, program: Program) -> None:
 
 
 def _check_run(
-    target: Target, state: PipelineState, artifact: Path, frames: int = FRAME_COUNT, without: tuple[str, ...] = ()
+    target: Target, compilation: PipelineState, artifact: Path, frames: int = FRAME_COUNT, without: tuple[str, ...] = ()
 ) -> None:
-    program, model = state.program, state.reference
+    program, model = compilation.program, compilation.reference
     assert program is not None and model is not None
     frames_in = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
     result = target.run(artifact, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
@@ -195,16 +195,18 @@ def _check_states(target: Target, platform: Platform, runs: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         artifact = Path(directory, "out")
         try:
-            state = compiler.compile(model, platform=platform, plan=plan, target=target, state=states, output=artifact)
+            compilation = compiler.compile(
+                model, platform=platform, plan=plan, target=target, state=states, output=artifact
+            )
         except DicompilerError as error:
             require(not target.can_keep_states, f"it declares that it keeps states, but refuses them: {error}")
             return
         require(target.can_keep_states, "it declares that it keeps no states, but does not refuse them")
         if not runs:
             return
-        frames = verification_frames(state.reference, None)[:STATE_FRAME_COUNT]
+        frames = verification_frames(compilation.reference, None)[:STATE_FRAME_COUNT]
         result = target.run(artifact, frames, RunOptions(timeout_s=RUN_TIMEOUT_S))
-        for i, reference in enumerate(reference_outputs(state.reference, frames)):
+        for i, reference in enumerate(reference_outputs(compilation.reference, frames)):
             check = compare_value("y", reference["y"], result.outputs[i]["y"])
             require(check.passed, f"frame {i}: output 'y' {check.detail}")
 
@@ -226,10 +228,10 @@ def _check_accepted(
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         out = Path(directory, "out")
         try:
-            state = compiler.compile(sample.model, platform=sample.platform, plan=plan, target=target, output=out)
+            compilation = compiler.compile(sample.model, platform=sample.platform, plan=plan, target=target, output=out)
         except DicompilerError as error:
             require(not is_supported, f"it declares that it supports {feature}, but refuses them: {error}")
             return
         require(is_supported, f"it declares that it does not support {feature}, but does not refuse them")
         for without in runs:
-            _check_run(target, state, out, FRAME_COUNT * len(plan.replica_roles), without)
+            _check_run(target, compilation, out, FRAME_COUNT * len(plan.replica_roles), without)

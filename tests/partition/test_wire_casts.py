@@ -16,7 +16,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.wire_dtype import WireFormat, parse_wire_format
-from dicompiler.partition.lowering import partition
+from dicompiler.partition.placed_model import partition
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.wire_casts import max_narrowings_on_path
 from dicompiler.verify.executor import ProgramExecutor, run_model

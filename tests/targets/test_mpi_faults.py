@@ -156,9 +156,9 @@ def test_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
     device = [Device(name, name, 1e9, gpu=name == "b") for name in "abc"]
     platform = Platform("gpus", tuple(Host(n, 1 << 30) for n in "abc"), tuple(device), Network("switch", 1e9))
     places = package_files.place_ranks(program, platform, 0)
-    from dicompiler_targets.mpi.emit import write_artifact
+    from dicompiler_targets.mpi.emit import write_program
 
-    write_artifact(program, places, "extended", "CUDA", codegen.ImagePreprocessing("RGB", (0.0,), (1.0,)), tmp_path)
+    write_program(program, places, "extended", "CUDA", codegen.ImagePreprocessing("RGB", (0.0,), (1.0,)), tmp_path)
     write_integrity(tmp_path)
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
         MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))

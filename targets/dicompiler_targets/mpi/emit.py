@@ -36,7 +36,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 """Maximum bytes of a tensor that is sent, because MPI counts bytes with a C++ int."""
 
 
-def write_artifact(
+def write_program(
     program: Program,
     placements: Sequence[RankPlacement],
     optimization: str,

@@ -77,14 +77,14 @@ class MpiTarget(Target):
     def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Write artifact.json and a package for each host. The rank of a device is its index in the program."""
         from dicompiler_targets.mpi.codegen import ImagePreprocessing
-        from dicompiler_targets.mpi.emit import write_artifact
+        from dicompiler_targets.mpi.emit import write_program
         from dicompiler_targets.mpi.package_files import place_ranks
 
         program = compilation.program
         assert program is not None
         placements = place_ranks(program, compilation.platform, self.threads)
         images = ImagePreprocessing(self.channels, self.mean, self.scale)
-        write_artifact(program, placements, self.optimization, self.provider, images, directory)
+        write_program(program, placements, self.optimization, self.provider, images, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """Start the program with mpirun.

@@ -33,7 +33,7 @@ RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
 """Files and directories of an artifact that do not belong to a device. No device can have one of these names."""
 
 
-def write_artifact(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
+def write_program(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
     """Write the artifact of a program into an existing directory.
 
     `threads` has the number of threads for computing a segment, by device. `optimization` is onnxruntime's optimization

@@ -68,12 +68,12 @@ class SocketsTarget(Target):
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Write artifact.json and a directory per device, in the formats of the schemas `artifact` and `manifest`."""
-        from dicompiler_targets.sockets.emit import write_artifact
+        from dicompiler_targets.sockets.emit import write_program
 
         assert compilation.program is not None
         cores = {d.name: d.cores for d in compilation.platform.devices} if compilation.platform else {}
         threads = {d.device: self.threads or cores.get(d.device, 1) for d in compilation.program.devices}
-        write_artifact(compilation.program, threads, self.optimization, directory)
+        write_program(compilation.program, threads, self.optimization, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """Run the artifact with one process per device, on this host or on `options.hosts`.

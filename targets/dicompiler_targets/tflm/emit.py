@@ -133,7 +133,7 @@ def _compile_device(
     return CompiledDevice(device, hoisted_segments, lowered_models, models, needed, memory, peers)
 
 
-def write_artifact(program: Program, margin: float, boards: Mapping[str, Host], directory: Path) -> None:
+def write_program(program: Program, margin: float, boards: Mapping[str, Host], directory: Path) -> None:
     """Write the artifact to a directory.
 
     Args:

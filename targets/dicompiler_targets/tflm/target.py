@@ -38,12 +38,12 @@ class TflmTarget(Target):
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Write artifact.json, memory.json and a directory for each device."""
-        from dicompiler_targets.tflm.emit import write_artifact
+        from dicompiler_targets.tflm.emit import write_program
 
         program, platform = compilation.program, compilation.platform
         assert program is not None
         boards = {} if platform is None else {name: platform.host(host) for name, host in platform.host_of.items()}
-        write_artifact(program, self.margin, boards, directory)
+        write_program(program, self.margin, boards, directory)
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
         """Measure arenas by trials in TFLite-micro on this host, and add the sizes of buffers and models."""

@@ -1,6 +1,14 @@
-"""Writing of a placed graph as an ONNX model: annotated nodes, sliced weights, and value infos."""
+"""Partitioning of a model by its plan, and writing of the placed graph as an ONNX model.
+
+    Model + LayerGraph + Plan ──routing──► Routing ──placement──► PlacedGraph ──► placed Model
+
+A placed model has annotated nodes (each with its device), sliced weights and value infos.
+"""
 
 from __future__ import annotations
+
+import logging
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -8,14 +16,61 @@ from onnx import helper
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, make_placeholder
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.recurrent_states import write_state_pieces
 from dicompiler.ir.regions import region_shape
 from dicompiler.partition.annotations import NodeAnnotation, write_annotation, write_source_and_sinks
-from dicompiler.partition.placed_graph import Constant, PlacedGraph, PlacedNode, PlacedTensor, WeightSlice
-from dicompiler.partition.routing import format_region
+from dicompiler.partition.placed_graph import (
+    Constant,
+    ModelFacts,
+    PlacedGraph,
+    PlacedNode,
+    PlacedTensor,
+    WeightSlice,
+)
+from dicompiler.partition.placement import place_parts
+from dicompiler.partition.routing import format_region, route, route_on_platform
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.partition.wire_casts import check_wire_dtypes
+
+log = logging.getLogger("dicompiler")
 
 DEFAULT_OPSET = 13
 """Version of the standard operators in placed models, if the model has none."""
+
+
+def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
+    """Rewrite the model by its plan: nodes for all parts, and slices and concatenations between devices.
+
+    The new state has the placed model and its routing.
+
+    Args:
+        state: State with layers. Without a plan, all layers are placed on the device d0.
+        quiet: True to omit the warnings about parts with results that nothing reads.
+        check_narrowing: True to check that sent tensors can be converted to the plan's wire types (the element types in
+            which tensors are sent). Simulation does not need this check.
+
+    Returns:
+        The new state.
+    """
+    layers, platform = state.layers, state.platform
+    assert layers is not None
+    plan = state.plan or single_device_plan(layers, "d0")
+    routing = route(layers, plan) if platform is None else route_on_platform(platform, layers, plan)
+    facts = ModelFacts.from_model(state.model)
+    if check_narrowing:
+        check_wire_dtypes(routing, plan.wire_format, facts.opset)
+    for layer, index in () if quiet else routing.dropped_tasks:
+        log.warning("partition: part %d of layer %r is never read and is omitted", index, layer)
+    placed = place_parts(facts, routing, plan)
+    return replace(state, plan=plan, routing=routing, model=write_placed_model(state.model, placed))
+
+
+def partition_checked(state: PipelineState) -> PipelineState:
+    """Run `partition` without warnings, and raise DicompilerError if the placed model is not valid ONNX."""
+    placed = partition(state, quiet=True)
+    placed.model.check("after pass 'partition'")
+    return placed
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
