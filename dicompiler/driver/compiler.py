@@ -296,8 +296,8 @@ def check_program(
 
     Nothing is checked if no artifact is written.
 
-    Returns the compilation and the memory use by device. If the target measures RAM and flash, they are added to the compilation.
-    The memory use is None if no artifact is written. The next step is `add_metrics`.
+    Returns the compilation and the memory use by device. If the target measures RAM and flash, they are added to the
+    compilation. The memory use is None if no artifact is written. The next step is `add_metrics`.
     """
     if setup.output is None:
         return compilation, None

@@ -64,7 +64,7 @@ class Survivor:
 
     def roles(self) -> Sequence[RoleIO]:
         """Return inputs and outputs of the devices in each role."""
-        return SocketsArtifact.load(self.directory).roles
+        return SocketsArtifact.load(self.directory).role_ios
 
     @cached_property
     def _known(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

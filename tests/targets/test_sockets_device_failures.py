@@ -30,6 +30,7 @@ from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.cluster_state import ClusterState
+from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.failures import (
     RANK_CAUSE,
@@ -38,7 +39,6 @@ from dicompiler_targets.sockets.failures import (
     EventLog,
     FailedProcesses,
 )
-from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.runtime.device import DeviceRun
 from dicompiler_targets.sockets.runtime.handshake import RunCredentials
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
@@ -255,7 +255,11 @@ def test_uses_plan_for_more_failures(start_messages: StartMessages, double_failu
     """There is no plan for c alone, so b is up but idle, and would reject frames until c returns."""
     start_messages.start_later(double_failures, "c")
     with connect(double_failures, start_manually=("c",)) as session:
-        assert [{"b", "c"} & role.active_devices for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
+        assert [{"b", "c"} & role_io.active_devices for role_io in session.artifact.role_ios] == [
+            {"b", "c"},
+            {"c"},
+            set(),
+        ]
 
         def scenario() -> Iterator[None]:
             for count in (2, 5):
@@ -325,9 +329,9 @@ def test_unused_frame_numbers_do_not_count_as_in_flight(double_failures: Survivo
         event_log.set_reason,
     )
     cluster.schedule.change(("b", "c"), 0, 0)
-    frames = [cluster.window.open() for _ in range(2)]
+    frames = [cluster.window.admit_frame() for _ in range(2)]
     cluster.schedule.change((), 2, 0)  # Both devices return, and fail again before a frame is sent.
-    cluster.window.finish(cluster.window.open())
+    cluster.window.finish(cluster.window.admit_frame())
     cluster.schedule.change(("b", "c"), 3, 0)
     assert not cluster._is_needed_in_flight("c") and cluster._is_needed_in_flight("a")
     cluster.window.finish(frames[0])

@@ -5,10 +5,10 @@ The modules in the order in which a compiled network and then a frame pass throu
 1. `target` defines the options. `emit` writes an artifact, and `artifact` loads it.
 2. `deploy` copies an artifact to other hosts. `daemon_control` starts resident devices there.
 3. `open_session` decides where the devices run, and opens the session.
-4. `session` sends frames to the devices and returns the outputs. `frame_reader` reads the user's frames.
-5. `cluster_state` knows which devices are up. It starts them (`device_process`), accepts their connections
-   (`rendezvous`) or calls resident devices (`daemon_client`), receives their messages (`device_messages`) and reacts to
-   failures (`failures`).
+4. `session` reads the user's frames, sends them to the devices and returns the outputs.
+5. `cluster_state` knows which devices are up. It starts them (`device_process`), accepts their connections and receives
+   their messages (`device_connections`) or calls resident devices (`daemon_client`), and reacts to failures
+   (`failures`).
 6. `runtime` runs on each device.
 
 `in_process_session` replaces steps 4 to 6 for a single device on this host. `benchmark_player` measures the runtime.

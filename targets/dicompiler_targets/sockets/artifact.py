@@ -133,11 +133,11 @@ class SocketsArtifact:
         return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
     def make_schedule(self) -> RoleSchedule:
-        """Return a new schedule for a run, which gives the index in `roles` of the role of each frame."""
+        """Return a new schedule for a run, which gives the index in `role_ios` of the role of each frame."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property
-    def roles(self) -> tuple[RoleIO, ...]:
+    def role_ios(self) -> tuple[RoleIO, ...]:
         """The inputs and outputs of all roles, in the order of the manifests."""
         return tuple(
             RoleIO(

@@ -15,19 +15,22 @@ from typing import Any
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector
-from dicompiler_targets.sockets.device_messages import JSON_MESSAGE_TYPES, DeviceMessages
+from dicompiler_targets.sockets.device_connections import (
+    JSON_MESSAGE_TYPES,
+    DeviceEvent,
+    DeviceMessages,
+    RunAcceptor,
+)
 from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, end_process
 from dicompiler_targets.sockets.failures import (
     RANK_CAUSE,
     RANK_DISCONNECTED,
-    DeviceEvent,
     DeviceFailure,
     FailedProcesses,
     exit_failures,
     find_failure,
     format_root_cause,
 )
-from dicompiler_targets.sockets.rendezvous import RunAcceptor
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
@@ -150,7 +153,7 @@ class ClusterState:
         """
         self._artifact, self._options, self._on_change = artifact, options, on_change
         self._in_flight, self._start_device, self._acceptor = in_flight, start, acceptor
-        self._roles = artifact.roles
+        self._role_ios = artifact.role_ios
         self.processes: dict[str, DeviceProcess] = {}
         self.window, self.schedule = FrameWindow(None), artifact.make_schedule()
         self.down = set(options.start_without)
@@ -163,7 +166,7 @@ class ClusterState:
         self._warned: set[str] = set()
         self._last_change, self._polled_at = 0, 0.0
         self._failed_processes = FailedProcesses(on_reason)
-        self._messages = DeviceMessages(self._roles, self.window, self.schedule, self._expects_ready)
+        self._messages = DeviceMessages(self._role_ios, self.window, self.schedule, self._expects_ready)
         self._started_by_others = {*options.start_manually, *options.start_without}
         self._reconnects = ReconnectQueue(self._started_by_others)
 
@@ -428,7 +431,7 @@ class ClusterState:
         """Return True if the device takes part in a frame in flight, or if no frame is in flight."""
         in_flight = [n for n in range(self.window.oldest, self.window.end) if self.window.is_in_flight(n)]
         return not in_flight or any(
-            name in self._roles[self.schedule.role_index(number)].active_devices for number in in_flight
+            name in self._role_ios[self.schedule.role_index(number)].active_devices for number in in_flight
         )
 
     def _change_roles(self, drop: bool, returned: str = "") -> None:
@@ -443,7 +446,7 @@ class ClusterState:
         if self.window.end <= self._last_change:
             # Devices acknowledge a change by the number of the first frame after it. No frame was sent since the last
             # change, so both changes would have the same number. Skipping a frame number avoids that.
-            self.window.finish(self.window.open())
+            self.window.finish(self.window.admit_frame())
         first = self._last_change = self.window.end
         failed = self.schedule.find_failed_set(self.down)
         assert failed is not None
@@ -453,7 +456,7 @@ class ClusterState:
             self.needs_replay = True
         self.awaiting_ack = set() if self._is_finishing else set(self.up)
         content = {"down": sorted(self.down), "failed": sorted(failed), "first": first}
-        inputs = self._roles[self.schedule.role_index(first)].inputs
+        inputs = self._role_ios[self.schedule.role_index(first)].inputs
         for name in sorted(self.up, key=lambda name: not inputs[name]):
             message = {**content, "drop": drop or name == returned}
             self.processes[name].get_channel().post_json(MessageType.CHANGE_ROLES, message)

@@ -35,8 +35,8 @@ from dicompiler.plugin_api.artifacts import (
 from dicompiler.plugin_api.utilities import CapturedOutput, one_line
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
+from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.runtime.transport import KEY_FILES, join_address, split_address
 from dicompiler_targets.sockets.session import check_device_options, check_frames_in_flight
 

@@ -22,7 +22,6 @@ from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import ProtocolError
-from dicompiler_targets.sockets.runtime.role_schedule import role_manifests
 
 RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
 """Arguments of Python that run the installed runtime and no module of the working directory."""
@@ -186,12 +185,6 @@ def end_process(process: DeviceProcess) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):  # The process is stuck in the kernel.
             process.popen.wait(1)
     process.close()
-
-
-def empty_report(manifest: Manifest) -> DeviceReport:
-    """Return a report with zeros, for a device that is down at the end of the run."""
-    count = sum(len(role["segments"]) for role in role_manifests(manifest))
-    return DeviceReport(manifest["device"], 0.0, 0.0, 0.0, {}, (0.0,) * count, 0)
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:

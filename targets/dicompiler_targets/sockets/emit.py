@@ -48,7 +48,7 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
         runtime = directory / name / "runtime"
         runtime.mkdir(parents=True)
         settings = {"index": index, "threads": threads[name], "optimization": optimization}
-        hoisted = [hoist_device_copies(role.devices[index]) for role in program.roles]
+        hoisted = [hoist_device_copies(role_program.devices[index]) for role_program in program.roles]
         contents, names = make_device_contents(program, index, hoisted)
         manifest = _device_manifest(program, index, names, hoisted)
         files = dict(contents.write(directory / name))
@@ -81,10 +81,12 @@ def _device_manifest(
     order = {d.device: i for i, d in enumerate(program.devices)}
     first_transfer = 0
     roles = []
-    for role, role_files, role_hoisted in zip(program.roles, files, hoisted, strict=True):
-        failed = {"failed": list(role.failed)} if role.failed else {}
-        roles.append(_role_document(role, role.devices[index], role_files, role_hoisted, first_transfer) | failed)
-        first_transfer += len(role.transfers)
+    for role_program, role_files, role_hoisted in zip(program.roles, files, hoisted, strict=True):
+        failed = {"failed": list(role_program.failed)} if role_program.failed else {}
+        device_program = role_program.devices[index]
+        role = _role_document(role_program, device_program, role_files, role_hoisted, first_transfer)
+        roles.append(role | failed)
+        first_transfer += len(role_program.transfers)
     return {
         "format": MANIFEST_FORMAT,
         "device": device.device,

@@ -11,36 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler.plugin_api.utilities import one_line
+from dicompiler_targets.sockets.device_connections import DeviceEvent
 from dicompiler_targets.sockets.device_process import DeviceProcess, end_all
 from dicompiler_targets.sockets.runtime.channel import HeartbeatTimeout
-from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, ProtocolError
+from dicompiler_targets.sockets.runtime.protocol import MessageType, ProtocolError
 
 log = logging.getLogger("dicompiler")
 
 RANK_CAUSE, RANK_EXIT, RANK_DISCONNECTED, RANK_SUSPECTED = range(4)
 EXIT_WAIT_S = 0.05
 """Seconds that a process gets to end after its connection has ended, before it is killed."""
-
-
-@dataclass(frozen=True)
-class DeviceEvent:
-    """A message that a device sent, or the end of the device's connection.
-
-    Attributes:
-        device: Name of the device.
-        header: Header of the message; None for the end of the connection.
-        payload: Payload of the message, decoded if it is JSON; or the exception that ended the connection.
-        received_at: When the message arrived (time.perf_counter).
-    """
-
-    device: str
-    header: MessageHeader | None
-    payload: Any
-    received_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,13 @@ from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.device_process import read_report
-from dicompiler_targets.sockets.frame_reader import FrameReader
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.executor import StepExecutor
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.segments import one_line
-from dicompiler_targets.sockets.session import FailOnce, check_frames_in_flight, timeout_error
+from dicompiler_targets.sockets.session import FailOnce, FrameReader, check_frames_in_flight, timeout_error
 
 
 class InProcessSession(Session):
@@ -52,7 +51,7 @@ class InProcessSession(Session):
         self.in_flight = check_frames_in_flight(options, 1)
         self.reports: tuple[DeviceReport, ...] = ()
         self.events: list[RunEvent] = []
-        (self._manifest,), (self._role,) = artifact.manifests, artifact.roles
+        (self._manifest,), (self._role_io,) = artifact.manifests, artifact.role_ios
         self._device: str = self._manifest["device"]
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
         self._loop.close()  # The executor needs the object, but there are no connections.
@@ -132,13 +131,13 @@ class InProcessSession(Session):
 
     def _run_frame(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Compute a frame and return its outputs by name."""
-        number, states = self._next_frame, self._role.states[self._device]
+        number, states = self._next_frame, self._role_io.states[self._device]
         self._next_frame += 1
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
         if states and (sets_states or self._resets_states):
             self._mailbox.put(("reset states", number), sets_states)
         self._resets_states = False
-        for value in self._role.inputs[self._device]:
+        for value in self._role_io.inputs[self._device]:
             self._mailbox.put((number, value["name"]), to_payload(inputs[value["name"]], value))
         for state in states if sets_states else ():
             payload = to_payload(state_piece(inputs[state["state"]], state), state)

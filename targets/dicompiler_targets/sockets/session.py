@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +20,14 @@ from typing import Any, Self
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
 from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
-from dicompiler_targets.sockets.artifact import RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
+from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
 from dicompiler_targets.sockets.daemon_client import DaemonConnector
-from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, empty_report, local_starter
-from dicompiler_targets.sockets.failures import DeviceEvent, EventLog
-from dicompiler_targets.sockets.frame_reader import FrameReader
-from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
+from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, DeviceEvent, RunAcceptor
+from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, local_starter
+from dicompiler_targets.sockets.failures import EventLog
 from dicompiler_targets.sockets.runtime.protocol import MAX_FRAMES_IN_FLIGHT, MessageType
+from dicompiler_targets.sockets.runtime.role_schedule import role_manifests
 from dicompiler_targets.sockets.runtime.transport import seconds_left
 
 GRACE_S = 1.0
@@ -43,7 +44,7 @@ class InFlightFrame:
         finished_at: When the last output arrived (time.perf_counter).
         computing_since: When the first device started to compute the frame (time.perf_counter), if known.
         number: The frame's number, which changes when the frame is sent again.
-        role: Inputs and outputs of the plan that computes the frame.
+        role_io: Inputs and outputs of the role that the frame uses.
         active_devices: The devices that take part in the frame.
         deadline: When the frame must be finished (time.monotonic), minus the seconds that the caller had spent outside
             of the session when the frame was sent. This time is added again when the deadline is checked.
@@ -57,7 +58,7 @@ class InFlightFrame:
     finished_at: float = 0.0
     computing_since: float = math.inf
     number: int = -1
-    role: RoleIO = field(init=False, repr=False)
+    role_io: RoleIO = field(init=False, repr=False)
     active_devices: tuple[str, ...] = ()
     deadline: float = 0.0
     outputs: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -68,6 +69,80 @@ class InFlightFrame:
     def queue_wait_s(self) -> float:
         """Seconds between sending the frame and the start of its computation."""
         return max(0.0, min(self.computing_since, self.finished_at) - self.sent_at)
+
+
+class FrameReader:
+    """Reads the frames that the user passes to `Session.stream`.
+
+    A list or tuple is read directly. Frames of any other iterator are read in a thread, which checks and copies each
+    frame with `copy`, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the
+    end. It pauses while `limit` frames are read but not yet released by the session.
+
+    Attributes:
+        queue: The frames that were read and not taken.
+        is_exhausted: Whether no further frames will be read.
+        error: The exception that ended the reading; None without one.
+    """
+
+    def __init__(
+        self, frames: Iterable[Any], limit: int, notify: Callable[[], None], copy: Callable[[Any], Any]
+    ) -> None:
+        self._is_list = isinstance(frames, list | tuple)
+        self.queue: deque[Any] = deque(frames if self._is_list else ())
+        self.is_exhausted = self._is_list
+        self.error: BaseException | None = None
+        self._free_places = threading.Semaphore(limit)
+        self._stopped = False
+        self._notify, self._copy = notify, copy
+        if not self._is_list:
+            threading.Thread(target=self._run, args=(frames,), daemon=True).start()
+
+    def has_frame_or_end(self) -> bool:
+        return bool(self.queue) or self.is_exhausted
+
+    def take(self) -> Any:
+        """Remove the next frame from the queue and return it.
+
+        If the frame is invalid, set `error` and return None.
+        """
+        frame = self.queue.popleft()
+        if not self._is_list:
+            return frame
+        try:
+            return self._copy(frame)
+        except BaseException as error:
+            self._fail(error)
+            return None
+
+    def release(self) -> None:
+        """Allow the thread to read one more frame."""
+        self._free_places.release()
+
+    def close(self) -> None:
+        """Stop the thread, if necessary after the frame that it is reading."""
+        self._stopped = True
+        self._free_places.release()
+
+    def _run(self, frames: Iterable[Any]) -> None:
+        try:
+            source = iter(frames)
+            while True:
+                self._free_places.acquire()
+                if self._stopped:
+                    return
+                self.queue.append(self._copy(next(source)))
+                self._notify()
+        except StopIteration:
+            self.is_exhausted = True
+        except BaseException as error:  # An exception of the user's iterator is raised again by `stream`.
+            self._fail(error)
+        self._notify()
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        if self._is_list:
+            self.queue.clear()
+        self.is_exhausted = True
 
 
 class FailOnce:
@@ -132,7 +207,7 @@ class ClusterSession(Session):
         self.reports: tuple[DeviceReport, ...] = ()
         self._event_log = EventLog(options.on_event)
         self.events = self._event_log.events
-        self._roles = artifact.roles
+        self._role_ios = artifact.role_ios
         self._resets_states = False
         self._in_flight_frames = dict[int, InFlightFrame]()
         self.opened_at, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
@@ -255,7 +330,7 @@ class ClusterSession(Session):
                 cause = "its process did not end in time"
                 raise RunError(f"{process.title}: {cause}: allow more time (--timeout)") from None
         self.reports = tuple(
-            cluster.processes[manifest["device"]].report or empty_report(manifest)
+            cluster.processes[manifest["device"]].report or _empty_report(manifest)
             for manifest in self.artifact.manifests
         )
 
@@ -305,26 +380,26 @@ class ClusterSession(Session):
     def _send_frame(self, frame: InFlightFrame, inputs: Mapping[str, Any], after_each: Callable[[], object]) -> None:
         """Post the messages of a frame to its devices. `after_each` is called after the messages of each device."""
         cluster = self._cluster
-        frame.number = number = self._window.open()
-        frame.role = role = self._roles[cluster.schedule.role_index(number)]
-        frame.active_devices = tuple(name for name in cluster.up if name in role.active_devices)
+        frame.number = number = self._window.admit_frame()
+        frame.role_io = role_io = self._role_ios[cluster.schedule.role_index(number)]
+        frame.active_devices = tuple(name for name in cluster.up if name in role_io.active_devices)
         deadline = self._new_deadline()
         frame.finished_devices, frame.deadline = set(), deadline - self._caller_s
-        frame.outputs = {name: {} for name, values in role.outputs.items() if values}
-        frame.missing_outputs = sum(map(len, role.outputs.values()))
+        frame.outputs = {name: {} for name, values in role_io.outputs.items() if values}
+        frame.missing_outputs = sum(map(len, role_io.outputs.values()))
         self._in_flight_frames[number] = frame
         allowed_ms = min(int(1000 * seconds_left(deadline)), 2**32 - 1)
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
         # Devices with inputs are served first, because they can start at once. All others wait for tensors anyway.
-        for name in sorted(frame.active_devices, key=lambda name: not role.inputs[name]):
+        for name in sorted(frame.active_devices, key=lambda name: not role_io.inputs[name]):
             channel = cluster.processes[name].get_channel()
-            if role.states[name] and (sets_states or self._resets_states):
+            if role_io.states[name] and (sets_states or self._resets_states):
                 channel.post(MessageType.RESET_STATES, index=int(sets_states), frame=number)
             channel.post(MessageType.BEGIN_FRAME, index=allowed_ms, frame=number)
-            for state in role.states[name] if sets_states else ():
+            for state in role_io.states[name] if sets_states else ():
                 payload = to_payload(state_piece(inputs[state["state"]], state), state)
                 channel.post(MessageType.INPUT, payload, state["index"], number)
-            for value in role.inputs[name]:
+            for value in role_io.inputs[name]:
                 payload = to_payload(inputs[value["name"]], value)
                 channel.post(MessageType.INPUT, payload, value["index"], number)
             after_each()
@@ -371,7 +446,7 @@ class ClusterSession(Session):
         self._wait_until_none(lambda: self._awaited_devices() if frame.missing_outputs else [])
         outputs: dict[str, dict[str, Any]] = {}
         for device, payloads in frame.outputs.items():
-            values = frame.role.outputs[device]
+            values = frame.role_io.outputs[device]
             try:
                 outputs[device] = {v["name"]: from_payload(payloads[i], v) for i, v in values.items()}
             except ValueError as error:
@@ -480,3 +555,9 @@ def check_device_options(options: RunOptions, artifact: SocketsArtifact) -> None
         names = ", ".join(map(repr, options.start_without))
         remedy = f"compile with --tolerate-failures {len(set(options.start_without))}"
         raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")
+
+
+def _empty_report(manifest: Manifest) -> DeviceReport:
+    """Return a report with zeros, for a device that is down at the end of the run."""
+    count = sum(len(role["segments"]) for role in role_manifests(manifest))
+    return DeviceReport(manifest["device"], 0.0, 0.0, 0.0, {}, (0.0,) * count, 0)

@@ -241,7 +241,7 @@ class FrameWindow:
     """The frames that may be in flight: unfinished frames from number `oldest` to before number `end`.
 
     If a window has a size, it admits that many frames, from the oldest unfinished one on. If it has no size, each call
-    of `open` admits one more frame.
+    of `admit_frame` admits one more frame.
 
     Attributes:
         oldest: Number of the oldest unfinished frame.
@@ -259,7 +259,7 @@ class FrameWindow:
         """Return the number of frames from the oldest unfinished one to the end."""
         return self.end - self.oldest
 
-    def open(self) -> int:
+    def admit_frame(self) -> int:
         """Admit one more frame and return its number."""
         self.end += 1
         return self.end - 1

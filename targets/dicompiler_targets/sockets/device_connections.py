@@ -1,0 +1,322 @@
+"""The coordinator's connections to the devices of a run: accepting them, and receiving the devices' messages.
+
+    listening address, keys and credentials ⇒ RunAcceptor ⇒ message channels of devices that completed the handshake
+    message channels ⇒ DeviceMessages ⇒ events in the order of arrival, for `ClusterState` and `ClusterSession`
+
+Each message is checked before memory for its payload is allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dicompiler.plugin_api import RunError, UsageError
+from dicompiler.plugin_api.utilities import one_line
+from dicompiler_targets.sockets.artifact import RoleIO
+from dicompiler_targets.sockets.device_process import DeviceProcess, read_report
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
+from dicompiler_targets.sockets.runtime.protocol import (
+    FrameWindow,
+    MessageHeader,
+    MessageType,
+    ProtocolError,
+    ReceiveFilter,
+    check_json_length,
+    check_no_payload,
+    decode_json,
+)
+from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
+from dicompiler_targets.sockets.runtime.transport import (
+    DEVICE_IDENTITY,
+    TlsKeys,
+    check_encryption,
+    check_identity,
+    join_address,
+    listen_error,
+    split_address,
+)
+
+JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
+SPARE_ENTRIES = 16
+"""Number of recorded messages of finished frames above which OncePerFrame removes these records."""
+MAX_QUEUED_MESSAGES = 64
+"""Maximum number of a device's queued JSON messages. They are handled only while the user waits for outputs."""
+ANY_LOOPBACK_PORT = "127.0.0.1:0"
+
+JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
+"""A device's process, its channel, and the address at which peers reach it."""
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """A message that a device sent, or the end of the device's connection.
+
+    Attributes:
+        device: Name of the device.
+        header: Header of the message; None for the end of the connection.
+        payload: Payload of the message, decoded if it is JSON; or the exception that ended the connection.
+        received_at: When the message arrived (time.perf_counter).
+    """
+
+    device: str
+    header: MessageHeader | None
+    payload: Any
+    received_at: float = 0.0
+
+
+class RunAcceptor:
+    """Accepts connections of the devices of a run.
+
+    `ClusterSession` creates the acceptor, and `ClusterState` asks it for the devices that have connected. For resident
+    devices, `daemon_client.DaemonConnector` is used instead.
+
+    Attributes:
+        address: HOST:PORT at which devices connect.
+        credentials: Credentials of the run, which devices must prove to know.
+    """
+
+    def __init__(self, listen: str, keys: Path | None, is_insecure: bool) -> None:
+        """Listen at HOST:PORT; port 0 means any free port.
+
+        With `keys`, the directory that 'dicompiler keys' created, connections use TLS. Without keys, connections to
+        other hosts are allowed only if `is_insecure`. Raise UsageError if the address or the keys cannot be used, and
+        RunError if the address is in use.
+        """
+        # Without keys, a token proves that a device belongs to the run. With keys, certificates prove it.
+        self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
+        self._acceptor: ConnectionAcceptor | None = None
+        self._joined_devices: set[str] = set()
+        self._lock = threading.Lock()
+        try:
+            self._keys = None if keys is None else TlsKeys(keys / "coordinator")
+            host, port = split_address(listen)
+        except ValueError as error:
+            raise UsageError(f"run: {error}") from None
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=64)
+        except OSError as error:
+            raise RunError(f"{listen_error((host, port), error)} (--listen)") from None
+        try:
+            bound = self._listener.getsockname()
+            check_encryption(bound[0], self._keys, is_insecure)
+            if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
+                raise ValueError(f"{bound[0]}: devices cannot connect to it: pass an address of this host (--listen)")
+        except ValueError as error:
+            self._listener.close()
+            raise UsageError(f"run: {error}") from None
+        self.address = join_address(*bound[:2])
+
+    def close(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        self._listener.close()
+
+    def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
+        """Accept the devices of `processes` that have the artifact with this digest."""
+        self._processes, self._digest = processes, digest
+        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device)
+
+    @property
+    def refusal_text(self) -> str:
+        """The reason why the last connection was refused, as the end of a message; '' if none was refused."""
+        reason = one_line(self._acceptor.last_refusal) if self._acceptor else ""
+        return f"; last refused connection: {reason}" if reason else ""
+
+    def allow_again(self, device: str) -> None:
+        """Allow a device that has connected before to connect again."""
+        with self._lock:
+            self._joined_devices.discard(device)
+
+    def next_process(self, seconds: float) -> DeviceProcess | None:
+        """Wait for the next device and return its process; None if no device connected in time.
+
+        Raise RunError if a device of this run was refused.
+        """
+        assert self._acceptor is not None
+        joined: JoinedDevice | None = self._acceptor.take(seconds)
+        if joined is None:
+            return None
+        process, channel, address = joined
+        # The device may have failed while its connection waited in the queue.
+        if self._processes[process.device] is not process:
+            channel.close()
+            return None
+        process.channel, process.address = channel, address
+        return process
+
+    def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
+        """Identify a connecting device, as the callback of `handshake.ConnectionAcceptor`.
+
+        Raise ProtocolError to refuse the connection. Raise RunError to end the run, but only if the other end has
+        proven that it is a device of this run.
+        """
+        hello = channel.receive_greeting(deadline)
+        name = str(hello.get("device"))
+        process = self._processes.get(name)
+        if process is None:
+            raise ProtocolError(f"device {name[:100]!r} is not expected")
+        check_identity(channel.identity, DEVICE_IDENTITY.format(name), f"device {name!r}")
+        self.credentials.check(hello, name, COORDINATOR_NAME)
+        try:
+            if hello.get("digest") != self._digest:
+                raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
+            address = _check_address(hello.get("address"), {host, *process.allowed_hosts})
+        except ProtocolError as error:
+            channel.refuse(str(error), deadline)
+            raise RunError(f"{process.title}: {error}") from None
+        with self._lock:
+            if name in self._joined_devices:
+                raise ProtocolError(f"device {name!r} is connected already")
+            self._joined_devices.add(name)
+        return process, channel, address
+
+
+def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
+    """Return the address at which peers can reach a device, after a check of the address that the device sent.
+
+    The address's host must be in `allowed_hosts`, which are known to be the device's. Otherwise a device could direct
+    its peers to any other host.
+    """
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
+        raise ProtocolError("its greeting has no valid address")
+    with contextlib.suppress(ValueError):
+        if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, allowed_hosts):
+            return value[0], value[1]
+    raise ProtocolError(
+        f"its address for peers is {value[0][:100]!r}, port {value[1]}, but it connected from {min(allowed_hosts)}: "
+        "let it listen at that address, or set its address in the hosts file"
+    )
+
+
+def _without_scope(host: str) -> str:
+    """Return an IP address without the interface name after %, which is valid on one host only."""
+    return str(ipaddress.ip_address(host.partition("%")[0]))
+
+
+class OncePerFrame:
+    """Checks that a device does not send the same kind of message twice for a frame."""
+
+    def __init__(self, window: FrameWindow) -> None:
+        self._window = window
+        self._seen: set[tuple[MessageType, int]] = set()
+
+    def admit(self, message_type: MessageType, frame: int = 0) -> None:
+        """Record a message.
+
+        Raise ProtocolError if the device has sent a message of this type for this frame before.
+        """
+        if (message_type, frame) in self._seen:
+            suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
+            raise ProtocolError(f"received {message_type.name} twice{suffix}")
+        if len(self._seen) > 2 * len(self._window) + SPARE_ENTRIES:
+            oldest = self._window.oldest
+            self._seen = {entry for entry in self._seen if entry[0] is MessageType.READY or entry[1] >= oldest}
+        self._seen.add((message_type, frame))
+
+
+class DeviceMessages:
+    """Receives the messages of all devices, checks them, and queues them as events.
+
+    `ClusterState` creates this object and calls `listen` for each device that connects. `failures.find_failure` tells
+    which events report a failure.
+
+    Attributes:
+        events: The events in the order of arrival, until they are removed.
+        ready_devices: The devices that have sent READY.
+    """
+
+    def __init__(
+        self,
+        role_ios: Sequence[RoleIO],
+        window: FrameWindow,
+        schedule: RoleSchedule,
+        expects_ready: Callable[[str], bool],
+    ) -> None:
+        """Create an empty queue. `expects_ready` returns True if the device with the given name may send READY now."""
+        self.events: deque[DeviceEvent] = deque()
+        self.ready_devices: set[str] = set()
+        self._role_ios, self._window, self._schedule = role_ios, window, schedule
+        self._expects_ready = expects_ready
+
+    def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
+        """Queue the further messages of a device, and the end of its connection, as events."""
+        name = process.device
+        outputs_by_role = [role_io.outputs[name] for role_io in self._role_ios]
+        output_filter = ReceiveFilter(outputs_by_role, self._window, self._schedule)
+        once = OncePerFrame(self._window)
+        process.get_channel().start(
+            loop,
+            lambda header: self._check(process, output_filter, once, header),
+            lambda header, payload: self._deliver(name, header, payload),
+            lambda error: self.events.append(DeviceEvent(name, None, error)),
+        )
+
+    def forget(self, name: str) -> None:
+        """Discard all queued events of a device."""
+        for _ in range(len(self.events)):
+            if (event := self.events.popleft()).device != name:
+                self.events.append(event)
+        self.ready_devices.discard(name)
+
+    def _check(
+        self, process: DeviceProcess, output_filter: ReceiveFilter, once: OncePerFrame, header: MessageHeader
+    ) -> None:
+        message_type, frame = header.type, header.frame
+        tolerates_failures = self._schedule.tolerates_failures
+        if message_type is MessageType.OUTPUT:
+            output_filter.check(header)
+        elif message_type is MessageType.DONE:
+            check_no_payload(header)
+            if not self._is_late(header):
+                self._window.check(frame, "DONE")
+                if process.device not in self._role_ios[self._schedule.role_index(frame)].active_devices:
+                    raise ProtocolError(f"received DONE for frame {frame}, in which the device takes no part")
+                once.admit(MessageType.DONE, frame)
+        elif message_type is MessageType.READY:
+            check_no_payload(header)
+            if not self._expects_ready(process.device):
+                raise ProtocolError("received READY before PEERS was sent")
+            once.admit(MessageType.READY)
+        elif message_type is MessageType.ROLES_CHANGED and tolerates_failures:
+            check_no_payload(header)
+            if frame > self._schedule.last_change:
+                raise ProtocolError(f"received ROLES_CHANGED for frame {frame}, at which no roles change")
+            if not self._is_late(header):
+                once.admit(MessageType.ROLES_CHANGED, frame)
+        elif message_type in (MessageType.REPORT, MessageType.ERROR) or (
+            message_type in JSON_MESSAGE_TYPES and tolerates_failures
+        ):
+            check_json_length(header)
+            process.queued_messages += 1
+            if process.queued_messages > MAX_QUEUED_MESSAGES:
+                raise ProtocolError(f"received more than {MAX_QUEUED_MESSAGES} messages at once")
+        else:
+            raise ProtocolError(f"received {message_type.name}, which devices do not send")
+
+    def _is_late(self, header: MessageHeader) -> bool:
+        """Return True if a message is about a frame that was sent again since, or about an earlier change of roles."""
+        if header.type is MessageType.ROLES_CHANGED:
+            return header.frame < self._schedule.last_change
+        return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first
+
+    def _deliver(self, name: str, header: MessageHeader, payload: Any) -> None:
+        if self._is_late(header):
+            return
+        if header.type is MessageType.REPORT:
+            payload = read_report(name, decode_json(payload))
+        elif header.type in JSON_MESSAGE_TYPES:
+            payload = decode_json(payload)
+        self.events.append(DeviceEvent(name, header, payload, time.perf_counter()))
