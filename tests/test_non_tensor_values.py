@@ -48,7 +48,7 @@ def test_inner_devices_get_and_give_strings_directly(name: str, tmp_path: Path) 
     assert made.program is not None
     assert all(transfer.value.is_fixed_size for transfer in made.program.transfers)
     inputs = {value.name for value in made.program.inputs if not value.is_fixed_size}
-    given = [set(device.sources) & inputs for device in made.program.devices]
+    given = [set(device.model_inputs) & inputs for device in made.program.devices]
     assert set().union(*given) == inputs
     assert not given[0] | given[3]  # A device that reads none of them gets none.
 

@@ -96,7 +96,7 @@ def test_segments_depend_only_on_earlier_ones(seed: int) -> None:
     placed, _, _ = compiled(seed)
     assert placed.plan is not None
     program = build_program(placed.model, placed.plan.devices)
-    there = {device.device: set(device.sources) for device in program.devices}
+    there = {device.device: set(device.model_inputs) for device in program.devices}
     for transfer in program.transfers:
         if transfer.value.name in there[transfer.sender]:
             there[transfer.receiver].add(transfer.value.name)

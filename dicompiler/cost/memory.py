@@ -233,10 +233,10 @@ def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapp
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     """Return the names of the tensors that exist at step 0: received tensors, used graph inputs, and states."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
-    used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
+    used = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     used |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
     states = [state.value.name for state in device.states]
-    return tuple(dict.fromkeys([*(name for name in device.sources if name in used), *states, *received]))
+    return tuple(dict.fromkeys([*(name for name in device.model_inputs if name in used), *states, *received]))
 
 
 def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
@@ -254,5 +254,5 @@ def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
         elif step.kind == "send":
             name = program.transfers[step.index].value.name
             last[name] = max(last.get(name, 0), latest)
-    kept = (*device.sinks, *(state.written_name for state in device.states))
+    kept = (*device.model_outputs, *(state.written_name for state in device.states))
     return last | dict.fromkeys(kept, 2 * len(device.segments))

@@ -171,8 +171,8 @@ def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeC
         runtime_s = costs.send + costs.latency + costs.receive + costs.per_io_byte * sum(nbytes)
         return runtime_s + (0.0 if link is None else link.latency + costs.link_seconds(link, sum(nbytes), 0.0))
 
-    input_s = max(seconds(device.device, device.sources) for device in program.devices)
-    return input_s + max(seconds(device.device, device.sinks.values()) for device in program.devices)
+    input_s = max(seconds(device.device, device.model_inputs) for device in program.devices)
+    return input_s + max(seconds(device.device, device.model_outputs.values()) for device in program.devices)
 
 
 def _device_work(
@@ -190,7 +190,7 @@ def _device_work(
             received[program.transfers[step.index].value.name] = step.index
     call_s = runtime.call_seconds(len(device.segments)) / max(1, len(device.segments))
     maker = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
-    delivering = [maker[name] for name in device.sinks]
+    delivering = [maker[name] for name in device.model_outputs]
     jobs = tuple(
         Job(
             segment.name,

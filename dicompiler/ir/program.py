@@ -133,8 +133,9 @@ class DeviceProgram:
         host: Name of the device's host.
         segments: Segments that the device runs.
         steps: Steps, in order.
-        sources: Names of the model inputs that this device gets from the coordinator.
-        sinks: Names of the model outputs that it delivers to the coordinator, by name of the tensor on this device.
+        model_inputs: Names of the model inputs that this device gets from the coordinator.
+        model_outputs: Names of the model outputs that it delivers to the coordinator, by name of the tensor on this
+            device.
         states: Pieces of states that it keeps from frame to frame.
     """
 
@@ -142,9 +143,19 @@ class DeviceProgram:
     host: str
     segments: tuple[Segment, ...]
     steps: tuple[Step, ...]
-    sources: tuple[str, ...]
-    sinks: Mapping[str, str]
+    model_inputs: tuple[str, ...]
+    model_outputs: Mapping[str, str]
     states: tuple[DeviceState, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The former name of `model_inputs`. In a plan, sources are devices."""
+        return self.model_inputs
+
+    @property
+    def sinks(self) -> Mapping[str, str]:
+        """The former name of `model_outputs`. In a plan, sinks are devices."""
+        return self.model_outputs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Metadata of placed models: device, lane, part and region of each node, and the sources and sinks of the model.
+"""Metadata of placed models: device, lane, part and region of each node, and the sources of the model.
 
 Only this module reads and writes the metadata.
 """
@@ -87,7 +87,7 @@ def remove_annotations(model: Model) -> Model:
     return Model(proto, model.weights)
 
 
-def write_source_and_sinks(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
+def write_source_and_copies(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
     """Store the source devices, and the outputs that are copies for further sinks, in a model's metadata.
 
     `copies` gives the original output of each copy.
@@ -96,7 +96,7 @@ def write_source_and_sinks(model: onnx.ModelProto, source: tuple[str, ...], copi
         model.metadata_props.add(key=key, value=value)
 
 
-def read_source_and_sinks(model: onnx.ModelProto) -> tuple[tuple[str, ...], dict[str, str]]:
+def read_source_and_copies(model: onnx.ModelProto) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the source devices, and the original output of each output that is a copy for another sink."""
     texts = {entry.key: entry.value for entry in model.metadata_props}
     return tuple(json.loads(texts[SOURCE_KEY])), json.loads(texts[SINKS_KEY])

@@ -175,7 +175,7 @@ class PlacedGraph:
             contain another name, because it may describe the tensor in the original model.
         inputs: Model inputs, without constants and states.
         source: Devices that have the inputs.
-        sinks: Name of the model output, by the name of the output of this graph. If several sinks receive a model
+        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks receive a model
             output, the graph has one output for each of them.
         constants: New initializers.
         used_names: Names of initializers that are read or must be kept.
@@ -187,7 +187,7 @@ class PlacedGraph:
     infos: Mapping[str, TensorKnowledge]
     inputs: tuple[str, ...]
     source: tuple[str, ...]
-    sinks: Mapping[str, str]
+    model_outputs: Mapping[str, str]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     used_names: frozenset[str] = frozenset()
     state_pieces: Sequence[StatePiece] = ()
@@ -449,19 +449,19 @@ class PlacedGraphBuilder:
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)
-        sinks = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
-        needed, nodes = {*sinks, *kept, *(piece.written_name for piece in pieces)}, []
+        model_outputs = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
+        needed, nodes = {*model_outputs, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
             if not needed.isdisjoint(node.outputs):  # A node of a layer that stays whole can have unread outputs.
                 needed.update(node.reads)
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
-        outputs = {name: facts.outputs[output] for name, output in sinks.items()}
+        outputs = {name: facts.outputs[output] for name, output in model_outputs.items()}
         infos = {**self.tensor_knowledge, **facts.inputs, **outputs}
         constants = (facts.initializer_regions.keys() & used) | facts.sparse_initializers
         inputs = tuple(name for name in facts.inputs if name not in constants and name not in states)
         state_specs = tuple(_tensor_spec(facts.inputs[name]) for name in states)
-        return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, self.constants, used, pieces, state_specs)
+        return PlacedGraph(nodes[::-1], infos, inputs, source, model_outputs, self.constants, used, pieces, state_specs)
 
 
 def _tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:

@@ -19,7 +19,7 @@ from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, make_placeholde
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.recurrent_states import write_state_pieces
 from dicompiler.ir.regions import region_shape
-from dicompiler.partition.annotations import NodeAnnotation, write_annotation, write_source_and_sinks
+from dicompiler.partition.annotations import NodeAnnotation, write_annotation, write_source_and_copies
 from dicompiler.partition.placed_graph import (
     Constant,
     ModelFacts,
@@ -84,7 +84,7 @@ def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
     graph.node.extend(_node_proto(node) for node in placed.nodes)
     written_states = (piece.written_name for piece in placed.state_pieces)
-    graph.output.extend(_value_info(placed, name) for name in dict.fromkeys((*placed.sinks, *written_states)))
+    graph.output.extend(_value_info(placed, name) for name in dict.fromkeys((*placed.model_outputs, *written_states)))
     if placed.states:
         states = [(state.name, state.dtype, state.shape or ()) for state in placed.states]
         kept = [value for value in graph.input if value.name not in [name for name, *_ in states]]
@@ -101,8 +101,8 @@ def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
         graph.initializer.append(tensor)
         if weight is not None:
             weights[name] = weight
-    copies = {name: output for name, output in placed.sinks.items() if name != output}
-    write_source_and_sinks(proto, placed.source, copies)
+    copies = {name: output for name, output in placed.model_outputs.items() if name != output}
+    write_source_and_copies(proto, placed.source, copies)
     return Model(proto, weights)
 
 

@@ -11,7 +11,7 @@ from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
 from dicompiler.ir.recurrent_states import read_state_pieces
-from dicompiler.partition.annotations import read_annotation, read_source_and_sinks
+from dicompiler.partition.annotations import read_annotation, read_source_and_copies
 from dicompiler.partition.block_quantization import is_part_of
 from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedGraph, PlacedNode
 
@@ -53,7 +53,7 @@ def build_program(
         tuple(_build_device_program(d, hosts, tuple(segments[d]), graph, by_end[d]) for d in segments),
         transfers,
         tuple(graph.tensor_spec(name) for name in graph.inputs),
-        tuple(graph.tensor_spec(name) for name, output in graph.sinks.items() if name == output),
+        tuple(graph.tensor_spec(name) for name, output in graph.model_outputs.items() if name == output),
         placed.weights if isinstance(placed, Model) else {},
         tuple(order),
         states=graph.states,
@@ -62,7 +62,7 @@ def build_program(
 
 def _read_placed_model(model: Model) -> PlacedGraph:
     graph = model.proto.graph
-    source, copies = read_source_and_sinks(model.proto)
+    source, copies = read_source_and_copies(model.proto)
     pieces, states = read_state_pieces(model.proto)
     kept = {name for piece in pieces for name in (piece.read_name, piece.written_name)}
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
@@ -207,13 +207,13 @@ def _build_device_program(
     for k, segment in enumerate(segments):
         steps += [Step("run", k), *sends(segment.outputs)]
     computed = {name for segment in segments for name in segment.outputs}
-    sinks = {name: output for name, output in graph.sinks.items() if name in computed}
+    model_outputs = {name: output for name, output in graph.model_outputs.items() if name in computed}
     read = {
         name
         for name in graph.unsized_inputs
         if any(graph.nodes[i].placement.device == device for i in graph.readers.get(name, ()))
     }
-    sources = tuple(
+    model_inputs = tuple(
         name for name in graph.inputs if (name in read if name in graph.unsized_inputs else device in graph.source)
     )
     states = tuple(
@@ -221,7 +221,7 @@ def _build_device_program(
         for piece in graph.state_pieces
         if piece.device == device
     )
-    return DeviceProgram(device, hosts.get(device, device), segments, tuple(steps), sources, sinks, states)
+    return DeviceProgram(device, hosts.get(device, device), segments, tuple(steps), model_inputs, model_outputs, states)
 
 
 def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
@@ -229,7 +229,7 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.node_reads[i] if n not in makes)
     inside = set(nodes)
-    leave = graph.sinks.keys() | graph.state_writes
+    leave = graph.model_outputs.keys() | graph.state_writes
     outputs = tuple(n for n in makes if n in leave or not inside.issuperset(graph.readers.get(n, ())))
     marks = tuple(
         (place.part, graph.nodes[i].origin) for i in nodes if (place := graph.nodes[i].placement).part is not None

@@ -321,7 +321,7 @@ class ProgramExecutor:
         feed = with_initial_states(program.states, inputs, not self._kept_states)
         restarts = any(state.name in feed for state in program.states)
         arrays = check_inputs((*program.inputs, *(program.states if restarts else ())), feed)
-        memory = {d.device: {name: arrays[name] for name in d.sources} for d in program.devices}
+        memory = {d.device: {name: arrays[name] for name in d.model_inputs} for d in program.devices}
         for device in program.devices:
             for state in device.states:
                 name, region = state.value.name, to_slices(state.region)
@@ -340,9 +340,9 @@ class ProgramExecutor:
             local.update(self._sessions[device_index][index].run({name: local[name] for name in segment.inputs}))
             self._send(self._sends[device_index][index + 1], memory, sent)
         delivered = {
-            d.device: {output: memory[d.device][name] for name, output in d.sinks.items()}
+            d.device: {output: memory[d.device][name] for name, output in d.model_outputs.items()}
             for d in program.devices
-            if d.sinks
+            if d.model_outputs
         }
         first = {name: value for outputs in reversed(delivered.values()) for name, value in outputs.items()}
         outputs = {value.name: first[value.name] for value in program.outputs}

@@ -23,9 +23,9 @@ WEIGHT_ALIGNMENT_BYTES = 64
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
     """Return the inputs of the network that a device reads, sends or delivers, by index among all inputs."""
-    used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
+    used = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     used |= {transfer.value.name for transfer in program.transfers if transfer.sender == device.device}
-    used &= set(device.sources)
+    used &= set(device.model_inputs)
     return {index: value for index, value in enumerate(program.inputs) if value.name in used}
 
 

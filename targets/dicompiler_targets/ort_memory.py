@@ -107,7 +107,7 @@ def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
     first = {name: index for index, segment in enumerate(device.segments) for name in segment.outputs}
     last = {name: index for index, segment in enumerate(device.segments) for name in segment.inputs}
     sent = {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
-    retained = sent | set(device.sinks)
+    retained = sent | set(device.model_outputs)
     lifetimes = {name: (first[name], max(first[name], last.get(name, 0)), sizes.get(name, 0)) for name in first}
     longer = [(begin, end if name in retained else stop, size) for name, (begin, stop, size) in lifetimes.items()]
     states = sum(state.value.nbytes for state in device.states)

@@ -32,7 +32,7 @@ def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
     A tensor is still computed by a model if another segment of the device reads it, if it is an output of the network,
     or if the device keeps it as a state for the next frame.
     """
-    kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
+    kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     kept_outputs |= {state.written_name for state in device.states}
     return tuple(hoist_copies(segment, HOISTABLE_TYPES, kept_outputs=kept_outputs) for segment in device.segments)
 

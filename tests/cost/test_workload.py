@@ -54,7 +54,7 @@ def test_jobs_and_messages_follow_program(network: int, seed: int) -> None:
     for own, device in zip(work.devices, program.devices, strict=True):
         assert (own.device, own.host) == (device.device, device.host)
         assert [job.name for job in own.jobs] == [segment.name for segment in device.segments]
-        assert sum(job.outputs for job in own.jobs) <= len(device.sinks)
+        assert sum(job.outputs for job in own.jobs) <= len(device.model_outputs)
         sends = [*own.initial_sends, *(index for job in own.jobs for index in job.sends)]
         assert sends == [step.index for step in device.steps if step.kind == "send"]
     assert set(work.task_seconds) == {task_id(task) for task in routing.tasks}

@@ -11,9 +11,9 @@ from dicompiler.partition.annotations import (
     NodeAnnotation,
     read_annotation,
     read_part,
-    read_source_and_sinks,
+    read_source_and_copies,
     write_annotation,
-    write_source_and_sinks,
+    write_source_and_copies,
 )
 
 NAMES = st.text("ab/é, \n\"'", min_size=1, max_size=6)
@@ -61,5 +61,5 @@ def test_nodes_without_device_have_no_annotation() -> None:
 @given(st.lists(NAMES, min_size=1, unique=True).map(tuple), st.dictionaries(NAMES, NAMES))
 def test_sources_and_sinks_round_trip(source: tuple[str, ...], copies: dict[str, str]) -> None:
     model = onnx.ModelProto()
-    write_source_and_sinks(model, source, copies)
-    assert read_source_and_sinks(onnx.ModelProto.FromString(model.SerializeToString())) == (source, copies)
+    write_source_and_copies(model, source, copies)
+    assert read_source_and_copies(onnx.ModelProto.FromString(model.SerializeToString())) == (source, copies)

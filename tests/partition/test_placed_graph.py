@@ -80,7 +80,7 @@ def test_keeps_only_live_nodes_in_step_order(draft: PlacedGraphBuilder) -> None:
     draft.add_identity(x, AT, middle, "x")
     graph = draft.build((), {}, ("a",))
     assert [node.outputs for node in graph.nodes] == [(middle,), ("y",)]
-    assert graph.sinks == {"y": "y"}
+    assert graph.model_outputs == {"y": "y"}
     assert {"x", middle} <= graph.used_names
 
 

@@ -13,7 +13,7 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full_region, with_interval
-from dicompiler.partition.annotations import DEVICE_KEY, read_source_and_sinks
+from dicompiler.partition.annotations import DEVICE_KEY, read_source_and_copies
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.placed_model import partition
 from dicompiler.partition.tiling import single_device_plan, split_axis
@@ -67,4 +67,4 @@ def test_unread_initializers_are_dropped() -> None:
 
 def test_sources_and_sinks_are_stored_in_metadata() -> None:
     placed = place(network(), Plan(WHOLE, ("a", "b"), ("a", "c"))).model
-    assert read_source_and_sinks(placed.proto) == (("a", "b"), {"y@c": "y"})
+    assert read_source_and_copies(placed.proto) == (("a", "b"), {"y@c": "y"})

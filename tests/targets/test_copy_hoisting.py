@@ -152,7 +152,7 @@ def _copies(segment: Segment) -> int:
 
 
 def device(text: str, **more: Any) -> DeviceProgram:
-    return DeviceProgram("a", "a", (handmade("one", "a", text, {}),), (), (), **{"sinks": {}, **more})
+    return DeviceProgram("a", "a", (handmade("one", "a", text, {}),), (), (), **{"model_outputs": {}, **more})
 
 
 FLOAT = onnx.TensorProto.FLOAT
@@ -195,7 +195,7 @@ def _state(made: str) -> DeviceState:
 
 
 STAYING = {
-    "it is delivered": device(BASIC, sinks={"z": "out"}),
+    "it is delivered": device(BASIC, model_outputs={"z": "out"}),
     "it is kept for the next frame": device(BASIC, states=(_state("z"),)),
     "a node reads it": device(BASIC.replace("e, axis) }", "e, axis)\n w = Relu (z) }")),
     "it takes steps": device(BASIC.replace("b, e, axis)", "b, e, axis, two)")),

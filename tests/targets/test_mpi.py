@@ -49,7 +49,7 @@ def test_ranks_compute_the_same_as_the_whole_model(made: Any, tmp_path: Path) ->
     assert len(result.outputs) == len(result.outputs_by_device) == len(result.frames_s) == 2
     assert 0 < max(result.frames_s) <= result.total_s
     for delivered in result.outputs_by_device:
-        assert set(delivered) == {d.device for d in program.devices if d.sinks}
+        assert set(delivered) == {d.device for d in program.devices if d.model_outputs}
         for outputs in delivered.values():
             assert outputs["out"].dtype == reference.dtype
             assert np.array_equal(outputs["out"], reference)
@@ -278,7 +278,7 @@ def test_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, done.stderr
     assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2]
-    assert len(list((tmp_path / "out").rglob("frame*.npy"))) == 5 * sum(bool(d.sinks) for d in one[0].devices)
+    assert len(list((tmp_path / "out").rglob("frame*.npy"))) == 5 * sum(bool(d.model_outputs) for d in one[0].devices)
 
 
 def test_added_memory_is_close_to_the_memory_of_the_processes(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_processes_match_whole_model(made: Any, tmp_path: Path) -> None:
     reference = run_model(model, inputs)["out"]
     assert len(result.outputs) == len(result.outputs_by_device) == len(result.frames_s) == 2
     for delivered in result.outputs_by_device:
-        assert set(delivered) == {d.device for d in program.devices if d.sinks}
+        assert set(delivered) == {d.device for d in program.devices if d.model_outputs}
         for outputs in delivered.values():
             assert outputs["out"].dtype == reference.dtype
             assert np.array_equal(outputs["out"], reference)

@@ -261,7 +261,7 @@ def _describe_role(
         else:
             calls.append(["send", index, transfer.value.name, ranks[transfer.receiver]])
     output_files = assign_output_files([value.name for value in program.outputs])
-    return [*calls, *(["output", tensor, output_files[output]] for tensor, output in device.sinks.items())]
+    return [*calls, *(["output", tensor, output_files[output]] for tensor, output in device.model_outputs.items())]
 
 
 def _describe_tensor(value: TensorSpec) -> list[Any]:

@@ -172,7 +172,7 @@ def _make_manifest(
                     "threads": placement.threads,
                     "gpu": placement.gpu,
                     "inputs": sorted(states.union(value.name for values in inputs for value in values.values())),
-                    "outputs": sorted({name for device in roles for name in device.sinks.values()}),
+                    "outputs": sorted({name for device in roles for name in device.model_outputs.values()}),
                     "segments": [len(device.segments) for device in roles],
                 }
             )

@@ -112,7 +112,7 @@ def _role_document(
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)
     ]
-    tensor_of = {output: tensor for tensor, output in device.sinks.items()}
+    tensor_of = {output: tensor for tensor, output in device.model_outputs.items()}
     return {
         # A source device is sent only the inputs that its segments and transfers use.
         "inputs": [describe_value(v) | {"index": i} for i, v in find_device_inputs(program, device).items()],

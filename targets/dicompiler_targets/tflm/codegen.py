@@ -224,7 +224,7 @@ def _make_step_table(device: DeviceProgram, outgoing: Sequence[int]) -> str:
 def _make_border_tables(program: Program, device: DeviceProgram, tensors: Mapping[str, int]) -> list[str]:
     outputs = [value.name for value in program.outputs]
     inputs = [f"{{{i}, {tensors[value.name]}}}" for i, value in find_device_inputs(program, device).items()]
-    delivered = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.sinks.items()]
+    delivered = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.model_outputs.items()]
     return [
         _make_table("NetworkTensor kInputs", inputs, "{0, 0}"),
         f"const int kInputCount = {len(inputs)};",

@@ -192,7 +192,7 @@ def _make_manifest(program: Program, device: CompiledDevice) -> Json:
         "inputs": [_describe_tensor(make_wire_tensor(value)) for value in find_device_inputs(program, part).values()],
         "outputs": [
             _describe_tensor(device.layout.buffers[name].tensor) | {"name": output, "tensor": name}
-            for name, output in part.sinks.items()
+            for name, output in part.model_outputs.items()
         ],
         "segments": [_describe_segment(device, i) for i in range(len(part.segments))],
         "steps": [[step.kind, step.index] for step in part.steps],

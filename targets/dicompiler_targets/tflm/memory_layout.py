@@ -102,7 +102,7 @@ def plan_memory(
             last |= dict.fromkeys((*segment.inputs, *segment.outputs), time)
         else:
             last[program.transfers[step.index].value.name] = time
-    last |= dict.fromkeys(device.sinks, len(steps) + 1)
+    last |= dict.fromkeys(device.model_outputs, len(steps) + 1)
     views = _find_views(hoisted_segments)
     for name in reversed(views):  # The tensor that contains a view must exist as long as the view.
         last[views[name][0]] = max(last[views[name][0]], last[name])

@@ -63,7 +63,9 @@ def document(program: Program) -> dict[str, Any]:
         )
         steps += [["send", i] for i in after.get((device.device, index), [])]
     return {
-        "devices": {d.device: {"sources": list(d.sources), "sinks": dict(d.sinks)} for d in program.devices},
+        "devices": {
+            d.device: {"sources": list(d.model_inputs), "sinks": dict(d.model_outputs)} for d in program.devices
+        },
         "steps": steps,
     }
 
