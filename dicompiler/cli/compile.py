@@ -84,10 +84,10 @@ def command(
         raise UsageError("compile: --fit is a strategy: remove --strategy and --plan, or use --strategy 'fit{…}'")
     check_writable(output)
     plugins = make_plugins(strategy="fit" if fit else strategy, cost=options.cost, target=options.target)
-    rule = building.depfile_rule([output / ARTIFACT_FILE], request, plugins.values())
+    depfile_rule = building.depfile_rule([output / ARTIFACT_FILE], request, plugins.values())
     with open_executor(executor) as workers, progress(f"compiling {request.model.name}"):
         result = request.compile(**plugins, output=output, executor=workers)
-    rule.write()
+    depfile_rule.write()
     if building.print_outputs and not as_json:
         print_paths(output / name for name in tracked_files(output))
     else:

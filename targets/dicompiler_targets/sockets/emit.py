@@ -48,6 +48,7 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
         runtime = directory / name / "runtime"
         runtime.mkdir(parents=True)
         settings = {"index": index, "threads": threads[name], "optimization": optimization}
+        # The runtime makes the slices and concatenations at the boundaries of segments, not onnxruntime.
         hoisted = [hoist_device_copies(role_program.devices[index]) for role_program in program.roles]
         contents, names = make_device_contents(program, index, hoisted)
         manifest = _device_manifest(program, index, names, hoisted)

@@ -39,13 +39,6 @@ class ClusterAccess:
     connector: DaemonConnector | None = None
     explain_errors: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
-    def open(self, artifact: SocketsArtifact, deadline: float | None = None) -> ClusterSession:
-        """Open the session, and wait until all devices are ready.
-
-        `deadline` (time.monotonic) limits the whole session.
-        """
-        return ClusterSession(artifact, self.options, self.start, self.connector, deadline)
-
 
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
     """Return where the artifact's devices run: as resident devices, on `options.hosts`, or on this host.
@@ -85,7 +78,7 @@ def open_session(directory: Path, options: RunOptions) -> Session:
         from dicompiler_targets.sockets.in_process_session import InProcessSession  # Imports onnxruntime.
 
         return InProcessSession(artifact, options)
-    return access.open(artifact)
+    return ClusterSession(artifact, access.options, access.start, access.connector)
 
 
 def _needs_process(options: RunOptions) -> bool:
@@ -109,7 +102,11 @@ def run_artifact(
         artifact.check_inputs(inputs)
     outputs: list[dict[str, dict[str, Any]]] = []
     finished: list[InFlightFrame] = []
-    with access.explain_errors(), access.open(artifact, time.monotonic() + options.timeout_s) as session:
+    deadline = time.monotonic() + options.timeout_s
+    with (
+        access.explain_errors(),
+        ClusterSession(artifact, access.options, access.start, access.connector, deadline) as session,
+    ):
         for frame, frame_outputs in session.stream_frames(frames):
             finished.append(frame)
             if options.kept_frames is None or len(outputs) < options.kept_frames:

@@ -176,7 +176,7 @@ class FailOnce:
 class ClusterSession(Session):
     """A session with a process for each device, on this host or others, for use by one thread at a time.
 
-    `open_session.ClusterAccess` creates the session. The session owns the frames in flight and a `ClusterState`, which
+    `open_session` creates the session. The session owns the frames in flight and a `ClusterState`, which
     starts the devices, returns their messages as events, and decides whether frames must be sent again.
 
     Attributes:
@@ -279,6 +279,7 @@ class ClusterSession(Session):
                     frame = self._next_finished_frame(reader, waiting)
                     if frame is not None:
                         outputs = self._wait_for_outputs(frame)
+                        # While the caller uses the outputs, the helper thread exchanges messages with the devices.
                         self._loop.let_helper_run(caller_s if self._is_busy() else 0.0)
                     else:
                         self._wait_for_event_log()
