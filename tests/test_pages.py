@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -111,6 +112,58 @@ def test_pages_that_the_code_refers_to_exist() -> None:
         for path in (ROOT / package).rglob("*.py"):
             for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
                 assert (ROOT / page).is_file(), f"{path.relative_to(ROOT)}: {page}"
+
+
+def defined_names(path: Path) -> set[str]:
+    """Return the functions, classes and "Class.method"s of a Python file, and the members of its IntEnums."""
+    names = set[str]()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+            if [ast.unparse(base) for base in node.bases] == ["IntEnum"]:
+                names |= {ast.unparse(entry.targets[0]) for entry in node.body if isinstance(entry, ast.Assign)}
+    return names
+
+
+def undefined_names(text: str) -> list[str]:
+    """Return the files of a page's tables that do not exist, and the names that are not defined.
+
+    A name before a file must be defined in that file. A name in the last column must be defined in any package.
+    """
+    packages = [ROOT / package for package in ("dicompiler", "passes", "targets", "plugins")]
+    anywhere = set[str]().union(*(defined_names(path) for place in packages for path in place.rglob("*.py")))
+    wrong = []
+    for row in re.findall(r"^\|.*`[\w/]+\.py` \|.*$", text, re.MULTILINE):
+        *_, name, file, meaning = (cell.strip() for cell in row.strip("|").split("|"))
+        path = ROOT / file.strip("`")
+        here = defined_names(path) if path.is_file() else set()
+        wrong += [] if path.is_file() else [file]
+        wrong += [name] if name.startswith("`") and name.strip("`") not in here else []
+        wrong += [word for word in re.findall(r"`(\w*[A-Z_][\w.]*)`", meaning) if word not in anywhere]
+    return wrong
+
+
+def test_functions_and_files_of_the_code_tour_exist() -> None:
+    tour = (console.DOCS / "extend" / "code-tour.md").read_text(encoding="utf-8")
+    assert tour.count(".py` |") > 30 and not undefined_names(tour)
+    for file in re.findall(r"`([\w/]+\.py)`", tour):
+        assert (ROOT / file).is_file() or (ROOT / "targets" / "dicompiler_targets" / "sockets" / file).is_file(), file
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("`lower` |", "`lowers` |"),
+        ("/lowering.py", "/lowered.py"),
+        ("`make_tasks`", "`made_tasks`"),
+        ("`Plan`", "`Plans`"),
+    ],
+)
+def test_wrong_name_in_the_code_tour_is_found(old: str, new: str) -> None:
+    tour = (console.DOCS / "extend" / "code-tour.md").read_text(encoding="utf-8")
+    assert old in tour and undefined_names(tour.replace(old, new))
 
 
 def test_changes_are_one_short_bullet_each() -> None:

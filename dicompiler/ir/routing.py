@@ -102,13 +102,13 @@ class Routing:
 
     Attributes:
         layers: The layers.
-        tasks: Live tasks in execution order: by run, then by lane, then in layer order.
+        tasks: Live tasks in execution order: by period, then by lane, then in layer order.
         reads: By task and tensor, the tree that builds the read region of the tensor from stored boxes.
         deliveries: Model outputs on the sinks.
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
-        runs: For each live task, the number of its run. A run ends where a lane reads a tensor that another lane or
-            device computed in the same run. Within a run, each device computes its lanes one after another.
+        periods: For each live task, the number of its period. A period ends when a lane reads a tensor that another
+            lane or device computed in the same period. Within a period, each device computes one lane after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
@@ -121,7 +121,7 @@ class Routing:
     deliveries: tuple[OutputDelivery, ...]
     received_boxes: tuple[Box, ...]
     dropped_tasks: tuple[TaskId, ...]
-    runs: Mapping[TaskId, int] = field(repr=False)
+    periods: Mapping[TaskId, int] = field(repr=False)
     other_roles: tuple[Routing, ...] = field(default=(), repr=False)
     failed: tuple[str, ...] = ()
     state_retentions: tuple[StateRetention, ...] = ()
@@ -135,6 +135,11 @@ class Routing:
     def replica_roles(self) -> tuple[Routing, ...]:
         """Routings that are used while no device is down: frame i uses entry i mod n of n replicas."""
         return tuple(role for role in self.roles if not role.failed)
+
+    @property
+    def runs(self) -> Mapping[TaskId, int]:
+        """The former name of `periods`. A run is one use of an artifact."""
+        return self.periods
 
     def nbytes(self, box: Box) -> int:
         """Return the bytes of a box: the stored bytes of a computed box, or the sent bytes of a received box.

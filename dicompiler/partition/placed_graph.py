@@ -29,7 +29,7 @@ from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import format_region
 
 StepKey = tuple[int, int, int, int]
-"""Number of the run, lane (-1: before all lanes), position in layer order, and phase (0: slices to send; 1: nodes)."""
+"""Number of the period, lane (-1: before all lanes), position in layer order, phase (0: slices to send; 1: nodes)."""
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
 """Index that replaces that of the producing node for graph inputs, which are available from the start."""
@@ -175,8 +175,8 @@ class PlacedGraph:
             contain another name, because it may describe the tensor in the original model.
         inputs: Model inputs, without constants and states.
         source: Devices that have the inputs.
-        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks receive a model
-            output, the graph has one output for each of them.
+        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks receive a
+            model output, the graph has one output for each of them.
         constants: New initializers.
         used_names: Names of initializers that are read or must be kept.
         state_pieces: Regions of states that devices keep.

@@ -67,7 +67,7 @@ class _Placer:
 
     def _add_state_outputs(self) -> list[StatePiece]:
         """Add nodes for the regions of states that devices keep for the next frame."""
-        last, pieces = 1 + max(self.routing.runs.values(), default=0), list[StatePiece]()
+        last, pieces = 1 + max(self.routing.periods.values(), default=0), list[StatePiece]()
         for retention in self.routing.state_retentions:
             device, past, present, assembly = retention.device, retention.past, retention.present, retention.assembly
             place = NodePlacement(device, 0, (last, 0, 2 * len(self.layers.layers), 1))
@@ -146,8 +146,8 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
-            run, _, position, _ = place.step_key
-            slice_placement = NodePlacement(box.origin.device, box.origin.lane, (run, -1, position, 0))
+            period, _, position, _ = place.step_key
+            slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
             self.shared_tensors[cache_key] = self.wire_casts.narrow(
                 self._tensor_of_box(box.origin, place), box, slice_placement, producer_placement
@@ -157,7 +157,7 @@ class _Placer:
     def _place_task(self, task: Task) -> None:
         """Add the nodes that assemble a task's inputs, then the task's own nodes."""
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
-        step_key = (self.routing.runs[task_id(task)], task.lane, position, 1)
+        step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))
         self.placement_of_task[task_id(task)] = place
         reads = self.routing.reads.get(task_id(task), {})
@@ -245,7 +245,7 @@ class _Placer:
 
         Returns the outputs that are copies for further sinks, each with the model output that it copies.
         """
-        last = 1 + max(self.routing.runs.values(), default=0)
+        last = 1 + max(self.routing.periods.values(), default=0)
         copies: dict[str, str] = {}
         delivered = set(self.output_name_of_task.values())
         for delivery in self.routing.deliveries:

@@ -257,14 +257,21 @@ class _Router:
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
         live = sorted(self._only_live(tasks), key=self._task_order)
-        runs = number_lane_runs(live, self.reads)
-        live.sort(key=lambda task: (runs[task_id(task)], task.lane))
+        periods = number_lane_periods(live, self.reads)
+        live.sort(key=lambda task: (periods[task_id(task)], task.lane))
         delivered = tuple(sorted(deliveries, key=lambda delivery: self.output_rank[delivery.output]))
         dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live_tasks)
         retentions = sorted(self.state_retentions, key=lambda kept: (self.device_rank[kept.device], kept.past))
         received = tuple(self.received)
         return Routing(
-            self.layers, tuple(live), self.reads, delivered, received, dropped, runs, state_retentions=tuple(retentions)
+            self.layers,
+            tuple(live),
+            self.reads,
+            delivered,
+            received,
+            dropped,
+            periods,
+            state_retentions=tuple(retentions),
         )
 
 
@@ -338,13 +345,16 @@ def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
     return [Box(key, t.outputs[key], t.device, t.lane, task_id(t)) for t in tasks if key in t.outputs]
 
 
-def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
-    """Return the number of the run in which each task is computed.
+def number_lane_periods(
+    tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]
+) -> dict[TaskId, int]:
+    """Return the number of the period in which each task is computed.
 
-    A run is a sequence of layers in which no lane reads a tensor that another lane or device computes in the same run.
-    The lanes of a device can therefore be computed one after another within a run. `tasks` must be in layer order.
+    A period is a sequence of layers in which no lane reads a tensor that another lane or device computes in the same
+    period. The lanes of a device can therefore be computed one after another within a period. `tasks` must be in layer
+    order.
     """
-    runs, current = dict[TaskId, int](), 0
+    periods, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):
         step = list(group)
         for task in step:
@@ -352,10 +362,10 @@ def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Tenso
                 for leaf in assembly_leaves(tree):
                     maker = (leaf.box.origin or leaf.box).task
                     crossing = leaf.box.origin is not None or leaf.box.lane != task.lane
-                    if crossing and maker is not None and runs[maker] == current:
+                    if crossing and maker is not None and periods[maker] == current:
                         current += 1
-        runs.update((task_id(task), current) for task in step)
-    return runs
+        periods.update((task_id(task), current) for task in step)
+    return periods
 
 
 def format_region(region: Region) -> str:

@@ -54,8 +54,8 @@ class WireCasts:
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
         if kind is None or (kind == INT8_BLOCK and not volume(piece.region)):
             return piece
-        run, lane, position, phase = (producer_placement if piece is tensor else slice_placement).step_key
-        placement = slice_placement._replace(step_key=(run, lane, LAST_POSITION if lane < 0 else position, phase))
+        period, lane, position, phase = (producer_placement if piece is tensor else slice_placement).step_key
+        placement = slice_placement._replace(step_key=(period, lane, LAST_POSITION if lane < 0 else position, phase))
         name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
         if kind == INT8_BLOCK:
             return self.quantizer.encode(piece, name, placement, range_name(box.key))
