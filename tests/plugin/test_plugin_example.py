@@ -114,12 +114,12 @@ class TestInstalled:
         assert all(record.items() >= ORIGIN.items() for record in found.values())
         assert found["strategies"] == {
             "name": "acme-round-robin",
-            "summary": "Whole layers, dealt out to the computing devices in turn.",
+            "summary": "Whole layers, given to the computing devices in turn.",
             "options": [{"name": "order", "type": "forward|backward", "default": "forward", "help": ""}],
             **ORIGIN,
         }
         helps = [option["help"] for option in found["cost-models"]["options"]]
-        assert "that a part takes beside its operations" in helps
+        assert "fixed time that is added for each part" in helps
         assert found["operators"]["summary"] == "element-wise"
         provides = listed["plugins"]["acme"]["provides"]
         assert provides == ", ".join(f"{kind}: 1" for kind in PROVIDED)
@@ -127,7 +127,7 @@ class TestInstalled:
     def test_people_see_it_in_a_table(self, installed: Environment) -> None:
         lines = installed.dicompiler("list", "strategies").splitlines()
         line = next(line for line in lines if line.startswith("acme-round-robin"))
-        assert re.fullmatch(r"acme-round-robin  +Whole layers, dealt .*  acme-dicompiler 1\.2", line)
+        assert re.fullmatch(r"acme-round-robin  +Whole layers, given .*  acme-dicompiler 1\.2", line)
         options = installed.dicompiler("list", "strategies", "acme-round-robin")
         assert re.search(r"^order +forward", options, re.MULTILINE)
 

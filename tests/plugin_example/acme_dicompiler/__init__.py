@@ -1,4 +1,4 @@
-"""A whole plugin: one thing of each kind. Its hooks import what they give, so that looking for plugins stays quick."""
+"""A complete plugin with one item of each kind. Hooks import the items when they are called, to load quickly."""
 
 from __future__ import annotations
 

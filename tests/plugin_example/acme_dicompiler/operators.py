@@ -1,4 +1,4 @@
-"""Operator rules: which region of each input a region of the output needs."""
+"""Operator rules: the region of each input that a region of the output needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dicompiler.plugin_api import Interval, Operation, OperatorRule, Piece, Regi
 
 
 def quick_gelu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """x · sigmoid(α x): a region of the output needs the same region of x."""
+    """Return the piece of x · sigmoid(α x): a region of the output needs the same region of x."""
     return Piece(region, (region,))
 
 

@@ -1,4 +1,4 @@
-"""A pass: takes Dropout out of the network."""
+"""A pass that removes Dropout from the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dicompiler.plugin_api import Pass, PipelineState
 
 @dataclass(frozen=True)
 class DropDropout(Pass):
-    """Removes Dropout nodes, which do nothing at inference.
+    """Remove Dropout nodes, which do nothing at inference.
 
     x → Dropout → y → Relu → z   ⇒   x → Relu → z
     """
@@ -18,7 +18,7 @@ class DropDropout(Pass):
     name: ClassVar[str] = "acme-drop-dropout"
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Keeps a Dropout that makes a graph output or whose mask is read."""
+        """Keep a Dropout if its output is a graph output, or if a node reads its mask."""
         graph = state.model.graph()
         kept = {tensor.name for tensor in graph.outputs}
         for node in [node for node in graph.nodes if node.op == "Dropout"]:

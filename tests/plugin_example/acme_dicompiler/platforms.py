@@ -6,7 +6,7 @@ from dicompiler.plugin_api import Device, Host, Network, Platform, PlatformFamil
 
 
 def boards(count: int) -> Platform:
-    """`count` boards of 20 GFLOP/s and 2 GiB on a switch of 1 Gbit/s."""
+    """Return a platform of `count` boards with 20 GFLOP/s and 2 GiB on a switch of 1 Gbit/s."""
     names = [f"board{i:02}" for i in range(1, count + 1)]
     hosts = tuple(Host(name, memory=2 * 2**30) for name in names)
     devices = tuple(Device(name, name, rate=20e9, cores=4, power_active=6.0, power_idle=2.0) for name in names)

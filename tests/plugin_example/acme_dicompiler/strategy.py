@@ -1,4 +1,4 @@
-"""A strategy: whole layers, dealt out in turn."""
+"""A strategy that gives whole layers to the devices in turn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dicompiler.plugin_api import Part, Plan, Problem, Strategy
 
 @dataclass(frozen=True)
 class RoundRobin(Strategy):
-    """Whole layers, dealt out to the computing devices in turn."""
+    """Whole layers, given to the computing devices in turn."""
 
     name: ClassVar[str] = "acme-round-robin"
     order: Literal["forward", "backward"] = "forward"
 
     def plan(self, problem: Problem) -> Plan:
-        """Layer i goes to device i mod n."""
+        """Return a plan with layer i on device i mod n."""
         devices = (
             problem.platform.computing_devices if self.order == "forward" else problem.platform.computing_devices[::-1]
         )

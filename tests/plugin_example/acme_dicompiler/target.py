@@ -1,4 +1,4 @@
-"""A target: every segment as an ONNX file; running it plays all devices, one after another, in this process."""
+"""A target that writes each segment as an ONNX file, and runs all devices one after another in this process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Inline(Target):
-    """An ONNX file for each segment, run one after another in one process."""
+    """An ONNX file for each segment. One process runs all segments one after another."""
 
     name: ClassVar[str] = "acme-inline"
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Writes program.json, a directory of segments for each device, and artifact.json."""
+        """Write program.json, a directory of segments for each device, and artifact.json."""
         program = compilation.program
         assert program is not None
         for device in program.devices:
             (directory / device.device).mkdir()
             for i, segment in enumerate(device.segments):
-                # Large weights are not in segment.model: Model.save puts them in.
+                # segment.model has placeholders for large weights. Model.save inserts the weights.
                 names = {tensor.name for tensor in segment.model.graph.initializer}
                 weights = {name: weight for name, weight in program.weights.items() if name in names}
                 Model(segment.model, weights).save(directory / device.device / f"{i}.onnx")
@@ -40,12 +40,12 @@ class Inline(Target):
         (directory / "artifact.json").write_text(format_json(describe_artifact(program, self.name, digest)))
 
     def run(self, directory: Path, frames: Sequence[Arrays], options: RunOptions) -> RunResult:
-        """Plays one frame after another; nothing can be lost on the way, so `options.timeout_s` is not needed."""
+        """Run one frame after another. No message can be lost, so `options.timeout_s` is not needed."""
         return Player(directory).run(frames, options)
 
 
 def document(program: Program) -> dict[str, Any]:
-    """What running needs beside the segments: who holds and wants what, and all steps in an order that works."""
+    """Return the content of program.json: sources and sinks of each device, and all steps in a possible order."""
     after: dict[tuple[str, int], list[int]] = {}
     for device in program.devices:
         latest = -1
@@ -71,7 +71,7 @@ def document(program: Program) -> dict[str, Any]:
 
 
 class Player:
-    """An artifact with its segments loaded."""
+    """Runs frames of an artifact. It loads all segments first."""
 
     def __init__(self, directory: Path) -> None:
         import onnxruntime
@@ -85,28 +85,28 @@ class Player:
         self.sent = dict.fromkeys(range(len(self.transfers)), 0)
 
     def frame(self, inputs: Arrays) -> dict[str, dict[str, Any]]:
-        """The outputs of one frame: of each sink device by name."""
-        held = {name: {key: inputs[key] for key in device["sources"]} for name, device in self.devices.items()}
+        """Run one frame; return the outputs of each sink device by name."""
+        tensors = {name: {key: inputs[key] for key in device["sources"]} for name, device in self.devices.items()}
         for kind, *step in self.steps:
             if kind == "send":
                 transfer = self.transfers[step[0]]
-                array = held[transfer["sender"]][transfer["name"]]
-                held[transfer["receiver"]][transfer["name"]] = array
+                array = tensors[transfer["sender"]][transfer["name"]]
+                tensors[transfer["receiver"]][transfer["name"]] = array
                 self.sent[step[0]] += array.nbytes
             else:
-                device, file, given, made = step
+                device, file, input_names, output_names = step
                 start = time.perf_counter()
-                arrays = self.sessions[file].run(made, {name: held[device][name] for name in given})
+                arrays = self.sessions[file].run(output_names, {name: tensors[device][name] for name in input_names})
                 self.seconds[file] += time.perf_counter() - start
-                held[device].update(zip(made, arrays, strict=True))
+                tensors[device].update(zip(output_names, arrays, strict=True))
         return {
-            name: {output: held[name][tensor] for tensor, output in device["sinks"].items()}
+            name: {output: tensors[name][tensor] for tensor, output in device["sinks"].items()}
             for name, device in self.devices.items()
             if device["sinks"]
         }
 
     def run(self, frames: Sequence[Arrays], options: RunOptions) -> RunResult:
-        """All frames, and what each device measured."""
+        """Run all frames; return their outputs and the measurements of each device."""
         start = time.perf_counter()
         delivered, times = [], []
         for inputs in frames:
@@ -114,22 +114,22 @@ class Player:
             delivered.append(self.frame(inputs))
             times.append(time.perf_counter() - before)
         kept = delivered if options.kept_frames is None else delivered[: options.kept_frames]
-        outputs = tuple(next(iter(own.values())) for own in kept)
+        outputs = tuple(next(iter(by_sink.values())) for by_sink in kept)
         return RunResult(outputs, self.reports(), tuple(kept), tuple(times), time.perf_counter() - start)
 
     def reports(self) -> tuple[DeviceReport, ...]:
-        """A report for each device; all share the memory of this process."""
+        """Return a report for each device. All devices share the memory of this process."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        found = []
+        reports = []
         for name in self.devices:
-            own = tuple(seconds for file, seconds in self.seconds.items() if file.startswith(f"{name}/"))
+            seconds = tuple(value for file, value in self.seconds.items() if file.startswith(f"{name}/"))
             sent = {i: count for i, count in self.sent.items() if self.transfers[i]["sender"] == name}
-            found.append(DeviceReport(name, sum(own), 0.0, 0.0, sent, own, peak))
-        return tuple(found)
+            reports.append(DeviceReport(name, sum(seconds), 0.0, 0.0, sent, seconds, peak))
+        return tuple(reports)
 
 
 class Session:
-    """What `dicompiler.connect` gives."""
+    """The session that `dicompiler.connect` returns."""
 
     reports: tuple[DeviceReport, ...] = ()
 
@@ -137,15 +137,15 @@ class Session:
         self.player = Player(directory)
 
     def infer(self, inputs: Arrays) -> dict[str, Any]:
-        """One frame: its outputs by name."""
+        """Run one frame; return its outputs by name."""
         return next(iter(self.player.frame(inputs).values()))
 
     def stream(self, frames: Iterable[Arrays]) -> Iterator[dict[str, Any]]:
-        """The outputs of each frame, in order."""
+        """Yield the outputs of each frame, in order."""
         return map(self.infer, frames)
 
     def close(self) -> None:
-        """Nothing runs on: keeps the reports."""
+        """Store the reports. No process needs to be stopped."""
         self.reports = self.player.reports()
 
     def __enter__(self) -> Session:
@@ -156,5 +156,5 @@ class Session:
 
 
 def connect(directory: Path, options: RunOptions) -> Session:
-    """The client, for entry-point group `dicompiler.clients`."""
+    """Return a session. An entry point of group `dicompiler.clients` names this function."""
     return Session(directory)
