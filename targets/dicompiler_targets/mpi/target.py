@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -38,18 +38,7 @@ RANK_BASE_BYTES = 40 << 20
 
 @dataclass(frozen=True)
 class MpiTarget(Target):
-    """A C++ program for MPI with one rank (process) per device, and for each host a package to build and start it.
-
-    Attributes:
-        threads: Threads that compute a segment; 0: as many as the device has cores.
-        engine: The engine that computes segments.
-        optimization: The optimization level of onnxruntime. "all" is onnxruntime's default and the fastest.
-            "extended" is the highest level at which convolutions give the same bits however the network is split.
-        provider: The execution provider of onnxruntime for devices that are GPUs, such as CUDA.
-        channels: Order of the channels of images.
-        mean: Subtracted from the pixels of an image (0 to 255): one number for all channels, or one for each channel.
-        scale: Multiplied with the pixels after `mean` was subtracted: one number, or one for each channel.
-    """
+    """A C++ program for MPI with one rank (process) per device, and for each host a package to build and start it."""
 
     name: ClassVar[str] = "mpi"
     can_run_replicas: ClassVar[bool] = True
@@ -58,13 +47,29 @@ class MpiTarget(Target):
     can_check_files: ClassVar[bool] = True
     can_emulate: ClassVar[bool] = True
 
-    threads: int = 0
-    engine: Literal["onnxruntime"] = "onnxruntime"
-    optimization: Optimization = "all"
-    provider: str = "CUDA"
-    channels: Literal["RGB", "BGR", "GRAY"] = "RGB"
-    mean: tuple[float, ...] = (0.0,)
-    scale: tuple[float, ...] = (1.0 / 255,)
+    threads: int = field(default=0, metadata={"help": "threads that compute a segment; 0: the device's cores"})
+    engine: Literal["onnxruntime"] = field(
+        default="onnxruntime", metadata={"help": "library that computes the segments"}
+    )
+    optimization: Optimization = field(
+        default="all",
+        metadata={
+            "help": "optimization level of onnxruntime: all is the fastest; extended is the highest level at which "
+            "convolutions give the same bits for every split of the network"
+        },
+    )
+    provider: str = field(
+        default="CUDA", metadata={"help": "execution provider of onnxruntime for devices that are GPUs"}
+    )
+    channels: Literal["RGB", "BGR", "GRAY"] = field(
+        default="RGB", metadata={"help": "order of the channels of images that the program reads"}
+    )
+    mean: tuple[float, ...] = field(
+        default=(0.0,), metadata={"help": "subtracted from pixels (0 to 255): one number, or one for each channel"}
+    )
+    scale: tuple[float, ...] = field(
+        default=(1.0 / 255,), metadata={"help": "factor after mean was subtracted: one number, or one for each channel"}
+    )
 
     def __post_init__(self) -> None:
         if self.threads < 0:

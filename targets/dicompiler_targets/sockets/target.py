@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,11 +45,6 @@ class SocketsTarget(Target):
 
     The functions of this class are in other modules, which are imported when they are needed. See the package's
     docstring for their order.
-
-    Attributes:
-        threads: Threads for computing a segment; 0 means as many as the device has cores.
-        optimization: onnxruntime's optimization level for segments. "all", the default, is the fastest. "extended" is
-            the highest level at which convolutions compute the same bits for every split of the network.
     """
 
     name: ClassVar[str] = "sockets"
@@ -59,8 +54,14 @@ class SocketsTarget(Target):
     can_check_files: ClassVar[bool] = True
     can_emulate: ClassVar[bool] = True
 
-    threads: int = 0
-    optimization: Optimization = "all"
+    threads: int = field(default=0, metadata={"help": "threads that compute a segment; 0: the device's cores"})
+    optimization: Optimization = field(
+        default="all",
+        metadata={
+            "help": "optimization level of onnxruntime: all is the fastest; extended is the highest level at which "
+            "convolutions give the same bits for every split of the network"
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.threads < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,14 +23,11 @@ class TflmTarget(Target):
 
     Inputs, outputs and sent tensors with four axes have channels last (N, H, W, C). All other tensors have ONNX's order
     of axes.
-
-    Attributes:
-        margin: Share by which arenas are larger than necessary.
     """
 
     name: ClassVar[str] = "tflm"
 
-    margin: float = 0.05
+    margin: float = field(default=0.05, metadata={"help": "fraction by which arenas are larger than necessary"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 10:
