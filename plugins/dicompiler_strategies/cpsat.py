@@ -48,9 +48,11 @@ class CpSat(Strategy):
     merges: tuple[str, ...] = field(default=MERGE_KINDS, metadata={"help": "how partial sums are added up"})
     simulate: bool = field(default=True, metadata={"help": "let the simulator choose among several optima"})
     tries: int = field(
-        default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: also without gradient's plans"}
+        default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: none, nor plans of gradient"}
     )
-    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
+    )
 
     def __post_init__(self) -> None:
         if not self.time > 0:

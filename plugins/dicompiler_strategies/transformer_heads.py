@@ -55,7 +55,9 @@ class Heads(Strategy):
     waves: bool = field(
         default=True, metadata={"help": "order parts in waves: parts that other devices wait for come first"}
     )
-    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
+    )
 
     def __post_init__(self) -> None:
         if any(count < 2 for count in self.device_counts):

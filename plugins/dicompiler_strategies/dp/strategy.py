@@ -61,7 +61,9 @@ class Dp(Strategy):
         default=False,
         metadata={"help": "layers with rows may be cut by channels as well (always allowed if memory is short)"},
     )
-    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
+    )
 
     def __post_init__(self) -> None:
         if not self.budget > 0:

@@ -55,13 +55,14 @@ class ExplorationOptions:
     objectives: tuple[str, ...] = field(
         default=AUTODICE_OBJECTIVES,
         metadata=_help_metadata(
-            "objectives, of latency, throughput, energy, memory, communication, device-memory, device-energy"
+            "axes of the front: latency, throughput, energy, memory, communication, device-memory, device-energy"
         ),
     )
     encoding: Literal["split", "naive", "tiles"] = field(
-        default="split", metadata=_help_metadata("runs of layers; a device for each layer; a choice for each layer")
+        default="split",
+        metadata=_help_metadata("split: runs of layers; naive: a device for each layer; tiles: a split for each layer"),
     )
-    population: int = field(default=100, metadata=_help_metadata("plans of a generation"))
+    population: int = field(default=100, metadata=_help_metadata("number of plans in a generation"))
     generations: int | None = field(
         default=None, metadata=_help_metadata("generations of all stages together; by default 150 (autodice: 400)")
     )

@@ -88,7 +88,9 @@ class Gradient(Strategy):
     device_counts: tuple[int, ...] = field(
         default=(), metadata={"help": "numbers of devices to split over; by default 2 to 8, then in growing steps"}
     )
-    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
+    )
 
     def __post_init__(self) -> None:
         check_descent_options(self, self.learning_rate)
