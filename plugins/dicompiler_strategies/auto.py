@@ -27,7 +27,9 @@ from dicompiler_strategies.transformer_heads import best_row_plans, has_attentio
 log = logging.getLogger("dicompiler")
 
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
-"""Strategy → largest layers · devices for which it is asked; beyond that it would use up the whole budget."""
+"""For each strategy, the largest number of layers · devices for which it is asked. For larger problems, it would use up
+the whole budget.
+"""
 DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
 """The strategies that are asked, in order. cpsat comes before slow strategies that rarely have the best plan, so that a
 small budget omits the slow ones.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 DEFAULT_TRIES = 200
 MAX_GRADIENT_SIZE = 2_000
-"""Largest layers · devices for which gradient's descent takes only some seconds."""
+"""Largest number of layers · devices for which gradient's descent takes only a few seconds."""
 
 
 @dataclass(frozen=True)

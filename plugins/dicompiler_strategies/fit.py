@@ -16,7 +16,8 @@ from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
 MAX_MEASURED_PLANS = 6
-"""Plans that are measured for one number of boards and tiles. After each, the missing bytes are reserved for the next.
+"""Plans that the target measures for one number of boards and tiles. The bytes that a plan lacks are reserved when the
+next plan is searched.
 """
 EXTRA_BYTES = 256
 """Bytes that are reserved in addition to the missing bytes."""

@@ -28,7 +28,7 @@ from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tabl
 from dicompiler_strategies.trim_parts import trim_parts
 
 HEADS_KINDS = ("whole", "height", "lop", "lip")
-"""Kinds of splits that are used."""
+"""Kinds of splits that the strategy uses."""
 KeptChoices = Sequence[NDArray[np.intp]]
 """For each layer, the numbers of the choices that are considered."""
 TIE_BREAK_S = 1e-7

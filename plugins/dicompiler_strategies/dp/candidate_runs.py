@@ -33,9 +33,9 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 SplitKind = Literal["rows", "cut", "sums"]
 """"rows": fused height tiles; "cut": one layer in shares or copies; "sums": one layer in partial sums."""
 CANDIDATE_RUNS_PER_S = 10_000
-"""Candidate runs that are built, and tried in some states, in a second of the reference computer.
+"""Number of candidate runs that are built, and priced in some states, in a second of the reference computer.
 
-20 000 were measured.
+The measured number was 20 000.
 """
 _HOPELESS_RATIO = 2.0  # A block is not extended if it is this many times slower than its separate layers.
 _RowDemand = RowIntervals | None  # The rows of a tensor that each member needs; None if all need the whole tensor.

@@ -31,7 +31,7 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
-"""How a tensor lies on the devices.
+"""How a tensor is distributed over the devices.
 
 - "rows", "channels": each member has a share of the rows or channels.
 - "everywhere": each member has all of it.

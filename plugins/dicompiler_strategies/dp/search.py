@@ -67,7 +67,7 @@ class RunPath:
     """A sequence of consecutive runs that covers all layers.
 
     Attributes:
-        team: The devices.
+        team: The devices that compute the runs.
         cost: Cost including the prices of weights.
         seconds: Seconds in the barrier model.
         total_bytes: Bytes that are sent.

@@ -101,7 +101,7 @@ class SplitPointEncoding(Encoding):
         return self._sort_groups(starts, rng.permuted(devices, axis=1)[:, : self.groups])
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Return children with the devices of the father's layers in one random span, and the mother's elsewhere."""
+        """Return children with the father's devices for the layers of a random span, and else the mother's devices."""
         inside = _random_spans(rng, len(mothers), self.layers)
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
@@ -210,7 +210,7 @@ class ChoiceEncoding(Encoding):
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
     def _apply_label(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
-        """Let the layers from `start` to `stop` − 1 use the label of a random choice of one of them."""
+        """Let layers `start` to `stop` − 1 of a plan use choices with one label, a random label of these layers."""
         if start == stop:
             return
         example = int(rng.integers(start, stop))

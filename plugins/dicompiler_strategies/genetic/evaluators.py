@@ -87,7 +87,7 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Split runs of consecutive layers in two, so that the second piece goes to a device without layers."""
+        """Return plans derived from `rows`: runs of layers are split, with the second piece on an unused device."""
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
@@ -182,7 +182,7 @@ class TiledLayerSpace:
         return ChoiceEncoding(len(labels), labels, tuple(map(tuple, allowed)))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Let a run of layers use choices with one label, possibly with more devices."""
+        """Return plans derived from `rows`: a run of layers uses choices with one label, possibly on more devices."""
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
     def seed_plans(self, devices: int) -> Genes:

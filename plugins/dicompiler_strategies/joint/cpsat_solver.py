@@ -23,10 +23,10 @@ log = logging.getLogger("dicompiler")
 FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
 """Pairs of choices that a CP-SAT model may have in the first attempt, and afterwards.
 
-If there are more, the least promising choices are left out. The result is then no proof.
+If there are more, the least promising choices are left out. The result then proves no bound.
 """
 COST_UNITS = 1 << 40
-"""Integer units of the best known value, from which CP-SAT's integer costs follow.
+"""The best known value in units of CP-SAT's costs, which must be integers.
 
 Costs are rounded down, so that bounds stay valid.
 """

@@ -34,7 +34,7 @@ Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
 connected layers in model, data or hybrid form, or everything on one device.
 """
 DataState = Literal["gateway", "rows", "outputs", "sums"]
-"""Where the data lies between two rounds, see `_Rounds`."""
+"""State of the data between two rounds, explained at `_Rounds`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class FullyConnectedLayer:
     """A fully connected layer (FL in the paper).
 
     Attributes:
-        names: Name of the layer.
+        names: The name of the layer, as a tuple like the names of a `ConvolutionalLayer`.
         Ni: Number of inputs.
         No: Number of outputs.
     """

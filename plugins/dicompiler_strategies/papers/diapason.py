@@ -236,9 +236,10 @@ def _contract_product(weighted: Floats, by: Floats) -> Floats:
 
 
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
-    """Add gradients by the opportunities' sigma, shape (R, P, S, D), to the gradients of their groups.
+    """Add `g`, the gradients by the sigma of a layer's opportunities, shape (R, P, S, D), to `g_sigma`.
 
-    Fused opportunities belong to the group of the opportunity that they were derived from, and share its W_dev.
+    `g_sigma` has the gradients of all groups, and `group` the group of each opportunity. Fused opportunities belong to
+    the group of the opportunity that they were derived from, and share its W_dev.
     """
     for place, number in enumerate(group):
         g_sigma[:, number] += g[:, place]

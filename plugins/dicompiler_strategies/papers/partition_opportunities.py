@@ -36,7 +36,9 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
 
 MILLI_PER_UNIT = 1e3
-"""Costs are in ms or mJ. The unit decides the meaning of a learning rate; with these, the paper's 0.8 works well."""
+"""Factor from s to ms and from J to mJ, the units of costs. The best learning rate depends on the unit of the costs. In
+these units, the paper's rate of 0.8 works well.
+"""
 
 
 @dataclass(frozen=True)

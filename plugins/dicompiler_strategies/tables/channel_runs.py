@@ -32,8 +32,8 @@ from dicompiler.plugin_api.utilities import memoized
 MAX_LOAD_RATIO = 1.05
 """Largest acceptable work of the busiest device, relative to the best way to cut a run into equal units.
 
-Of the acceptable cuts, the one with the least total work is used, and of equal ones the coarsest, so that little is
-computed twice.
+Among the acceptable cuts, the one with the least total work is used. Among equals, the one with the largest units is
+used, so that little is computed twice.
 """
 
 
