@@ -34,7 +34,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """Return the platform file format of AutoDiCE; the strategy `manual` reads its mappings."""
+    """Return the format of AutoDiCE's platform files. The strategy `manual` reads AutoDiCE's mappings."""
     from dicompiler.plugin_api import PlatformFormat
     from dicompiler_strategies.autodice import platform_from_hosts
 

@@ -197,7 +197,7 @@ class _AutoSearch:
     def tables(self) -> CostTables:
         """The cost tables of `heads` if it is used, else those of cpsat.
 
-        Raises DicompilerError if the budget is exceeded before the tables are filled and a plan exists already.
+        Raises DicompilerError if a plan exists already, and the budget is exceeded before the tables are filled.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")

@@ -107,7 +107,8 @@ def _count_parts(plan: Plan) -> int:
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one choice per layer) in the barrier model for each λ, without repetitions.
 
-    Nothing is yielded if the layer graph has too many parallel branches for exact elimination.
+    λ is a factor on the times of sending. Nothing is yielded if the layer graph has too many parallel branches for
+    exact elimination.
     """
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:
@@ -181,7 +182,7 @@ class CandidateSearch:
         return self.budget.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
-        """Evaluate the best selections of the barrier model for all λ."""
+        """Evaluate the best selections of the barrier model for all factors λ on the times of sending."""
         for selection in find_optima(tables):
             if self.budget.is_exceeded():
                 return
@@ -316,8 +317,8 @@ def neighbours(
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
     """Return the selection with the choices of a random sequence of layers replaced by optimal ones.
 
-    The optimum is computed for a random λ and with random errors on all times. The result is None if the sequence has
-    too many parallel branches for exact elimination.
+    The optimum is computed for a random factor λ on the times of sending, and with random errors on all times. The
+    result is None if the sequence has too many parallel branches for exact elimination.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))

@@ -25,7 +25,7 @@ EXTRA_BYTES = 256
 
 @dataclass(frozen=True)
 class Fit(Strategy):
-    """The fewest boards, or the largest tiles one after another on one board, that fit RAM and flash.
+    """The fewest boards, or on one board the largest tiles (computed one after another), that fit RAM and flash.
 
         conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as in MCUNetV2)
 
@@ -37,9 +37,9 @@ class Fit(Strategy):
     name: ClassVar[str] = "fit"
 
     fewest_boards: bool = field(
-        default=False, metadata={"help": "prefer fewer boards over fewer tiles one after another on a board"}
+        default=False, metadata={"help": "prefer fewer boards, even if a board then computes more tiles"}
     )
-    tiles: int = field(default=64, metadata={"help": "largest number of tiles one after another on a board"})
+    tiles: int = field(default=64, metadata={"help": "largest number of tiles that a board computes one after another"})
 
     def __post_init__(self) -> None:
         if not 1 <= self.tiles <= 1024:

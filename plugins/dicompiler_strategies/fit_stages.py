@@ -268,7 +268,7 @@ class _StageSearch:
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield pairs of a plan with one more stage, from layer `start` on, and the position after that stage."""
+        """Yield pairs: a plan with one more stage, which begins at layer `start`, and the position after this stage."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)

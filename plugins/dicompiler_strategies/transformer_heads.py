@@ -137,7 +137,7 @@ def best_row_plans(cost_tables: CostTables) -> list[Plan]:
 
 
 def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
-    """Yield the best plans for each λ, for several sets of choices.
+    """Yield the best plan for each factor λ on the times of sending, for several sets of choices.
 
     The first set has only the choices with the fewest weights on the fullest device. If the objective is not memory,
     choices that split rows, and then all choices, follow.

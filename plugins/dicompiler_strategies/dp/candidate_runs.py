@@ -343,7 +343,7 @@ class RowBlock:
         return row_counts(rows)
 
     def needed_boxes(self) -> dict[str, DeviceBoxes]:
-        """Return the regions that the members read of tensors from before the block, by tensor."""
+        """Return, for each tensor that is computed before the block, the region that each member reads."""
         team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}

@@ -226,7 +226,7 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return by tensor the regions of inputs that the members need for their shares (None: no share)."""
+        """Return, for each input tensor, the region that each member needs for its share; None means no share."""
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
         for index, share in zip(self.members, shares, strict=True):

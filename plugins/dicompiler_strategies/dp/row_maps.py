@@ -67,8 +67,8 @@ class RowMap:
     Attributes:
         axis: Height axis of the output.
         single: Results of the operator rule for single rows.
-        needs: For each input tensor, its name in the results of `single`, which layers of equal structure share; None
-            if the tensor is always read whole.
+        needs: For each input tensor, the key of its rows in the results of `single`; None if the tensor is always read
+            whole. The key is the input of another layer if layers of equal structure share `single`.
     """
 
     axis: int

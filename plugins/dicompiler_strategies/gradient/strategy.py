@@ -206,7 +206,7 @@ def _search_objective(
 ) -> BestSelection | None:
     """Return the best selection over one ObjectiveTables.
 
-    The result is None if there is neither a descent nor a hint that uses only the kept choices.
+    The result is None if there is no descent (`settings` is None) and no hint that uses only choices of the tables.
     """
     placed = [place for hint in hints if (place := to_kept_numbers(tables.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(tables.node))

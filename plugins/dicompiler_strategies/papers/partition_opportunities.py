@@ -191,10 +191,11 @@ class _SpaceBuilder:
     def _fusion_opportunity(
         self, layer: Layer, parent: PartitionOpportunity, before: Layer
     ) -> PartitionOpportunity | None:
-        """Return the PO of layer `before` that computes the slices which the slices of `parent` read.
+        """Return the PO of layer `before` with one slice for each slice of `parent`: the rows that this slice reads.
 
-        The result is None if `before` cannot be split into them. If a stride leaves rows unused, a slice is widened to
-        the start of the next one, because every other PO of `layer` must find all elements that it needs.
+        `parent` is a PO of `layer`. The result is None if `before` cannot be split into these slices. If a stride
+        leaves rows unused, a slice is widened to the start of the next one, because every other PO of `layer` must find
+        all elements that it needs.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:

@@ -90,7 +90,7 @@ class _PartProbe:
         task: The piece of the layer that the part computes.
         region: The region of the first output that the part computes.
         needs: Pairs of the index of a layer input, and the region that the part reads of this input.
-        weights: Bytes of each piece of a weight that the part reads.
+        weights: Bytes of each piece (name and region) of a weight that the part reads.
     """
 
     task: ShareTask

@@ -200,7 +200,8 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
     """Return the positions of layers whose output is sent in one message with another layer's output.
 
     These are matrix products with the same input tensor. The first of these products pays for the message, and the
-    outputs of the others are added to it. Queries of an attention come last: they usually stay on their device.
+    outputs of the others are added to it. Queries of an attention come last in this order, because they usually stay on
+    their device and are not sent.
     """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
