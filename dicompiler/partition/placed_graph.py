@@ -117,6 +117,22 @@ class PlacedNode(NamedTuple):
         return self.op or (self.template.op_type if self.template is not None else "")
 
 
+class TensorSend(NamedTuple):
+    """A tensor that one device sends to another.
+
+    Attributes:
+        producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
+        tensor: Name of the tensor.
+        rank: Rank of the receiver among all devices that read the tensor.
+        receiver: Name of the receiving device.
+    """
+
+    producer: int
+    tensor: str
+    rank: int
+    receiver: str
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """Properties of a model that placement needs, computed once per model.
@@ -229,13 +245,9 @@ class PlacedGraph:
         return users
 
     @cached_property
-    def sends(self) -> Sequence[tuple[int, str, int, str]]:
-        """Tensors to send, sorted by the node that computes them.
-
-        Each entry has the index of this node, the name of the tensor, the rank of the receiving device among all
-        devices that read the tensor, and the receiving device.
-        """
-        sends: list[tuple[int, str, int, str]] = []
+    def sends(self) -> Sequence[TensorSend]:
+        """Tensors to send, sorted by the node that computes them."""
+        sends: list[TensorSend] = []
         devices = [node.placement.device for node in self.nodes]
         for name, indices in self.readers.items():
             if name in self.state_reads or name in self.unsized_inputs:
@@ -246,7 +258,11 @@ class PlacedGraph:
             if len(indices) == 1 and devices[indices[0]] in available:
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])
-            sends += [(producer, name, rank, reader) for rank, reader in enumerate(readers) if reader not in available]
+            sends += [
+                TensorSend(producer, name, rank, reader)
+                for rank, reader in enumerate(readers)
+                if reader not in available
+            ]
         return sorted(sends)
 
     def tensor_spec(self, tensor: str) -> TensorSpec:

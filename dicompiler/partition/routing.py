@@ -99,7 +99,16 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 
 class _Router:
-    """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read."""
+    """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read.
+
+    Attributes:
+        wanted_state_regions: Region of each state that each device keeps, as the previous walk has found it.
+        state_regions: The same, as this walk finds it.
+        live_tasks: Tasks with results that are read. None stands for model inputs, which no task computes.
+        readers: Tasks that read a tensor, with the region that each needs, by tensor.
+        reads: By task and tensor, the tree that assembles the region which the task needs.
+        received: Boxes that devices send to each other.
+    """
 
     def __init__(
         self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[StateOnDevice, Region]
@@ -110,7 +119,7 @@ class _Router:
         self.state_retentions: list[StateRetention] = []
         self.device_rank = {device: i for i, device in enumerate(plan.devices)}
         self.output_rank = {name: i for i, name in enumerate(layers.outputs)}
-        self.live_tasks: set[TaskId | None] = set()  # None stands for model inputs, which no task computes.
+        self.live_tasks: set[TaskId | None] = set()
         self.readers: dict[TensorKey, list[tuple[TaskOrder, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []

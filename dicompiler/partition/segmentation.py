@@ -27,8 +27,8 @@ def build_program(
     graph, hosts = _read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
     transfers = tuple(
-        Transfer(i, _sender(graph, name, reader, hosts), reader, graph.tensor_spec(name))
-        for i, (_, name, _, reader) in enumerate(graph.sends)
+        Transfer(i, _sender(graph, send.tensor, send.receiver, hosts), send.receiver, graph.tensor_spec(send.tensor))
+        for i, send in enumerate(graph.sends)
     )
     by_end: dict[str, list[Transfer]] = {device: [] for device in devices}
     for transfer in transfers:
@@ -95,7 +95,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     Each segment therefore depends only on earlier ones.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
-    sends = {producer for producer, *_ in graph.sends}
+    sends = {send.producer for send in graph.sends}
     encoder_starts = _find_encoder_starts(graph)
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # The current segment of each device.
@@ -128,12 +128,12 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
     """Return the index of the first node of each encoder of a sent tensor, by the index of its last node."""
     starts: dict[int, int] = {}
-    for producer, name, *_ in graph.sends:
-        start = producer
-        while start > 0 and is_part_of(graph.nodes[start - 1].outputs[0], name):
+    for send in graph.sends:
+        start = send.producer
+        while start > 0 and is_part_of(graph.nodes[start - 1].outputs[0], send.tensor):
             start -= 1
-        if start < producer:
-            starts[producer] = start
+        if start < send.producer:
+            starts[send.producer] = start
     return starts
 
 

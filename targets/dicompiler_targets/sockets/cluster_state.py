@@ -192,7 +192,7 @@ class ClusterState:
             self.processes[name] = self._start_process(name) if is_started else DeviceProcess(manifest)
         self._await_connections(deadline, check_time)
         failed = self.schedule.find_failed_set(self.down) or frozenset()
-        self.schedule.change(failed, 0, 0)
+        self.schedule.change(failed, first_frame=0, oldest_frame=0)
         for name in self.up:
             self._send_peers(name, {"down": sorted(self.down), "failed": sorted(failed)} if self.down else {})
         self._peers_sent = True
@@ -450,7 +450,7 @@ class ClusterState:
         first = self._last_change = self.window.end
         failed = self.schedule.find_failed_set(self.down)
         assert failed is not None
-        self.schedule.change(failed, first, self.window.oldest)
+        self.schedule.change(failed, first_frame=first, oldest_frame=self.window.oldest)
         if drop:
             self.window.drop(first)
             self.needs_replay = True

@@ -212,6 +212,7 @@ class ClusterSession(Session):
         self._in_flight_frames = dict[int, InFlightFrame]()
         self.opened_at, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
         self._change_deadline = math.inf
+        # The seconds that the caller has spent outside of the session, and the time when the session was last left.
         self._caller_s, self._left_at = 0.0, math.inf
         count = len({*artifact.devices} - {*options.start_manually, *options.start_without})
         acceptor = acceptor or RunAcceptor(options.listen or ANY_LOOPBACK_PORT, options.keys, options.insecure)
@@ -502,7 +503,7 @@ class ClusterSession(Session):
                 self._log_takeover()
         else:
             frame.finished_devices.add(event.device)
-            if event.header.index:
+            if event.header.index:  # The microseconds since the device started its first segment of the frame.
                 frame.computing_since = min(frame.computing_since, event.received_at - event.header.index / 1e6)
         if frame.missing_outputs == 0 and len(frame.finished_devices) == len(frame.active_devices):
             del self._in_flight_frames[frame.number]

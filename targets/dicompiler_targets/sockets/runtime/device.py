@@ -268,7 +268,7 @@ class DeviceRun:
         elif header.type is MessageType.PEERS:
             message = decode_json(payload)
             self.peers.set_initially_down(set(message.get("down", ())))
-            self._schedule.change(message.get("failed", ()), 0, 0)
+            self._schedule.change(message.get("failed", ()), first_frame=0, oldest_frame=0)
             self._mailbox.put("peers", message)
         elif header.type is MessageType.ERROR:
             self._end_reason = f"the coordinator refused: {decode_json(payload).get('message')}"
@@ -291,7 +291,7 @@ class DeviceRun:
         """
         self._last_change = first = int(message["first"])
         self.failed_peers += self.peers.set_down(set(message["down"]))
-        self._schedule.change(message["failed"], first, self._window.oldest)
+        self._schedule.change(message["failed"], first_frame=first, oldest_frame=self._window.oldest)
         if not message["drop"]:
             if self._next_announced < first:  # This device has no work in the frames that were not announced to it.
                 self._window.skip(self._next_announced, first)

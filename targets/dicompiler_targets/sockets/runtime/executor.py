@@ -179,7 +179,7 @@ class StepExecutor:
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
-        self._first_valid = 0
+        self._first_valid = 0  # Frames before this number were stopped.
         self._sessions, self._mailbox, self._loop = sessions, mailbox, loop
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s = min_segment_s
