@@ -31,6 +31,8 @@ difference was 5 steps in onnxruntime and 8 in TFLite Micro over the 53 convolut
 of YOLOv2.
 """
 _QUANTIZED_OPS = "DequantizeLinear QuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger".split()
+INT8_ACTIVATIONS = 4
+"""Value of MatMulNBits' attribute `accuracy_level` with which the first operand is quantized to 8 bits."""
 _DATA_MOVEMENT_OPS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 _FLOAT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
 _TOLERANCES_BY_TYPE: Mapping[int, float] = {
@@ -81,7 +83,8 @@ def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
     """Return the tolerances of the outputs of a quantized network, by output name.
 
     An output that is the result of a DequantizeLinear may differ by MAX_QUANTIZATION_STEPS times its scale. An output
-    that is computed in floats afterwards may differ by MAX_QUANTIZATION_STEPS / 256 of its range.
+    that is computed in floats afterwards may differ by MAX_QUANTIZATION_STEPS / 256 of its range. A network with
+    MatMulNBits that quantizes its activations counts as quantized.
 
     Args:
         model: The network.
@@ -90,7 +93,7 @@ def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
         Tolerances by output name; empty if the network is not quantized.
     """
     nodes = model.proto.graph.node
-    if not any(node.op_type in _QUANTIZED_OPS for node in nodes):
+    if not any(node.op_type in _QUANTIZED_OPS or _has_int8_activations(node) for node in nodes):
         return {}
     makers = {name: node for node in nodes for name in node.output}
     tolerances = {}
@@ -100,6 +103,11 @@ def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
         elif value.type.tensor_type.elem_type in _INT8_TYPES:
             tolerances[value.name] = Tolerance(MAX_QUANTIZATION_STEPS, 1.0)
     return tolerances
+
+
+def _has_int8_activations(node: onnx.NodeProto) -> bool:
+    """Return True for a MatMulNBits that quantizes its operand. Operands that differ by 1e-7 can differ by a step."""
+    return any(attribute.name == "accuracy_level" and attribute.i == INT8_ACTIVATIONS for attribute in node.attribute)
 
 
 def _dequantized_tolerance(model: Model, makers: Mapping[str, onnx.NodeProto], name: str) -> Tolerance:

@@ -1,6 +1,7 @@
-"""The pass `quantise`: quantize a float32 network to 8-bit integers, with value ranges measured on samples.
+"""The pass `quantise`: quantize a float32 network to 8-bit integers, or only the weights of its products.
 
 float32 model + samples ⇒ model in QDQ form (QuantizeLinear/DequantizeLinear pairs), by onnxruntime's static quantizer
+float32 model           ⇒ model with MatMulNBits instead of MatMul
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dicompiler.plugin_api.onnx import Samples, copy_without, read_samples
 from dicompiler.plugin_api.utilities import one_line
 from dicompiler_passes.normalise import normalise
 from dicompiler_passes.prequantize import simplify_for_quantization
+from dicompiler_passes.quantize_blocks import BLOCK_SIZES, quantize_products
 
 MIN_OPSET = 13
 """First opset in which weights have a scale for each channel."""
@@ -28,9 +30,13 @@ MIN_OPSET = 13
 
 @dataclass(frozen=True)
 class Quantise(Pass):
-    """Quantize weights per channel and activations per tensor to 8 bits.
+    """Quantize weights per channel and activations per tensor to 8 bits, or the weights of products in blocks.
 
     x → Conv → Relu → y  ⇒  x → Quantize → Dequantize → Conv(Dequantize(w)) → Quantize → Dequantize → y
+
+    With weights=int4 or weights=int8, only constant matrices of products are quantized, and no samples are needed:
+
+    x → MatMul(w) → y  ⇒  x → MatMulNBits(blocks of w, scales) → y
 
     The quantized network becomes the reference: `verify` compares results with it and not with the float32 network.
 
@@ -49,12 +55,34 @@ class Quantise(Pass):
         },
     )
     inputs: Literal["float32", "int8"] = field(default="float32", metadata={"help": "type of the network's inputs"})
+    weights: Literal["channels", "int4", "int8"] = field(
+        default="channels",
+        metadata={
+            "help": "channels: all weights in 8 bits per channel, and activations in 8 bits; int4, int8: only the "
+            "constant matrices of products, in blocks"
+        },
+    )
+    block_size: int = field(
+        default=32, metadata={"help": "number of weights that share a scale, for weights=int4 and weights=int8"}
+    )
+    activations: Literal["float32", "int8"] = field(
+        default="float32",
+        metadata={
+            "help": "type in which products with weights=int4 or weights=int8 read their operand; int8 sets "
+            "accuracy_level=4 of MatMulNBits"
+        },
+    )
 
     def run(self, state: PipelineState) -> PipelineState:
         """Replace the model by the quantized one.
 
         Layers, plan, routing and reference are removed from the state, because they belong to the float32 network.
         """
+        if self.weights != "channels":
+            quantized = self._quantize_products(state.model)
+            return replace(state, model=quantized, layers=None, plan=None, routing=None, reference=None)
+        if self.activations != "float32":
+            raise UsageError("quantise: activations=int8 needs weights in blocks: add weights=int4 or weights=int8")
         if not self.samples:
             raise UsageError("quantise: no samples: give a file, quantise{samples=samples.npz}")
         model = normalise(state.model)
@@ -65,6 +93,17 @@ class Quantise(Pass):
         if self.inputs == "int8":
             quantized = take_int8(quantized)
         return replace(state, model=quantized, layers=None, plan=None, routing=None, reference=None)
+
+    def _quantize_products(self, model: Model) -> Model:
+        if self.samples or self.inputs != "float32":
+            raise UsageError(
+                f"quantise: weights={self.weights} needs no samples and keeps the inputs: omit the other options"
+            )
+        if self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise UsageError(f"quantise: invalid block_size {self.block_size}: use one of {sizes}")
+        bits = {"int4": 4, "int8": 8}[self.weights]
+        return quantize_products(normalise(model), bits, self.block_size, self.activations == "int8")
 
 
 def quantise(model: Model, samples: Samples) -> Model:

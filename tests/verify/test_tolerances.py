@@ -44,6 +44,24 @@ def test_only_outputs_of_quantized_networks_have_steps(text: str, allowed: dict[
         assert found[name] == one
 
 
+@pytest.mark.parametrize("level", [0, 4])
+def test_products_with_int8_activations_allow_a_share_of_the_range(level: int) -> None:
+    node = onnx.helper.make_node(
+        "MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=32, N=1, accuracy_level=level
+    )
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, n)) for name, n in (("x", 32), ("y", 1))
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(np.zeros((1, 1, 16), np.uint8), "w"),
+        onnx.numpy_helper.from_array(np.zeros((1, 1), np.float32), "s"),
+    ]
+    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], constants)
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    found = quantized_tolerances(Model.load(onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)))
+    assert found == ({"y": Tolerance(MAX_QUANTIZATION_STEPS / 256)} if level else {})
+
+
 def test_computed_scale_allows_share_of_range() -> None:
     text = "(float[1, 4] y) { s = ReduceMax <keepdims = 0> (x) y = DequantizeLinear (q, s) }"
     found = quantized_tolerances(Model.load(onnx.parser.parse_model(f"{HEAD} {text}")))
