@@ -24,7 +24,7 @@ from dicompiler.ir.operator_rule import (
     whole_tensor,
 )
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_region
-from dicompiler.operators.windows import SpatialAxis, has_disputed_shape, window_axes
+from dicompiler.operators.windows import SpatialAxis, window_axes
 
 
 class AxisTile(NamedTuple):
@@ -87,12 +87,12 @@ def tile_spatial_axes(
     """Return the output region, the input region and the changed attributes of a tile.
 
     All regions have only the spatial axes; `region` is the requested output region. A tile that is the whole tensor
-    changes no attributes, unless ONNX infers another shape from them than onnxruntime.
+    changes no attributes.
     """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
     # The attribute ceil_mode is kept: it has an effect only at the border of the whole tensor, and a tile at the border
     # must round up like the whole tensor. In all other tiles, windows fit exactly.
-    is_whole = out == full_region(operation.out_shape[2:]) and not has_disputed_shape(operation, kernel)
+    is_whole = out == full_region(operation.out_shape[2:])
     return out, need, {} if is_whole else {"auto_pad": None, "pads": [*begins, *ends]}
 
 
@@ -137,7 +137,7 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
     axes, tiled = window_axes(operation, weight[2:]), region[2:]
     _, need, begins, ends = zip(*map(tile_transposed_axis, axes, tiled), strict=True)
     attributes: dict[str, Any] = {}
-    if tiled != full_region(operation.out_shape[2:]) or has_disputed_shape(operation, weight[2:]):
+    if tiled != full_region(operation.out_shape[2:]):
         pads, added = [max(0, cut) for cut in (*begins, *ends)], [max(0, -cut) for cut in ends]
         attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])

@@ -198,19 +198,6 @@ def window_axes(operation: Operation, kernel: tuple[int, ...]) -> tuple[SpatialA
     return tuple(axes)
 
 
-@memoized
-def has_disputed_shape(operation: Operation, kernel: tuple[int, ...]) -> bool:
-    """Return True if ONNX may infer another output shape of a pool or transposed convolution than onnxruntime.
-
-    onnxruntime refuses a graph in which such a node and other nodes compute pieces of one tensor, because it infers
-    shapes as ONNX does when it loads the graph. The attributes of such a node must be replaced by pads.
-    """
-    attributes, extents = WindowAttributes.read(operation.node.attributes, kernel), operation.input_shape(0)[2:]
-    if operation.node.op == "ConvTranspose":
-        return attributes.has_disputed_transposed(extents)
-    return operation.node.op.endswith("Pool") and attributes.has_disputed_pool(extents)
-
-
 def _pool_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shapes: Sequence[Shape]) -> Shape | None:  # noqa: ARG001
     data, kernel = shapes[0], attributes.get("kernel_shape") or ()
     if len(data) != len(kernel) + 2:
@@ -269,3 +256,46 @@ def onnxruntime_output_shape(op: str, attributes: Attributes, inputs: Sequence[T
 
 
 _OMITTED = TensorInfo("", 0, None)
+
+
+def onnx_window_attributes(
+    op: str, attributes: Attributes, inputs: Sequence[TensorInfo | None]
+) -> tuple[Mapping[str, Any], Shape] | None:
+    """Return attributes from which ONNX infers the shape that onnxruntime computes, for a pool or ConvTranspose.
+
+    Args:
+        op: Operator type in the standard domain.
+        attributes: Values by attribute name, with texts as str.
+        inputs: The inputs; None if an input is omitted or unknown.
+
+    Returns:
+        Changed attributes, in which None removes an attribute, and the spatial extents of the input that windows read.
+        None if ONNX infers the shape correctly, or if no attributes give this shape.
+    """
+    if op not in _OUTPUT_SHAPES or onnxruntime_output_shape(op, attributes, inputs) is None:
+        return None
+    extents, *others = [tensor.shape[2:] for tensor in inputs[:2] if tensor is not None and tensor.shape is not None]
+    if op == "ConvTranspose":
+        windows = WindowAttributes.read(attributes, others[0])
+        return _transposed_attributes(windows, extents) if windows.has_disputed_transposed(extents) else None
+    if op == "Resize":
+        return None
+    windows = WindowAttributes.read(attributes, attributes["kernel_shape"])
+    axes = [windows.pool_axis(axis, extent) for axis, extent in enumerate(extents)]
+    pads = [*(axis.pad_begin for axis in axes), *(axis.pad_end for axis in axes)]
+    if not windows.has_disputed_pool(extents) or min(pads) < 0:
+        return None
+    return {"auto_pad": None, "pads": pads}, tuple(axis.extent for axis in axes)
+
+
+def _transposed_attributes(windows: WindowAttributes, counts: Shape) -> tuple[Mapping[str, Any], Shape] | None:
+    pads, padding = [], []
+    for axis, count in enumerate(counts):
+        extent, stride = windows.transposed_extent(axis, count), windows.strides[axis]
+        begin, end = windows.transposed_pads(axis, count, extent)
+        pads.append((begin, end))
+        padding.append(extent + begin + end - (count - 1) * stride - windows.span(axis))
+        if not 0 <= padding[-1] < max(stride, windows.dilations[axis]):
+            return None
+    begins, ends = zip(*pads, strict=True)
+    return {"auto_pad": None, "output_shape": None, "pads": [*begins, *ends], "output_padding": padding}, counts

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, Node, TensorInfo
     from dicompiler.ir.random_ops import is_random
     from dicompiler.ir.recurrent_states import read_states, write_states
-    from dicompiler.operators.windows import onnxruntime_output_shape
+    from dicompiler.operators.windows import onnx_window_attributes, onnxruntime_output_shape
     from dicompiler.verify.calibration_samples import Samples, read_samples
     from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
     from dicompiler.verify.executor import ProgramExecutor, run_model
@@ -37,9 +37,9 @@ __all__ = [
     "STAND_IN_DOMAIN", "Check", "ConstantValues", "ModelGraph", "Node", "NodeOrigins", "OpaqueAttribute",
     "Optimization", "ProgramExecutor", "Samples", "TensorInfo", "Tolerance", "Variable", "Weight", "array_dtype",
     "captured_names", "check_tensor_size", "compare_value", "copy_without", "dtype_name", "export_node",
-    "graph_inputs", "is_fixed_size", "is_placeholder", "is_random", "names_read", "onnxruntime_output_shape",
-    "quantized_tolerances", "random_inputs", "raw_nbytes", "read_samples", "read_states", "run_model", "to_dense",
-    "unique_name", "write_states",
+    "graph_inputs", "is_fixed_size", "is_placeholder", "is_random", "names_read", "onnx_window_attributes",
+    "onnxruntime_output_shape", "quantized_tolerances", "random_inputs", "raw_nbytes", "read_samples", "read_states",
+    "run_model", "to_dense", "unique_name", "write_states",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

@@ -21,6 +21,7 @@ from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS, fold_constants
 from dicompiler_passes.contrib_shapes import infer_contrib_shapes
 from dicompiler_passes.normalize_rewrites import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices
+from dicompiler_passes.onnxruntime_shapes import state_window_pads
 from dicompiler_passes.shape_checks import check_nodes, check_sizes, infer_checked
 from dicompiler_passes.unfuse import unfuse
 
@@ -35,6 +36,7 @@ class InferShapes(Pass):
     x: [N, 3, H, W], shape=x=1x3x224x224         ⇒  x: [1, 3, 224, 224]; N, H and W are replaced everywhere
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
     Split → a, b into equal pieces               ⇒  Slice → a, Slice → b
+    pool with auto_pad and dilations             ⇒  pool with pads, if ONNX infers another shape than onnxruntime
     node of which only the shape was read        ⇒  (removed)
 
     The option must be quoted in the text of a pipeline: infer-shapes{shape="x=1x3x224x224"}.
@@ -99,7 +101,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         inferred = _infer_all(folded, hints)
         graph.set_inferred_info(inferred.graph)
         tensors = Model(inferred).tensors()
-        edits = (_fold_shapes, split_to_slices, make_ranges_scalar, unfuse)
+        edits = (_fold_shapes, state_window_pads, split_to_slices, make_ranges_scalar, unfuse)
         if not any(edit(graph, tensors) for edit in edits):
             break
     check_nodes(inferred.graph, tensors, model.display_name)

@@ -1,7 +1,10 @@
-"""Shape inference with the shapes that onnxruntime computes, for nodes whose shapes ONNX infers differently.
+"""Nodes whose shapes ONNX infers differently from onnxruntime: inference of their shapes, and equivalent attributes.
 
 Model ⇒ model with value_info. ONNX infers the shapes first. Nodes with another shape in onnxruntime become opaque to
 ONNX, with that shape, and the inference is repeated for the tensors after them.
+
+Graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime itself infer shapes as ONNX
+does, so the segments of devices must have no such nodes.
 """
 
 from __future__ import annotations
@@ -10,11 +13,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 from onnx import helper
 
-from dicompiler.plugin_api import Model
-from dicompiler.plugin_api.onnx import STAND_IN_DOMAIN, onnxruntime_output_shape
+from dicompiler.plugin_api import Model, Shape
+from dicompiler.plugin_api.onnx import (
+    STAND_IN_DOMAIN,
+    ModelGraph,
+    OpaqueAttribute,
+    TensorInfo,
+    Variable,
+    onnx_window_attributes,
+    onnxruntime_output_shape,
+)
 
 _DISPUTED_ATTRIBUTES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), frozenset({"auto_pad", "ceil_mode"})),
@@ -49,6 +62,74 @@ def infer_as_onnxruntime(
             inferred.graph.node[index].CopyFrom(disputed[index])
         del inferred.opset_import[len(model.opset_import) :]
     return inferred
+
+
+def state_window_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Replace attributes from which ONNX infers another shape than onnxruntime; return True if there were any.
+
+    ConvTranspose(auto_pad=SAME_UPPER, output_padding)      ⇒  ConvTranspose(pads, output_padding)
+    MaxPool(ceil_mode=1), a last window outside of the input  ⇒  Slice → MaxPool(ceil_mode=1)
+    """
+    changed = False
+    for node in [node for node in graph.nodes if node.op in _DISPUTED_ATTRIBUTES]:
+        if not _STANDARD_DOMAIN.fullmatch(node.domain or "") or any(map(_is_opaque, node.attrs.values())):
+            continue
+        if node.op == "Resize":
+            changed |= _drop_negative_axes(graph, node, tensors)
+            continue
+        stated = onnx_window_attributes(node.op, node.attrs, [tensors.get(tensor.name) for tensor in node.inputs])
+        if stated is None:
+            continue
+        attributes, extents = stated
+        shape = tensors[node.inputs[0].name].shape
+        assert shape is not None
+        if extents != shape[2:]:
+            if len(node.outputs) > 1:  # The second output indexes the elements of the whole input.
+                continue
+            _slice_input(graph, node, extents)
+        node.attrs.update(attributes)
+        for name in [name for name, value in attributes.items() if value is None]:
+            del node.attrs[name]
+        changed = True
+    return changed
+
+
+def _drop_negative_axes(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Drop the negative axes of a Resize that keeps the aspect ratio, which onnxruntime ignores; return True if any."""
+    axes, policy = node.attrs.get("axes", ()), node.attrs.get("keep_aspect_ratio_policy", "stretch")
+    sizes = tensors[node.inputs[3].name].value if len(node.inputs) > 3 else None
+    if policy == "stretch" or sizes is None or all(axis >= 0 for axis in axes):
+        return False
+    sizes_by_axis = {axis: size for axis, size in zip(axes, sizes.tolist(), strict=True) if axis >= 0}
+    if sizes_by_axis:
+        node.attrs["axes"] = list(sizes_by_axis)
+        name = graph.unused_tensor_name(f"{node.name}_sizes")
+        node.inputs[3] = graph.add_initializer(name, np.array([*sizes_by_axis.values()], np.int64))
+    else:
+        node.op, node.inputs = "Identity", node.inputs[:1]
+        node.attrs.clear()
+    return True
+
+
+def _is_opaque(value: Any) -> bool:
+    return isinstance(value, OpaqueAttribute)
+
+
+def _slice_input(graph: ModelGraph, node: gs.Node, extents: Shape) -> None:
+    """Insert a Slice that drops the elements after these extents from the spatial axes of the node's input."""
+    name = graph.unused_tensor_name(f"{node.inputs[0].name}_read")
+    axes = range(2, 2 + len(extents))
+    bounds = {"starts": [0] * len(extents), "ends": list(extents), "axes": list(axes)}
+    new = gs.Node("Slice", graph.unused_node_name(name), {}, [node.inputs[0]], [Variable(name)])
+    for key, values in bounds.items():
+        if graph.opset < 10:
+            new.attrs[key] = values
+        else:
+            new.inputs.append(
+                graph.add_initializer(graph.unused_tensor_name(f"{name}_{key}"), np.array(values, np.int64))
+            )
+    graph.insert_nodes([new], before=node)
+    node.inputs[0] = new.outputs[0]
 
 
 def _is_disputed(node: onnx.NodeProto) -> bool:
