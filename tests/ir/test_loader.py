@@ -131,6 +131,20 @@ def test_rejects_missing_or_invalid_external_data(entries: dict[str, str], expec
     assert expected in message
 
 
+def test_loads_links_into_one_directory(tmp_path: Path) -> None:
+    """The Hugging Face cache has links to blobs instead of the files."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1/onnx"
+    for directory in (blobs, snapshot):
+        directory.mkdir(parents=True)
+    path = external(tmp_path)
+    (data,) = external_files(path)
+    for number, file in enumerate((path, data)):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../../blobs/{number}")
+    assert Model.load(snapshot / path.name).weights
+    assert external_files(snapshot / path.name) == (snapshot / data.name,)
+
+
 def test_rejects_links_out_of_the_model_directory(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     path = external(tmp_path / "model")

@@ -38,18 +38,18 @@ _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "val
 def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Weight]]:
     """Return a model without the data of large initializers, and this data by name (see `Model.load`)."""
     if isinstance(source, onnx.ModelProto):
-        place, base = "model", None
+        place, path = "model", None
         skeleton, views = make_skeleton(source)
     elif isinstance(source, bytes):
-        place, base = "model", None
+        place, path = "model", None
         skeleton, views = read_skeleton(source, place)
     else:
         path = Path(source)
-        place, base = str(path), path.parent
+        place = str(path)
         skeleton, views = read_skeleton(map_file(path, "the model"), place)
     _check_utf8(skeleton, place)
     _check_versions(skeleton, place)
-    weights = _load_weights(skeleton, views, base, place)
+    weights = _load_weights(skeleton, views, path, place)
     _name_nodes(skeleton.graph)
     renamed = rename_reserved_tensors(skeleton.graph)
     _sort_nodes(skeleton.graph, place)
@@ -57,11 +57,11 @@ def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
     return skeleton, {renamed.get(name, name): weight for name, weight in weights.items()}
 
 
-def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
+def _load_weights(skeleton: onnx.ModelProto, views: Views, path: Path | None, place: str) -> dict[str, Weight]:
     """Return the large data of the initializers by name, and turn these initializers into placeholders.
 
-    `views` has the large data of the model file by index of the initializer. External files are in the directory
-    `base`.
+    `views` has the large data of the model file `path` by index of the initializer. External files are in the same
+    directory.
     """
     weights: dict[str, Weight] = {}
     files: dict[str, memoryview] = {}
@@ -73,7 +73,7 @@ def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, pl
         if index in views:
             data = views[index]
         elif tensor.data_location == onnx.TensorProto.EXTERNAL:
-            data = _map_external_data(tensor, base, files, place)
+            data = _map_external_data(tensor, path, files, place)
             if len(data) >= MIN_WEIGHT_BYTES:
                 mark_placeholder(tensor)
             else:
@@ -86,7 +86,7 @@ def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, pl
             weights[tensor.name] = Weight(tensor.data_type, tuple(tensor.dims), data)
     for tensor in _inner_tensors(skeleton):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            data = _map_external_data(tensor, base, files, place)
+            data = _map_external_data(tensor, path, files, place)
             _check_data_length(tensor, data, place)
             embed_data(tensor, data)
         else:
@@ -121,21 +121,21 @@ def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
 
 
 def _map_external_data(
-    tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str
+    tensor: onnx.TensorProto, model: Path | None, files: dict[str, memoryview], place: str
 ) -> memoryview:
-    """Return a view of a tensor's data in an external file, which must be in the model's directory `base`.
+    """Return a view of a tensor's data in an external file, which must be in the directory of the file `model`.
 
     `files` has the views of the files that are already mapped.
     """
     data_place = f"{place}: external data of {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    if base is None:
+    if model is None:
         raise DicompilerError(
             f"{data_place} is in the file {location!r}: give the path of the model file, not its content"
         )
     if location not in files:
-        path = _resolve_external_file(base, location, data_place)
+        path = _resolve_external_file(model, location, data_place)
         files[location] = map_file(path, f"external data of {tensor.name!r}")
     data = files[location]
     try:
@@ -162,19 +162,23 @@ def external_files(path: Path) -> tuple[Path, ...]:
     for tensor in (*skeleton.graph.initializer, *_inner_tensors(skeleton)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_placeholder(tensor):
             location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-            files[_resolve_external_file(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
+            files[_resolve_external_file(path, location, f"{path}: external data of {tensor.name!r}")] = None
     return tuple(files)
 
 
-def _resolve_external_file(base: Path, location: str, place: str) -> Path:
-    """Return the path of an external file, which must be within the model's directory `base`."""
+def _resolve_external_file(model: Path, location: str, place: str) -> Path:
+    """Return the path of an external file, which must be within the directory of the file `model`.
+
+    If both are links, they may also link to files in one directory. The Hugging Face cache stores models in this form.
+    """
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
         raise DicompilerError(f"{place}: {location!r} is not a file in the model's directory: export the model again")
-    path = base / location
+    path = model.parent / location
     if not path.is_file():
         raise DicompilerError(f"{place}: there is no file {str(path)!r}: copy it next to the model")
-    if not path.resolve().is_relative_to(base.resolve()):
+    target = path.resolve()
+    if not target.is_relative_to(model.parent.resolve()) and target.parent != model.resolve().parent:
         raise DicompilerError(f"{place}: {location!r} is a link that leaves the model's directory: copy the file there")
     return path
 
