@@ -6,6 +6,7 @@ Only the command line prints these messages and exits.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def describe_exception(error: BaseException) -> str:
     """Return an exception's message on one line, preceded by the exception's type unless it is a DicompilerError."""
     text = one_line(str(error))
     return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
+_OUT_OF_MEMORY = ("can't start new thread", "failed to map segment", "cannot allocate memory", "bad_alloc")
+"""Parts of the messages of libraries, in lower case, if they cannot allocate memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an exception, or one of its causes, says that memory could not be allocated."""
+    chain: BaseException | None = error
+    while chain is not None:
+        is_memory_error = isinstance(chain, MemoryError) or getattr(chain, "errno", None) == errno.ENOMEM
+        if is_memory_error or any(text in str(chain).lower() for text in _OUT_OF_MEMORY):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError, is_out_of_memory
 from dicompiler.base.ort_session import Optimization
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_fixed_size
@@ -96,8 +96,8 @@ def reference_outputs(
     return results
 
 
-_LOAD_ERRORS = ("cannot be loaded", "onnxruntime cannot load it")
-"""Phrases in error messages about models that cannot be loaded, whatever their inputs are."""
+_INPUT_ERROR = "onnxruntime cannot run it"
+"""Phrase in the errors of all runtimes if onnxruntime fails while it computes a frame, perhaps due to its inputs."""
 
 
 @contextmanager
@@ -106,8 +106,7 @@ def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None)
     try:
         yield
     except DicompilerError as error:
-        may_be_inputs = "onnxruntime" in str(error).lower() and not any(text in str(error) for text in _LOAD_ERRORS)
-        if inputs is not None or not may_be_inputs:
+        if inputs is not None or _INPUT_ERROR not in str(error) or is_out_of_memory(error):
             raise
         names = ", ".join(value.name for value in graph_inputs(model))
         hint = f"; its inputs were random: give inputs that it accepts (--inputs X.npz with {names})"

@@ -14,7 +14,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.index_inputs import ValueLimit, find_value_limits
-from dicompiler.verify.run_inputs import prepare_inputs
+from dicompiler.verify.run_inputs import hint_on_input_error, prepare_inputs
 
 TABLES = {"words": 5, "kinds": 2, "places": 8, "wide": 16}
 NUMBERS = {"first": [0], "two": [2], "shape": [1, 8], "nine": 9, "depth": 3}
@@ -119,3 +119,24 @@ def test_error_lists_the_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(DicompilerError) as caught:
         compiled.verify({"ids": np.ones(8, "int64")})
     assert "its inputs were random" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_hinted"),
+    [
+        ("device 'a': segment 'a0': onnxruntime cannot run it: indices element out of data bounds", True),
+        ("segment 'a0': onnxruntime cannot load it: no implementation of Add", False),
+        (
+            "target 'mpi': onnxruntime's C++ headers are missing: run python3 -m dicompiler_targets.mpi.fetch_headers",
+            False,
+        ),
+        ("cmake: /tmp/onnxruntime-build: command not found", False),
+        ("segment 'a0': onnxruntime cannot run it: std::bad_alloc", False),
+    ],
+)
+def test_only_errors_of_running_a_frame_advise_other_inputs(message: str, is_hinted: bool) -> None:
+    model = Model.load(network({"ids": "INT64 8"}, "y = Gather(kinds ids)"))
+    with pytest.raises(DicompilerError) as caught, hint_on_input_error(model, None):
+        raise DicompilerError(message)
+    assert str(caught.value).startswith(message)
+    assert ("inputs were random" in str(caught.value)) == is_hinted
