@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
+from dicompiler.base.errors import DicompilerError, did_you_mean, is_out_of_memory, one_line
 from dicompiler.cli.command_group import root
 
 EXIT_INTERNAL_ERROR = 70
 EXIT_INTERRUPTED = 130
+_OUT_OF_MEMORY_MESSAGE = "error: memory could not be allocated: raise the limit (ulimit -v), or end other programs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +47,12 @@ def _run_command(arguments: list[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        code, line = _describe_error(error)
+        try:
+            code, line = _describe_error(error)
+        except Exception as second_error:
+            if not is_out_of_memory(second_error):
+                raise
+            code, line = 1, _OUT_OF_MEMORY_MESSAGE
         print(f"dicompiler: {line}", file=sys.stderr)
         return code
     return result if isinstance(result, int) else 0
@@ -73,6 +79,8 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
         return EXIT_INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_describe_usage_error(error)}"
+    if is_out_of_memory(error):  # The next steps import modules, which needs memory.
+        return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):
         return 1, f"error: {line}"
     if isinstance(error, OSError) and error.errno is not None:

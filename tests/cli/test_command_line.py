@@ -14,6 +14,7 @@ from support.commands import SHAPE, command, failed
 
 import dicompiler
 from dicompiler.base.objectives import OBJECTIVES
+from dicompiler.cli import main
 from dicompiler.cli.command_group import COMMANDS
 
 HEAVY = set(
@@ -205,3 +206,46 @@ class TestEnds:
             done = command("list", "operators", stdout=full)
         assert (done.returncode, done.stderr) == (1, "dicompiler: error: No space left on device\n")
         assert [*tmp_path.iterdir()] == []
+
+
+class TestMemory:
+    """A process without memory ends with one line."""
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            MemoryError(),
+            OSError(12, "Cannot allocate memory", "/some/file"),
+            RuntimeError("can't start new thread"),
+            ImportError("libx.so: failed to map segment from shared object"),
+            RuntimeError("std::bad_alloc"),
+        ],
+        ids=repr,
+    )
+    def test_failed_allocation_is_no_internal_error(
+        self, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail(*_args: object, **_options: object) -> None:
+            raise KeyError("what the caller made of it") from error
+
+        monkeypatch.setattr("dicompiler.cli.command_line.root.main", fail)
+        assert main(["list"]) == 1
+        assert capsys.readouterr().err.startswith("dicompiler: error: memory could not be allocated: raise the limit")
+
+    def test_limited_process_reports_one_line(self, tmp_path: Path) -> None:
+        source = f"""
+            import resource, sys
+            import onnx
+            from dicompiler.cli import main
+            from dicompiler.networks import build
+            onnx.save(build("tiny"), {str(tmp_path / "m.onnx")!r})
+            with open("/proc/self/statm") as file:
+                mapped = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**22,) * 2)
+            code = main(["compile", {str(tmp_path / "m.onnx")!r}, "--platform", "rpi4x2", "-o", "build"])
+            print(code)
+        """
+        done = run_python(source)
+        assert done.stdout == "1\n"
+        assert done.stderr.startswith("dicompiler: error: memory could not be allocated: ")
+        assert done.stderr.count("\n") == 1
