@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.generators import random_plan
 from support.weighing import check_unwritten
 
+import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
@@ -137,6 +139,29 @@ RANDOMLY = {
         opset=4,
     ),
 }
+RANDOMLY |= {
+    "operators of opset 1": network(
+        f"n (float[1,4,6,6] x) => (float[1,4,6,6] y) {{ a = {CONV} (x, w) b = Transpose <perm = [0, 1, 3, 2]> (a) "
+        f"y = {CONV} (b, w) }}",
+        opset=1,
+        w=(4, 4, 3, 3),
+    ),
+    "a Reshape of opset 4, and partial sums": network(
+        f"n (float[1,4,6,6] x) => (float[1,4,36] y) {{ a = {CONV} (x, w) y = Reshape <shape = [1, 4, 36]> (a) }}",
+        opset=4,
+        w=(4, 4, 3, 3),
+    ),
+    "a convolution without filters": network(
+        "n (float[1,4,6,6] x, float[1,3,4,4] z) => (float[1,3,4,4] y) { a = Conv (x, w) y = Concat <axis = 1> (a, z) }",
+        w=(0, 4, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["operators of opset 1", "a convolution without filters"])
+def test_artifact_computes_same(name: str, tmp_path: Path) -> None:
+    compiled = dicompiler.compile(RANDOMLY[name], "rpi4x2", "modnn", output=tmp_path / "build")
+    assert compiled.verify().passed
 
 
 @pytest.mark.parametrize("proto", RANDOMLY.values(), ids=RANDOMLY.keys())

@@ -14,7 +14,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.operator_rule import OpCost
 from dicompiler.ir.plan import LayerShare
-from dicompiler.ir.regions import Interval, Region, full_region, region_shape, volume
+from dicompiler.ir.regions import Interval, Region, full_region, is_empty, region_shape, volume
 from dicompiler.ir.tasks import ShareTask, TaskNode
 from dicompiler.partition.bounds_inference import make_share_task
 
@@ -212,10 +212,11 @@ def _output_and_input_regions(
 
 
 def _node_cost(layers: LayerGraph, task_node: TaskNode) -> OpCost:
-    """Return the operations of a node by its operator rule; no operations if shapes are not static."""
+    """Return the operations of a node by its operator rule; none if shapes are not static or the output is empty."""
     operation = layers.operation_of(task_node.node)
     out, needs = _output_and_input_regions(layers, task_node)
-    if out is None or any(tensor is not None and tensor.shape is None for tensor in operation.inputs):
+    is_static = all(tensor is None or tensor.shape is not None for tensor in operation.inputs)
+    if out is None or is_empty(out) or not is_static:
         return OpCost()
     shapes = [() if need is None else region_shape(need) for need in needs]
     return layers.rule_of(task_node.node).cost(operation, region_shape(out), shapes)

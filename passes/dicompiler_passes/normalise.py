@@ -10,7 +10,13 @@ from typing import ClassVar
 
 from dicompiler.plugin_api import Model, Pass, PipelineState
 from dicompiler_passes.constant_folding import fold_constants
-from dicompiler_passes.normalize_rewrites import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
+from dicompiler_passes.normalize_rewrites import (
+    fix_initializers,
+    outputs_from_nodes,
+    raise_opset,
+    split_to_slices,
+    trim_outputs,
+)
 from dicompiler_passes.output_types import (
     has_sequence_outputs,
     labels_to_indices,
@@ -27,6 +33,7 @@ class Normalise(Pass):
 
     Constant, ConstantOfShape, Transpose(w) …    ⇒  (initializer)
     initializer that is also a graph input       ⇒  (initializer): callers can no longer set it; IR version 3 becomes 4
+    operators of an opset below 7                ⇒  the same operators in opset 7, if it has them unchanged
     Split → a, b                                 ⇒  Slice → a, Slice → b
     MatMul(w) → Split → q, k                     ⇒  MatMul(w[:, :n]) → q, MatMul(w[:, n:]) → k
     Dropout → y, mask (unread)                   ⇒  Dropout → y
@@ -48,6 +55,7 @@ def normalise(model: Model) -> Model:
     """Return the model in normal form. A second call changes nothing. Nodes that stay keep their names."""
     graph = model.graph()
     fix_initializers(graph)
+    raise_opset(graph)
     graph.prune()
     fold_constants(graph)
     if has_sequence_outputs(graph):

@@ -17,6 +17,38 @@ from dicompiler_passes.split_products import split_products
 from dicompiler_passes.unfuse import SKIP_NORMALIZATIONS
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4
+_FIRST_SUPPORTED_OPSET, _FIRST_OPSET_WITH_SHAPE_INPUT = 7, 5
+
+
+def raise_opset(graph: ModelGraph) -> None:
+    """Raise an opset below 7 to the newest one, at most 7, in which the graph's operators are the same.
+
+    Reshape(x), shape as an attribute (opset 4)  ⇒  Reshape(x, shape) (opset 7)
+
+    onnxruntime has no Concat before opset 4 and no Add before opset 7, which join the pieces of a split tensor.
+    """
+    bodies = graph.subgraphs(recursive=True)
+    nodes = [node for nodes in (graph.nodes, *(body.nodes for body in bodies)) for node in nodes]
+    nodes = [node for node in nodes if node.domain in STANDARD_DOMAINS]
+    reshapes = [node for node in graph.nodes if node.op == "Reshape" and "shape" in node.attrs]
+    for opset in range(_FIRST_SUPPORTED_OPSET, graph.opset, -1):
+        if all(_is_same_operator(node, graph.opset, opset) for node in nodes if node not in reshapes):
+            for node in reshapes if opset >= _FIRST_OPSET_WITH_SHAPE_INPUT else ():
+                name = graph.unused_tensor_name(f"{node.name}_shape")
+                node.inputs.append(graph.add_initializer(name, int64_array(*node.attrs.pop("shape"))))
+            graph.opset = opset
+            for entry in graph.import_domains:
+                entry.version = opset if entry.domain in STANDARD_DOMAINS else entry.version
+            return
+
+
+def _is_same_operator(node: gs.Node, old_opset: int, new_opset: int) -> bool:
+    """Return True if two opsets have the same version of a node's operator, or both lack it."""
+    versions = [
+        onnx.defs.get_schema(node.op, opset).since_version if onnx.defs.has(node.op, opset) else 0
+        for opset in (old_opset, new_opset)
+    ]
+    return versions[0] == versions[1]
 
 
 def fix_initializers(graph: ModelGraph) -> None:

@@ -191,7 +191,7 @@ def _unfolded_bytes(weight_shape: tuple[int, ...], output_bytes: int) -> int:
     onnxruntime unfolds the input only if the convolution has more filters than output positions. `weight_shape` is
     (filters, channels, kernel height, kernel width), and `output_bytes` are the bytes of the output in float32.
     """
-    if not weight_shape or math.prod(weight_shape[2:]) == 1:
+    if not weight_shape or weight_shape[0] == 0 or math.prod(weight_shape[2:]) == 1:
         return 0
     positions = output_bytes // FLOAT_BYTES // weight_shape[0]
     return FLOAT_BYTES * positions * math.prod(weight_shape[1:]) if weight_shape[0] > positions else 0

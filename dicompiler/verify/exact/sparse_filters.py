@@ -21,11 +21,15 @@ WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def weight_index(facts: GraphFacts, node: onnx.NodeProto) -> int | None:
-    """Return the input index of the constant weight of a Conv, ConvTranspose, Gemm or MatMul; otherwise None."""
+    """Return the input index of the constant weight of a Conv, ConvTranspose, Gemm or MatMul; otherwise None.
+
+    A weight without elements does not count.
+    """
     if original_domain(node) or node.op_type not in WEIGHTED_OPS:
         return None
     candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
-    return next((index for index in candidates if facts.has_float_constant(node, index)), None)
+    constants = (index for index in candidates if facts.has_float_constant(node, index))
+    return next((index for index in constants if math.prod(facts.constants[node.input[index]][1])), None)
 
 
 @dataclass(frozen=True)
