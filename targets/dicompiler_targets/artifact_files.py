@@ -7,7 +7,9 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -19,6 +21,21 @@ from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 
 WEIGHT_ALIGNMENT_BYTES = 64
 """Each weight starts at a multiple of this offset, so that onnxruntime can use the weight in the mapped file."""
+NETWORK_SUFFIX = ".param"
+"""Suffix of the files of ncnn networks."""
+
+
+@dataclass(frozen=True)
+class NcnnFiles:
+    """An ncnn network.
+
+    Attributes:
+        layers: Content of the .param file.
+        weights: Content of the .bin file.
+    """
+
+    layers: bytes = field(repr=False)
+    weights: bytes = field(repr=False)
 
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
@@ -41,30 +58,43 @@ class DeviceContents:
         nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
             bytes.
         segments: Segments by file name.
+        networks: ncnn networks by file name, instead of the segments that ncnn computes.
         segment_files: For each role, the file name of each segment.
     """
 
-    def __init__(self, program: Program, index: int) -> None:
+    def __init__(
+        self, program: Program, index: int, networks: Mapping[bytes, NcnnFiles] = MappingProxyType({})
+    ) -> None:
+        """Collect the contents of the device with the given index.
+
+        `networks` has the ncnn networks by the serialized models of the segments that ncnn computes.
+        """
         roles = [(role, role.devices[index].segments) for role in program.roles]
         self.weights = {
             tensor.name: role.weights[tensor.name]
             for role, segments in roles
             for segment in segments
+            if not networks or serialize_model(segment) not in networks
             for tensor in segment.model.graph.initializer
             if is_placeholder(tensor)
         }
         self.nested_weights = _find_nested_weights(self.weights) if any(role.failed for role, _ in roles) else {}
         self.segments: dict[str, Segment] = {}
+        self.networks: dict[str, NcnnFiles] = {}
         self.segment_files: list[list[str]] = []
         files: dict[bytes, str] = {}
         for _, segments in roles:
             self.segment_files.append([])
             for segment in segments:
                 key = segment.name.encode()
-                if program.other_roles:
-                    key = segment.model.SerializeToString(deterministic=True)
-                file = files.setdefault(key, f"segment{len(files):03}.onnx")
-                self.segments.setdefault(file, segment)
+                if program.other_roles or networks:
+                    key = serialize_model(segment)
+                suffix = NETWORK_SUFFIX if key in networks else ".onnx"
+                file = files.setdefault(key, f"segment{len(files):03}{suffix}")
+                if key in networks:
+                    self.networks[file] = networks[key]
+                else:
+                    self.segments.setdefault(file, segment)
                 self.segment_files[-1].append(file)
 
     def write(self, directory: Path) -> Iterator[tuple[str, Json]]:
@@ -76,6 +106,20 @@ class DeviceContents:
         offsets |= {name: offsets[larger] + offset for name, (larger, offset) in self.nested_weights.items()}
         for name, segment in self.segments.items():
             yield name, write_chunks(directory / name, [_serialize_segment(segment, self.weights, offsets)])
+        for name, network in self.networks.items():
+            yield name, write_chunks(directory / name, [network.layers])
+            weights_name = network_weights_file(name)
+            yield weights_name, write_chunks(directory / weights_name, [network.weights])
+
+
+def serialize_model(segment: Segment) -> bytes:
+    """Return the bytes that identify the model of a segment. Segments with equal models share their files."""
+    return bytes(segment.model.SerializeToString(deterministic=True))
+
+
+def network_weights_file(file: str) -> str:
+    """Return the name of the file with the weights of an ncnn network, whose layers are in `file`."""
+    return f"{file.removesuffix(NETWORK_SUFFIX)}.bin"
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Json:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from dicompiler.plugin_api import DeviceProgram, Program, Shape, TensorSpec
 from dicompiler.plugin_api.artifacts import SENDABLE_TYPES, CopyFunction, Json, SegmentCall, describe_value
-from dicompiler_targets.artifact_files import DeviceContents
+from dicompiler_targets.artifact_files import DeviceContents, NcnnFiles
 from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, StridedCopy, hoist_copies, make_copies
 
 HOISTABLE_TYPES = frozenset(TensorProto.DataType.Value(name) for name in SENDABLE_TYPES)
@@ -38,19 +40,23 @@ def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
 
 
 def make_device_contents(
-    program: Program, index: int, hoisted: Sequence[Sequence[HoistedSegment]]
+    program: Program,
+    index: int,
+    hoisted: Sequence[Sequence[HoistedSegment]],
+    networks: Mapping[bytes, NcnnFiles] = MappingProxyType({}),
 ) -> tuple[DeviceContents, list[list[str]]]:
     """Return the segment and weight files of a device, and for each role the file name of each segment.
 
     A role is the normal plan, a replica or a failure plan. `hoisted` has the device's segments for each role. A segment
-    that only moves data has no file; its file name is "".
+    that only moves data has no file; its file name is "". `networks` has the ncnn networks by the serialized models of
+    the segments that ncnn computes.
     """
     roles = []
     for role, role_segments in zip(program.roles, hoisted, strict=True):
         segments = tuple(entry.segment for entry in role_segments if entry.segment is not None)
         devices = (replace(d, segments=segments) if i == index else d for i, d in enumerate(role.devices))
         roles.append(replace(role, devices=tuple(devices)))
-    contents = DeviceContents(replace(roles[0], other_roles=tuple(roles[1:])), index)
+    contents = DeviceContents(replace(roles[0], other_roles=tuple(roles[1:])), index, networks)
     names = []
     for role_segments, segment_files in zip(hoisted, contents.segment_files, strict=True):
         files = iter(segment_files)
@@ -83,6 +89,15 @@ def _describe_assembly(name: str, assembly: Assembly, values: Mapping[str, Tenso
 
 def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
     return [[begin, begin + count] for begin, count in zip(start, extent, strict=True)]
+
+
+def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the inputs of a segment's remaining model by name, assembled from the tensors that the device stores."""
+    memory = {name: np.ascontiguousarray(values[name]) for name in values}
+    for name, assembly in hoisted.assembled_inputs.items():
+        memory[name] = np.zeros(assembly.shape, tensor_dtype_to_np_dtype(assembly.dtype))
+        _copy_views([_make_copy_views(name, copy, memory) for copy in make_copies(name, assembly, hoisted.values)])
+    return {name: memory[name] for name in hoisted.inputs}
 
 
 def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:

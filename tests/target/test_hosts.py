@@ -129,7 +129,8 @@ def test_versions_that_boards_need_are_those_of_this_project() -> None:
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     stated = {"Python": project["requires-python"].removeprefix(">=")}
-    stated |= dict(entry.split(">=") for entry in project["dependencies"])
+    entries = (*project["dependencies"], *project["optional-dependencies"]["ncnn"])
+    stated |= dict(entry.split(">=") for entry in entries)
     assert {name: ".".join(map(str, needed)) for name, needed in MIN_VERSIONS.items()} == {
         n: stated[n] for n in MIN_VERSIONS
     }

@@ -132,6 +132,12 @@ class SocketsArtifact:
         prefix = f"{device}/"
         return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
+    def required_packages(self, device: str) -> tuple[str, ...]:
+        """Return the Python packages that a device needs."""
+        manifest = self.manifests[self.devices.index(device)]
+        uses_ncnn = any("ncnn" in segment for role in role_manifests(manifest) for segment in role["segments"])
+        return ("numpy", "onnxruntime", *(["ncnn"] if uses_ncnn else []))
+
     def make_schedule(self) -> RoleSchedule:
         """Return a new schedule for a run, which gives the index in `role_ios` of the role of each frame."""
         return RoleSchedule.from_manifest(self.manifests[0])
@@ -204,9 +210,10 @@ def _check_manifest(directory: Path, document: Manifest, device: str, manifest: 
     digests = {name: record["digest"] for name, record in files.items()}
     segments = [segment for role in role_manifests(manifest) for segment in role["segments"]]
     segment_files = {s["file"]: digests[s["file"]] for s in segments if "file" in s}
+    segment_files |= {file: digests[file] for s in segments if "ncnn" in s for file in [s["ncnn"]["weights"]]}
     for name in segment_files:
-        if not re.fullmatch(r"segment\d{3,}\.onnx", name):
-            raise KeyError(f"device {device} has a segment in the file {name!r} instead of segmentNNN.onnx")
+        if not re.fullmatch(r"segment\d{3,}\.(onnx|param|bin)", name):
+            raise KeyError(f"device {device} has a segment in the file {name!r} instead of segmentNNN.onnx or .param")
     code = {name: digest for name, digest in digests.items() if name != WEIGHTS_FILE and name not in segment_files}
     sources = {f"runtime/{name}": content for name, content in read_runtime_sources("sockets", (".py",)).items()}
     check_bundled_sources(directory / device, document, code, hash_sources(sources))

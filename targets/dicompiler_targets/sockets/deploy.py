@@ -42,7 +42,7 @@ from dicompiler_targets.sockets.session import check_device_options, check_frame
 
 log = logging.getLogger("dicompiler")
 
-MIN_VERSIONS = {"Python": (3, 11), "numpy": (1, 26), "onnxruntime": (1, 21)}
+MIN_VERSIONS = {"Python": (3, 11), "numpy": (1, 26), "onnxruntime": (1, 21), "ncnn": (1, 0)}
 """The oldest versions that the runtime works with. dicompiler itself needs the same versions."""
 KEYS_DIRECTORY = ".keys"
 """Directory of the devices' keys, next to the devices' directories."""
@@ -69,7 +69,7 @@ def is_intact(directory, name, expected):
         return False
     return digest.hexdigest() == expected
 versions, errors = {"Python": ".".join(map(str, sys.version_info[:3]))}, {}
-for name in ("numpy", "onnxruntime"):
+for name in PACKAGES:
     try:
         versions[name] = __import__(name).__version__
     except Exception as error:
@@ -137,7 +137,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
 
     def probe(name: str) -> None:
         try:
-            states[name] = _probe_host(commands, locations[name], copies[name])
+            states[name] = _probe_host(commands, locations[name], copies[name], artifact.required_packages(name))
         except RunError as error:
             failed[name] = error
             if not artifact.make_schedule().tolerates_failures:
@@ -153,7 +153,8 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
                 kept = intact if stamp else ()
                 copied_bytes += commands.copy_files(location, wanted.target, wanted.files, wanted.stamp, kept)
         if copied_bytes:
-            _check_copied(location, copies[name], _probe_host(commands, location, copies[name]).copies)
+            copied = _probe_host(commands, location, copies[name], artifact.required_packages(name))
+            _check_copied(location, copies[name], copied.copies)
         return InstalledDevice(name, location.ssh_destination, location.directory, copied_bytes, state.versions)
 
     return tuple(commands.run_parallel(copy, [name for name in locations if name in states]))
@@ -256,21 +257,22 @@ def quoted_python(location: DeviceLocation) -> str:
 
 
 def _probe_host(
-    commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy]
+    commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy], packages: Sequence[str]
 ) -> DeployedState:
-    """Return which versions and files a host has.
+    """Return which versions and files a host has. `packages` are the Python packages that the device needs.
 
     Raise RunError if the host is unreachable, or if its Python lacks a package that the runtime needs.
     """
     expected = [dict(directory_copy.digests) for directory_copy in copies]
-    code = f"PREFIX, STAMP, EXPECTED = {ssh.LINE_PREFIX!r}, {ssh.STAMP_FILE!r}, {expected!r}\n{PROBE_SCRIPT}".encode()
+    constants = (ssh.LINE_PREFIX, ssh.STAMP_FILE, expected, tuple(packages))
+    code = f"PREFIX, STAMP, EXPECTED, PACKAGES = {constants!r}\n{PROBE_SCRIPT}".encode()
     arguments = [quoted_python(location), *(ssh.quote_path(directory_copy.target) for directory_copy in copies)]
     result = commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda stream: stream.write(code))
     if not result.prefixed_lines:
         cause = f"Python {location.python!r} cannot be run ({last_error_line(result)})"
         raise RunError(f"{location.title}: {cause}: {OTHER_PYTHON_HINT}")
     try:
-        return _parse_probe(location, json.loads(result.prefixed_lines[-1]))
+        return _parse_probe(location, json.loads(result.prefixed_lines[-1]), packages)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         cause = f"invalid answer of Python {location.python!r} ({error!r})"
         raise RunError(f"{location.title}: {cause}: {OTHER_PYTHON_HINT}") from None
@@ -282,10 +284,11 @@ def last_error_line(result: ssh.CommandResult) -> str:
     return one_line(lines[-1])
 
 
-def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any]) -> DeployedState:
+def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any], packages: Sequence[str]) -> DeployedState:
     """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old."""
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
-    for name, minimum in MIN_VERSIONS.items():
+    for name in ("Python", *packages):
+        minimum = MIN_VERSIONS[name]
         version, oldest = versions.get(name), ".".join(map(str, minimum))
         pip, hosts_file_hint = f"{location.python} -m pip install", ""
         if answer.get("managed"):
@@ -293,7 +296,7 @@ def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any]) -> Deploye
             hosts_file_hint = ', and write python = "venv/bin/python" in the hosts file'
         if version is None:
             cause = f"its Python has no {name} ({one_line(answer['errors'][name])})"
-            raise RunError(f"{location.title}: {cause}: run '{pip} numpy onnxruntime' there{hosts_file_hint}")
+            raise RunError(f"{location.title}: {cause}: run '{pip} {' '.join(packages)}' there{hosts_file_hint}")
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
             remedy = OTHER_PYTHON_HINT
             if name != "Python":

@@ -23,7 +23,13 @@ from dicompiler.plugin_api.artifacts import (
     format_json,
 )
 from dicompiler.plugin_api.onnx import is_fixed_size
-from dicompiler_targets.artifact_files import find_device_inputs, write_chunks
+from dicompiler_targets.artifact_files import (
+    NETWORK_SUFFIX,
+    NcnnFiles,
+    find_device_inputs,
+    network_weights_file,
+    write_chunks,
+)
 from dicompiler_targets.bundled_runtime import read_runtime_sources
 from dicompiler_targets.copy_hoisting import HoistedSegment
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, make_device_contents
@@ -33,13 +39,22 @@ RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
 """Files and directories of an artifact that do not belong to a device. No device can have one of these names."""
 
 
-def write_program(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
+def write_program(
+    program: Program, threads: Mapping[str, int], optimization: str, engine: str, directory: Path
+) -> None:
     """Write the artifact of a program into an existing directory.
 
     `threads` has the number of threads for computing a segment, by device. `optimization` is onnxruntime's optimization
-    level. Raise DicompilerError if a device's name cannot be the name of a directory, or if a tensor's type cannot be
-    sent.
+    level. With the engine "ncnn", segments that ncnn computes are converted. Raise DicompilerError if a device's name
+    cannot be the name of a directory, or if a tensor's type cannot be sent.
     """
+    # The runtime makes the slices and concatenations at the boundaries of segments, not the engine.
+    hoisted_roles = [[hoist_device_copies(device) for device in role.devices] for role in program.roles]
+    networks: Mapping[bytes, NcnnFiles] = {}
+    if engine == "ncnn":
+        from dicompiler_targets.sockets.ncnn.segments import convert_segments
+
+        networks = convert_segments(program, hoisted_roles)
     manifests = []
     for index, device in enumerate(program.devices):
         name = device.device
@@ -48,9 +63,8 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
         runtime = directory / name / "runtime"
         runtime.mkdir(parents=True)
         settings = {"index": index, "threads": threads[name], "optimization": optimization}
-        # The runtime makes the slices and concatenations at the boundaries of segments, not onnxruntime.
-        hoisted = [hoist_device_copies(role_program.devices[index]) for role_program in program.roles]
-        contents, names = make_device_contents(program, index, hoisted)
+        hoisted = [devices[index] for devices in hoisted_roles]
+        contents, names = make_device_contents(program, index, hoisted, networks)
         manifest = _device_manifest(program, index, names, hoisted)
         files = dict(contents.write(directory / name))
         for file, source in read_runtime_sources("sockets", (".py",)).items():
@@ -127,6 +141,7 @@ def _role_document(
             {"name": s.name}
             | ({"file": file} if file else {})
             | {"inputs": list(s.inputs), "outputs": list(s.outputs)}
+            | _describe_network(hoisted_segment, file)
             | _non_tensor_names(s)
             | describe_copies(hoisted_segment)
             for s, file, hoisted_segment in zip(device.segments, files, hoisted, strict=True)
@@ -134,6 +149,15 @@ def _role_document(
         "steps": [[step.kind, step.index + (0 if step.kind == "run" else first_transfer)] for step in device.steps],
         "transfers": [describe_transfer(transfer) for transfer in transfers],
     }
+
+
+def _describe_network(hoisted: HoistedSegment, file: str) -> Json:
+    """Return the entry `ncnn` of a segment that ncnn computes; an empty object for other segments."""
+    if hoisted.segment is None or not file.endswith(NETWORK_SUFFIX):
+        return {}
+    from dicompiler_targets.sockets.ncnn.segments import describe_network
+
+    return {"ncnn": describe_network(hoisted.segment.model.graph, network_weights_file(file))}
 
 
 def _non_tensor_names(segment: Segment) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dicompiler.plugin_api import RunOptions, RunResult, Service, Target
 from dicompiler.plugin_api.artifacts import InstalledDevice
@@ -15,8 +15,9 @@ from dicompiler.plugin_api.onnx import Optimization
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import DeviceProgram, PipelineState, Program
+    from dicompiler.plugin_api import DeviceProgram, Model, PipelineState, Program
     from dicompiler.plugin_api.artifacts import SegmentCall
+    from dicompiler.plugin_api.onnx import Tolerance
 
 RUNTIME_COSTS = RuntimeCosts(
     latency=80e-6,
@@ -62,6 +63,13 @@ class SocketsTarget(Target):
             "convolutions give the same bits for every split of the network"
         },
     )
+    engine: Literal["onnxruntime", "ncnn"] = field(
+        default="onnxruntime",
+        metadata={
+            "help": "engine that computes segments; ncnn computes those whose operators it supports, and devices need "
+            "the Python package ncnn"
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -74,7 +82,7 @@ class SocketsTarget(Target):
         assert compilation.program is not None
         cores = {d.name: d.cores for d in compilation.platform.devices} if compilation.platform else {}
         threads = {d.device: self.threads or cores.get(d.device, 1) for d in compilation.program.devices}
-        write_program(compilation.program, threads, self.optimization, directory)
+        write_program(compilation.program, threads, self.optimization, self.engine, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """Run the artifact with one process per device, on this host or on `options.hosts`.
@@ -88,6 +96,14 @@ class SocketsTarget(Target):
     @property
     def reference_optimization(self) -> Optimization:
         return self.optimization
+
+    def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
+        """Return the tolerance of the engine for float outputs; onnxruntime needs no special tolerance."""
+        if self.engine == "onnxruntime":
+            return {}
+        from dicompiler_targets.sockets.ncnn.segments import find_tolerances
+
+        return find_tolerances(model)
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """Return the device's segments.
@@ -126,4 +142,9 @@ class SocketsTarget(Target):
         """Return each device's memory for Python, onnxruntime and its sessions, at the moment with the highest use."""
         from dicompiler_targets.ort_memory import predict_memory_overhead
 
-        return predict_memory_overhead(program, PROCESS_BYTES, self.optimization)
+        overhead = predict_memory_overhead(program, PROCESS_BYTES, self.optimization)
+        if self.engine == "onnxruntime":
+            return overhead
+        from dicompiler_targets.sockets.ncnn.memory import predict_ncnn_bytes
+
+        return {name: overhead[name] + count for name, count in predict_ncnn_bytes(program).items()}

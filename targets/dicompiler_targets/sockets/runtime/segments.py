@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from .ncnn_session import NcnnSession
 from .role_schedule import role_manifests
 from .value_codec import UNSIZED_TYPES, decode_value, encode_value
 
@@ -109,7 +110,10 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
         try:
             path = str(directory / segment["file"])
             with freed_to_system():
-                sessions[segment["file"]] = _make_session(path, manifest, threads)
+                if "ncnn" in segment:
+                    sessions[segment["file"]] = NcnnSession(directory, segment, threads, not manifest["peers"])
+                else:
+                    sessions[segment["file"]] = _make_session(path, manifest, threads)
         except Exception as error:  # onnxruntime's errors have no other common base.
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
     return [sessions[segment.get("file")] for segment in segments]
