@@ -43,6 +43,15 @@ NON_TENSOR_OPS = frozenset(
 MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
 """Largest number of bytes of one folded tensor, and of all tensors that a pass folds. Other nodes stay."""
 
+MAX_TENSOR_GROWTH, MAX_GROWTH = 2**22, 2**24
+"""Largest number of bytes by which a folded tensor, and all together, may exceed the constants of which they are made.
+
+The sum may also be as large as the model's weights.
+"""
+
+WEIGHTED_OPS = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
+"""Operators that can only be split well if their weights, which are all inputs but the first, are constants."""
+
 FOLDING_TIMEOUT_S = 60.0
 """Largest number of seconds that onnxruntime may take for folding."""
 
@@ -66,7 +75,8 @@ def fold_constants(graph: ModelGraph) -> None:
 
     * DequantizeLinear, random operators and operators of other domains,
     * control flow that computes something or reads tensors from outside its body,
-    * nodes with results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute.
+    * nodes with results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute,
+    * nodes that make the model much larger, such as the Expand of a small constant (see MAX_GROWTH).
 
     An initializer that is also a graph input is not constant. A constant graph output becomes an initializer.
 
@@ -175,7 +185,54 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
             unknown.difference_update(names)
             remaining_bytes -= sum(fitting_sizes)
             small.append(node)
-    return small
+    return _without_growth(graph, small, {name: size or 0 for name, size in sizes.items()})
+
+
+def _without_growth(graph: ModelGraph, nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> list[gs.Node]:
+    """Return the nodes without those that would make the model much larger.
+
+    Expand(small constant) → Add(x, ·)               ⇒  (), because the large result would be stored
+    Expand(small constant) → ReduceSum → Add(x, ·)   ⇒  Expand, ReduceSum, because only the sum would be stored
+
+    A ConstantOfShape that computes weights is always folded. `sizes` has the bytes of the results.
+    """
+    folded_bytes = sum(_constant_nbytes(c) for c in graph.initializers if isinstance(c._values, np.ndarray))
+    weight_bytes = sum(_constant_nbytes(c) for c in graph.initializers) - folded_bytes
+    budget = max(MAX_GROWTH, weight_bytes) - folded_bytes
+    weights = {tensor.name for node in graph.nodes if node.op in WEIGHTED_OPS for tensor in node.inputs[1:]}
+    kept = list(nodes)
+    while True:
+        kept_ids = {id(node) for node in kept}
+        read_names = {name for node in graph.nodes if id(node) not in kept_ids for name in names_read(node)}
+        read_names |= {tensor.name for tensor in graph.outputs}
+        source_bytes: dict[str, dict[str, int]] = {}
+        growth, dropped = 0, set[str]()
+        for node in kept:
+            sources: dict[str, int] = {}
+            for tensor in node.inputs:
+                is_source = isinstance(tensor, gs.Constant)
+                sources |= {tensor.name: _constant_nbytes(tensor)} if is_source else source_bytes.get(tensor.name, {})
+            names = [tensor.name for tensor in node.outputs if tensor.name]
+            source_bytes |= dict.fromkeys(names, sources)
+            is_weight = node.op == "ConstantOfShape" and weights.issuperset(names)
+            stored = 0 if is_weight else sum(sizes.get(name, 0) for name in names if name in read_names)
+            added = max(0, stored - sum(sources.values()))
+            needs_dropped = not dropped.isdisjoint(tensor.name for tensor in node.inputs)
+            if needs_dropped or added > min(MAX_TENSOR_GROWTH, budget - growth):
+                dropped.update(names)
+            else:
+                growth += added
+        if not dropped:
+            return kept
+        kept = [node for node in kept if dropped.isdisjoint(tensor.name for tensor in node.outputs)]
+
+
+def _constant_nbytes(constant: gs.Constant) -> int:
+    values = constant._values
+    if not isinstance(values, ConstantValues):
+        return int(values.nbytes)
+    kind = values.source.data_type
+    return 0 if kind == onnx.TensorProto.STRING else raw_nbytes(kind, tuple(values.source.dims))
 
 
 def _nbytes(tensor_type: onnx.TypeProto.Tensor) -> int | None:

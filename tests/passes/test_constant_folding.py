@@ -12,6 +12,7 @@ from support.normalise_runs import assert_same, model, normal, ops
 
 from dicompiler.ir.onnx.model import Model, is_placeholder
 from dicompiler_passes.constant_folding import fold_constants
+from dicompiler_passes.normalise import normalise
 
 
 def test_constant_nodes_become_initializers_of_own_type() -> None:
@@ -165,3 +166,38 @@ def test_removes_identity_of_weight_also_in_bodies() -> None:
     assert ops(result) == ["Add", "If"]
     assert list(result.initializers()) == ["w"]
     assert_same(original, result, c=np.array(True), x=np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "folded"),
+    [
+        ("t = Expand (c, s)  y = Add (x, t)", False),
+        ("t = Tile (c, s)  y = Add (x, t)", False),
+        ("t = ConstantOfShape (s)  y = Add (x, t)", False),
+        ("t = Expand (c, s)  u = Neg (t)  v = Abs (u)  y = Add (x, v)", False),
+        ("t = Expand (c, s)  u = ReduceSum (t)  y = Add (x, u)", True),
+        ("t = Expand (c, few)  y = Add (x, t)", True),
+        ("t = ConstantOfShape (square)  y = MatMul (x, t)", True),
+    ],
+)
+def test_folding_does_not_make_model_much_larger(nodes: str, folded: bool) -> None:
+    original = model(
+        f"""g (float[1,1,2,2000] x) => (float[1,?,?,2000] y)
+        <float[1,1,1,1] c = {{3}}, int64[4] s = {{1,4,400,2000}}, int64[4] few = {{1,1,2,2000}},
+        int64[2] square = {{2000,2000}}> {{ {nodes} }}"""
+    )
+    result = normal(original)
+    assert (len(ops(result)) == 1) == folded
+    assert folded or sum(weight.nbytes for weight in result.weights.values()) < 2**20
+
+
+def test_sum_of_folded_constants_is_limited() -> None:
+    large = "".join(f"t{i} = Expand (c, s)  y{i} = Mul (x, t{i})  " for i in range(12))
+    outputs = ", ".join(f"float[1,1,500,2000] y{i}" for i in range(12))
+    original = model(
+        f"""g (float[1,1,1,2000] x) => ({outputs})
+        <float[1,1,1,1] c = {{3}}, int64[4] s = {{1,1,500,2000}}> {{ {large} }}"""
+    )
+    result = normalise(Model.load(original))
+    assert 0 < ops(result).count("Expand") < 12
+    assert sum(weight.nbytes for weight in result.weights.values()) <= 2**24
