@@ -40,6 +40,7 @@ from dicompiler.driver.compile_options import (
 )
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import summarize
+from dicompiler.driver.loadable import check_loadable
 from dicompiler.driver.prepare import make_problem, prepare, resolve_platform, resolve_states
 from dicompiler.driver.progress import forward_progress
 from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
@@ -185,11 +186,15 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
     """Load the model, normalize it and form its layers.
 
     The result has a model, layers and a platform. The next step is `build_problem`.
+
+    Raises:
+        DicompilerError: The model is not valid, or the installed onnxruntime cannot load it.
     """
     options = setup.options
     compilation = prepare(
         Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states
     )
+    check_loadable(compilation.reference or compilation.model)
     return replace(apply_wire_types(compilation, setup.wire_format), platform=setup.platform)
 
 

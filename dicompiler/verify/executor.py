@@ -63,11 +63,12 @@ class OrtSession:
         place: str,
         optimization: Optimization = "extended",
         is_single_use: bool = False,
+        log_severity: int = 3,
     ) -> None:
         self.place = place
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = log_severity
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
         # onnxruntime can fuse float operators between DequantizeLinear and QuantizeLinear to integer operators, which
         # round differently. A split would change which operators are fused.
