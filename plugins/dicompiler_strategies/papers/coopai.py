@@ -93,11 +93,14 @@ class FullyConnectedLayer:
 
 @dataclass(frozen=True)
 class LayerBlock:
-    """b_{i,j}^k: the layers i to j of the chain, computed in one round. Positions count from 0, and j is included.
+    """Consecutive layers i to j of the chain that k devices compute in one round (b_{i,j}^k in the paper).
+
+    Positions count from 0, and layer j is included. In a round, devices receive missing inputs, compute, and send
+    results.
 
     Attributes:
-        i: First layer.
-        j: Last layer.
+        i: Position of the first layer.
+        j: Position of the last layer.
         mode: How the block is computed.
     """
 
@@ -108,12 +111,12 @@ class LayerBlock:
 
 @dataclass(frozen=True)
 class CoopaiResult:
-    """The least time for k devices, and the blocks that achieve it.
+    """The least time in which k devices compute the network, and the blocks that achieve it.
 
     Attributes:
         k: Number of devices.
-        seconds: T_L^k in seconds.
-        blocks: The blocks, in order.
+        seconds: The least time in seconds (T_L^k in the paper).
+        blocks: The blocks (layers that are computed in one round), in order.
     """
 
     k: int
@@ -208,9 +211,12 @@ def _equal_shares(count: int, k: int) -> Ints:
 
 
 def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = False) -> CoopaiResult:
-    """Return T_L^k by eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k.
+    """Return the fastest sequence of blocks that computes the chain on k devices.
 
-    e depends on the data that the devices store when the round begins, so that T has one value for each DataState.
+    A block is a run of layers that the devices compute in one round. T_i^k is the least time in which k devices compute
+    the first i layers, and e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. The times follow from
+    eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when the
+    round begins. There is therefore one T for each DataState.
 
     Args:
         layers: The chain.
@@ -240,12 +246,19 @@ def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Return the result with the best number of devices by eq. (1), T_L^* = min over k of T_L^k; ties go to fewer."""
+    """Return the fastest result; among equals, the one with the fewest devices.
+
+    This is eq. (1), T_L^* = min over k of T_L^k, where T_L^k is the least time of all L layers on k devices.
+    """
     return min(results, key=lambda result: (result.seconds, result.k))
 
 
 def _single_device_latency(layers: Chain, F: float, G: float) -> float:
-    """Return T_L^1 in seconds, including the time to send the network's input to the device and its output back."""
+    """Return the seconds in which one device receives the input, computes all layers and sends the output.
+
+    F is the compute rate of the device in FLOP/s, and G the bandwidth of the gateway in bit/s. The paper calls the
+    result T_L^1.
+    """
     first, last = layers[0], layers[-1]
     inputs = first.Ni if isinstance(first, FullyConnectedLayer) else first.rows_in * first.row_in
     outputs = last.No if isinstance(last, FullyConnectedLayer) else last.rows_out * last.row_out
@@ -257,14 +270,23 @@ def _single_device_latency(layers: Chain, F: float, G: float) -> float:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """The rounds that can follow each other, and the time e_{i,j}^k of each by eq. (3) to (5).
+    """The possible rounds, and the time of each round.
 
-    The states of the data between two rounds are:
+    In a round, each device receives missing inputs, computes its piece of a block of layers, and sends results. The
+    time of a round for layers i to j is e_{i,j}^k of eq. (3) to (5). A round can follow another one that leaves the
+    required state, which says where the data between the two rounds is stored:
 
     - gateway: no data is on a device
     - rows: each device stores its grid (rows) of the last layer
     - outputs: each device stores its share of a fully connected layer's outputs
     - sums: the gateway has added up the partial sums
+
+    Attributes:
+        layers: The chain.
+        F: Compute rate of a device in FLOP/s.
+        G: Bandwidth of the gateway in bit/s.
+        k: Number of devices.
+        single: Use the baseline SLS, with one layer in a block.
     """
 
     layers: Chain
@@ -274,7 +296,10 @@ class _Rounds:
     single: bool
 
     def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return each block that can begin with layer i, with the state after it and its time e_{i,j}^k."""
+        """Return each round that can begin with layer i: its block, the state after it, and its seconds.
+
+        `state` says where the input of layer i is stored before the round.
+        """
         return (
             self._convolutional(i, state)
             if isinstance(self.layers[i], ConvolutionalLayer)
@@ -282,14 +307,20 @@ class _Rounds:
         )
 
     def _e(self, zeta: Ints, phi: Ints) -> float:
-        """Return eq. (3): e_{i,j}^k = max over d of ζ(d) / F + φ(d) / (G / k), with φ in elements."""
+        """Return the seconds of a round: those of the device that takes longest to compute and to transfer data.
+
+        Device d computes ζ(d) FLOPs at the rate F in FLOP/s. It transfers φ(d) elements of 32 bits, with a k-th of the
+        gateway's bandwidth G in bit/s, because k devices share it. By eq. (3), e_{i,j}^k = max over d of ζ(d) / F + 32
+        φ(d) / (G / k).
+        """
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
         """Return the possible rounds that begin at the convolutional layer i.
 
-        There are rounds for each possible j, which compute layers i to j in grids. A fully connected layer after j can
-        be a part of the round.
+        A round computes layers i to j. There is one round for each possible j, in which every device computes a range
+        of rows of layer j (a grid) and all earlier rows that these depend on. If a fully connected layer follows layer
+        j, another round includes this layer: each device sums over the inputs that it has computed.
         """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
@@ -310,9 +341,10 @@ class _Rounds:
         return rounds
 
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
-        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device needs.
+        """Return the FLOPs of each device for layers i to j, and the rows of layer i's input that it reads.
 
-        `rows` are the output rows of layer j on each device.
+        `rows` are the output rows of layer j on each device. The FLOPs of device d are ζ(d) = Σ_{r ∈ [i,j]} p_r(d) by
+        eq. (4), where p_r(d) are its FLOPs in layer r.
         """
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
@@ -324,7 +356,12 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """Return (ti, τo) of eq. (5) in elements: rows that a device downloads, and own rows that others download."""
+        """Return the elements that each device downloads before a round, and those that it uploads for others.
+
+        These are ti and τo of eq. (5). `needs` are the rows of layer i's input that each device reads. If `state` is
+        "rows", each device stores its own rows of this input. Otherwise it downloads all rows that it reads from the
+        gateway, and uploads none.
+        """
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
         if state != "rows":
@@ -339,10 +376,13 @@ class _Rounds:
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the rounds of fully connected layer i: model form (shares of outputs), data form (shares of inputs).
+        """Return the possible rounds that begin at the fully connected layer i.
 
-        If another fully connected layer follows, the hybrid form is included: this layer in model form, the next in
-        data form.
+        - model form: each device computes a share of the outputs from all inputs.
+        - data form: each device computes partial sums of all outputs from a share of the inputs.
+        - hybrid form, if another fully connected layer follows: layer i in model form, and the next layer in data form.
+
+        The baseline SLS (`single`) has only the model form.
         """
         layer = self.layers[i]
         assert isinstance(layer, FullyConnectedLayer)

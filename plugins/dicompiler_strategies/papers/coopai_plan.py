@@ -64,10 +64,10 @@ class Coopai(Strategy):
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """Return the chain, and the best T_L^k over the numbers of devices `counts`.
+    """Return the chain, and its fastest blocks on one of the numbers of devices `counts`.
 
-    The letters F and G of the paper are the rate of the devices and the bandwidth of the network. With `single`, the
-    baseline SLS is used.
+    The paper's F is the devices' rate in FLOP/s, and its G is the bandwidth of the network in bit/s. If `single` is
+    True, each block has one layer (the paper's baseline SLS).
     """
     platform = team.problem.platform
     rates = {platform.devices[i].rate for i in team.members}
@@ -147,9 +147,10 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 
 
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
-    """Return the wanted distribution of a layer's output, or a possible one.
+    """Return `wanted`, or another distribution of a layer's output over the devices that is possible.
 
-    "everywhere" replaces "channels" if the layer has no channels to split, and "whole" is used if it cannot be split.
+    If the layer has no channels to split, every device computes all of it ("everywhere") instead of a share of the
+    channels ("channels"). If the layer cannot be split at all, one device computes it ("whole").
     """
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"

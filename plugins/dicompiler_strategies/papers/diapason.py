@@ -101,7 +101,7 @@ class RelaxationWeights:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLoss:
-    """The loss L of each restart, and its gradient by the variables."""
+    """The loss L of each restart, and the gradient of L by the logits."""
 
     L: Floats
     gradient: RelaxationWeights
@@ -114,16 +114,20 @@ def softmax(W: Floats) -> Floats:
 
 
 def softmax_gradient(p: Floats, g: Floats) -> Floats:
-    """Return ∂L/∂W from g = ∂L/∂p and p = softmax(W) over the last axis: p · (g − Σ p g)."""
+    """Return the gradient of a loss L by logits W from its gradient by their probabilities.
+
+    With the probabilities p = softmax(W) over the last axis and g = ∂L/∂p, it is ∂L/∂W = p · (g − Σ p g).
+    """
     centred: Floats = p * (g - (p * g).sum(axis=-1, keepdims=True))
     return centred
 
 
 def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristics: bool) -> RelaxationWeights:
-    """Return the initial variables, which are uniform random numbers in [0, 1].
+    """Return the initial logits: uniform random numbers in [0, 1], or the paper's heuristics.
 
-    With `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0 in the first restart. The
-    paper does not define the initial W_l. With a random W_l, results for 7 and more devices depend on the seed.
+    W_l are the logits of the ways to split each layer, and W_dev those of the device of each sublayer. With
+    `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0 in the first restart. The paper
+    does not define the initial W_l. If it is random, results for 7 and more devices depend on the seed.
     """
     random = np.random.default_rng(seed)
     W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
@@ -137,9 +141,15 @@ def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristic
 
 
 def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
-    """Return eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out, with its gradient.
+    """Return the loss of each restart, which is the cost of the network in ms or mJ, with its gradient.
 
-    With `penalty` (latency), the superposition penalty of eq. (1) is subtracted; eq. (2) for energy has none.
+    The costs of all choices are weighted with their probabilities, the softmax of the logits W. The loss L adds up the
+    cost L_i of each layer i, the cost L_mov_{i,j} of sending its output to each reader j, and the costs L_mov_in and
+    L_mov_out of sending the network's inputs and outputs. By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) +
+    L_mov_out.
+
+    If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
+    Eq. (2) for energy has no penalty.
     """
     sigma = softmax(W.W_dev)  # (R, G, S, D)
     p = [softmax(W_l) for W_l in W.W_l]
@@ -175,21 +185,35 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
 
 
 def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Floats) -> tuple[Floats, Floats]:
-    """Return L_mov^{m,n}, the cost of moving data between two layers, and s_m B, which the gradient needs.
+    """Return the cost of sending data between two layers, for each pair of their opportunities m and n.
 
-    The shapes are (R, P, P') and (R, P, S, D). (8) W_{i,j} = softmax(W_dev_m^i) ⊗ softmax(W_dev_n^j);
-    (9) L_{i,j} = overlap_{i,j} · B; (10) the sum of all products,
-    Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
+    Opportunity m splits the first layer into sublayers i, and n splits the second layer into sublayers j. The cost is
+    weighted with the probabilities of the sublayers' devices. In shapes, R is the number of restarts, P and P' the
+    numbers of opportunities of the two layers, S of sublayers, and D of devices.
+
+    Args:
+        space: The opportunities, with the cost B of a byte between each pair of devices.
+        overlap: The bytes that sublayer j needs of sublayer i, shape (P, S, P', S).
+        s_m: Probabilities softmax(W_dev) of the devices of the sublayers i, shape (R, P, S, D).
+        s_n: The same of the sublayers j, shape (R, P', S, D).
+
+    Returns:
+        L_mov^{m,n} = Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j) by eq. (8) to (10), shape (R, P,
+            P'), and the product s_m B, shape (R, P, S, D), which the gradient needs.
     """
     pushed = s_m @ space.B
     return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
 
 
 def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool) -> tuple[Floats, Floats]:
-    """Return L_part of layer i, shape (R, P), and its gradient by `sigma`, shape (R, P, S, D).
+    """Return the cost of layer i for each of its opportunities, and the gradient of the cost by `sigma`.
 
-    `sigma` are the softmaxes of W_dev. (3) L_sub^j = softmax(W_dev^j) · L_dev^j; (1) L_part = Σ_j L_sub^j − L_pen
-    (latency); (2) L_part = Σ_j L_sub^j (energy).
+    `sigma` has the probabilities softmax(W_dev) of each sublayer's device. Its shape and that of the gradient is (R, P,
+    S, D), for R restarts, P opportunities, S sublayers and D devices. The cost L_part has the shape (R, P).
+
+    L_dev^j is the cost of sublayer j on each device. The expected cost of the sublayer is L_sub^j = softmax(W_dev^j) ·
+    L_dev^j by eq. (3). If `penalty` is True (for latency), L_part = Σ_j L_sub^j − L_pen by eq. (1), with the
+    superposition penalty L_pen. Otherwise (for energy), L_part = Σ_j L_sub^j by eq. (2).
     """
     L_dev, real = space.cost[i], space.has_sublayer[i]
     L_sub = (sigma * L_dev).sum(axis=3)
@@ -204,13 +228,28 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
 
 
 def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """Return the penalty L_pen, shape (R, P), and its derivatives.
+    """Return the superposition penalty of each opportunity of a layer, and its derivatives.
 
-    The derivatives are ∂L_pen/∂L_sub, shape (R, P, S), and ∂L_pen/∂X_ij / (2 X_ij), shape (R, P, S, S). `real` says
-    which sublayers exist.
+    The penalty L_pen is an estimate of the time that a layer's sublayers save because they run on different devices at
+    once. It is therefore subtracted from the layer's latency. R is the number of restarts, P of opportunities, S of
+    sublayers, and D of devices.
 
-    (4) X_ij = sim[softmax(W_dev^i), softmax(W_dev^j)]; (5) V_ij = X_ij · min(L_sub_i, L_sub_j) for j > i; (6) L_pen =
-    Σ_i min V_i. X = ‖a − b‖ / √2 gives ∂X/∂a = (a − b) / (2 X); it is set to 0 if a = b.
+    X_ij is the distance between the device probabilities a and b of sublayers i and j: 0 if they are equal, and 1 if
+    the devices surely differ. V_ij is the time for which the two sublayers run at once. L_pen is the sum over i of the
+    least V_ij of all j > i that exist:
+
+    - eq. (4): X_ij = sim[a, b] = ‖a − b‖ / √2
+    - eq. (5): V_ij = X_ij · min(L_sub_i, L_sub_j)
+    - eq. (6): L_pen = Σ_i min_j V_ij
+
+    Args:
+        sigma: Probabilities softmax(W_dev) of each sublayer's device, shape (R, P, S, D).
+        L_sub: Expected cost of each sublayer, shape (R, P, S).
+        real: True for the sublayers that exist, shape (P, S).
+
+    Returns:
+        L_pen, shape (R, P); ∂L_pen/∂L_sub, shape (R, P, S); and ∂L_pen/∂X_ij divided by 2 X_ij, shape (R, P, S, S). The
+            caller multiplies the last one by a − b, because ∂X_ij/∂a = (a − b) / (2 X_ij). It is 0 if a = b.
     """
     S = sigma.shape[2]
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
@@ -229,17 +268,22 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 
 
 def _contract_product(weighted: Floats, by: Floats) -> Floats:
-    """Return Σ_{n,j} weighted · by, for arrays of shape (R, m, i, n, j) and (R, n, j, D); the shape is (R, m, i, D)."""
+    """Return the product of two arrays, summed over their common axes n and j.
+
+    `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D).
+    """
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
     return flat.reshape(R, P, S, -1)
 
 
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
-    """Add `g`, the gradients by the sigma of a layer's opportunities, shape (R, P, S, D), to `g_sigma`.
+    """Add the gradient of a layer's opportunities to the gradients of the groups to which they belong.
 
-    `g_sigma` has the gradients of all groups, and `group` the group of each opportunity. Fused opportunities belong to
-    the group of the opportunity that they were derived from, and share its W_dev.
+    The opportunities of a group use the same device logits W_dev: a fused opportunity is in the group of the
+    opportunity from which it was derived. `g` is the gradient by the device probabilities of each opportunity, shape
+    (R, P, S, D). `group` has the group's number for each opportunity. `g_sigma`, shape (R, groups, S, D), is changed in
+    place.
     """
     for place, number in enumerate(group):
         g_sigma[:, number] += g[:, place]
@@ -248,7 +292,10 @@ def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None
 def gradient_descent(
     space: OpportunitySpace, W: RelaxationWeights, rate: float, iterations: int, penalty: bool = True
 ) -> RelaxationWeights:
-    """Return the variables after `iterations` steps W ← W − rate · ∂L/∂W."""
+    """Return the logits after `iterations` steps of gradient descent.
+
+    A step changes the logits W against the gradient of the loss L: W ← W − rate · ∂L/∂W.
+    """
     for _ in range(iterations):
         g = relaxed_loss(space, W, penalty).gradient
         W_l = tuple(w - rate * step for w, step in zip(W.W_l, g.W_l, strict=True))

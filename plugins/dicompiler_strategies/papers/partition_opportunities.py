@@ -43,13 +43,13 @@ these units, the paper's rate of 0.8 works well.
 
 @dataclass(frozen=True)
 class PartitionOpportunity:
-    """One p ∈ P of a layer: a way to split it into sublayers.
+    """A way to split one layer into sublayers (one p ∈ P in the paper).
 
     A fused PO is derived from a PO of the next layer, its parent.
 
     Attributes:
         group: Number of the W_dev (device logits) that it uses; a fused PO uses the W_dev of its parent.
-        regions: Region of the layer's output that each sublayer s ∈ S computes; None if it computes nothing.
+        regions: Region of the layer's output that each sublayer computes; None if it computes nothing.
         shares: The regions, made disjoint: a sublayer sends only elements of its share to sublayers with other numbers.
         depth: Number of later layers that the layer is fused with; 0 if it is not fused.
     """
@@ -62,9 +62,10 @@ class PartitionOpportunity:
 
 @dataclass(frozen=True, eq=False)
 class OpportunitySpace:
-    """All POs of a problem as arrays.
+    """All partition opportunities (POs, ways to split a layer) of a problem, as arrays.
 
-    A layer has P POs, each padded to S sublayers. There are D devices and G groups with a W_dev each.
+    A layer has P POs, each padded to S sublayers. There are D devices. The POs of a group share the logits W_dev of
+    their sublayers' devices.
 
     Every element that a sublayer needs is sent to it once: by the sublayer with the same number if that one computes
     the element, otherwise by the sublayer that has the element in its share. Redundant rows of fused slices are not
@@ -222,7 +223,10 @@ class _SpaceBuilder:
         return {key.tensor: need for key, need in task.needs.items()}
 
     def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
-        """Return L_dev of layer `at`: the cost of each sublayer of its POs on each device, shape (P, S, D)."""
+        """Return the cost of each sublayer of a layer on each device, shape (P, S, D): L_dev of eq. (3).
+
+        `at` is the position of the layer, and `pos` are its P opportunities.
+        """
         layer, count = self.layers.layers[at], len(self.devices)
         computed_regions = [
             (p, s, region)
@@ -239,9 +243,11 @@ class _SpaceBuilder:
         return costs
 
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
-        """Return the bounds of output `slot` that each sublayer computes, shape (P, S, axes + 1, 2).
+        """Return the box of one output of a layer that each sublayer computes, shape (P, S, axes + 1, 2).
 
-        With `shares`, these are the disjoint shares. The result is None if the output has no static shape.
+        `at` is the position of the layer, `pos` are its P opportunities, and `slot` is the index of the output. If
+        `shares` is True, the boxes are the disjoint ones from which sublayers send. The result is None if the output
+        has no static shape.
         """
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
@@ -252,12 +258,15 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                elif region is not None:  # Sublayers that compute nothing have the region and the share None.
+                elif region is not None:  # A sublayer that computes nothing has no region and no share.
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 
     def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
-        """Return the bounds of `tensor` that each sublayer reads, shape (P, S, axes + 1, 2)."""
+        """Return the box of `tensor` that each sublayer of a layer reads, shape (P, S, axes + 1, 2).
+
+        `at` is the position of the layer, and `pos` are its P opportunities.
+        """
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
         boxes = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
@@ -301,7 +310,10 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """Return B, B_in and B_out. Inputs come from the first source; every sink receives all outputs."""
+        """Return the costs of sending a byte: B between devices, B_in of an input, and B_out of an output.
+
+        The network's inputs come from the first source, and every sink receives all outputs.
+        """
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
         between = np.array([[self._byte_cost(a, b) for b in names] for a in names])
@@ -346,9 +358,19 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 
 
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
-    """Return overlap_{i,j} in elements, shape (P, S, P', S').
+    """Return how many elements each sublayer of a second layer receives from each sublayer of a first one.
 
-    It is the number of elements that sublayer j of one layer needs of sublayer i of another, each counted once.
+    If a sublayer needs an element that the sublayer with the same number computes, it takes the element from that one.
+    Otherwise it takes the element from the sublayer that has the element in its share. No element is counted twice. The
+    paper calls the result overlap_{i,j}.
+
+    Args:
+        produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities.
+        shares: The same boxes, made disjoint.
+        wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2).
+
+    Returns:
+        The numbers of elements, shape (P, S, P', S').
     """
     # Bounds of sublayer i's share that another sublayer computes as well: shape (P, S, S', axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])

@@ -44,9 +44,9 @@ class IlpLayer:
         M: Number of inputs.
         K: Number of outputs.
         Q: Number of weights.
-        previous: Position of layer l − 1 of eq. (7) and (12), which computes the inputs; None if there is none.
+        previous: Position of the layer l − 1 that computes the inputs, as in eq. (7) and (12); None if there is none.
         can_fuse: True if the layer can be fused with the previous one.
-        is_held: True if this is a first layer and the devices store its inputs in shares (o_0 = 1).
+        is_held: True if this is a first layer, and each device stores a share of its inputs (o_0 = 1 in the paper).
     """
 
     name: str
@@ -64,7 +64,7 @@ class IlpSolution:
 
     Attributes:
         schemes: Scheme of each layer.
-        communication: C of eq. (10), in elements.
+        communication: Number of elements that are sent (C of eq. 10).
         is_proven: True if no other solution needs less communication.
     """
 
@@ -74,17 +74,18 @@ class IlpSolution:
 
 
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
-    """Return N · C_l: the elements that a layer sends, times the number of devices, which gives an integer.
+    """Return the number of elements that are sent for a layer, multiplied by the number N of devices.
 
-    M is the number of inputs of the layer, and K the number of outputs. LOP splits the output channels, LIP the input
-    channels, and FUSE computes a layer in LOP and the next one in LIP.
+    The factor N makes the number an integer. The number itself is C_l, for layer l with M inputs and K outputs. LOP
+    splits the output channels, LIP splits the input channels, and FUSE computes a layer in LOP and the next one in LIP.
+    The term o_{l−1} is 1 if `reused` is True, else 0. It says that each device already has a share of the inputs,
+    because layer l − 1 is in LOP.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
     - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
 
-    `reused` is o_{l−1}: True if the devices already have shares of the inputs, because layer l − 1 is in LOP. The paper
-    prints eq. (9) without this term; this function subtracts it as in eq. (7).
+    The paper prints eq. (9) without o_{l−1}; this function subtracts reused inputs as in eq. (7).
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
@@ -94,7 +95,10 @@ def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) 
 def solve_ilp(
     layers: Sequence[IlpLayer], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True
 ) -> IlpSolution:
-    """Solve the ILP of eq. (10) to (13) with CP-SAT, in integers N · C, reproducibly.
+    """Return the schemes of all layers with which the fewest elements are sent.
+
+    CP-SAT solves the ILP of eq. (10) to (13). Its costs are multiplied by N to be integers. Equal inputs give equal
+    results.
 
     Args:
         layers: The layers.
