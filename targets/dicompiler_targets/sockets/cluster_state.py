@@ -295,8 +295,8 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Update the state of the devices according to an event.
 
-        Return True if the event is about a frame that the session must update. Raise RunError if a device has failed
-        and no failure plan covers the failure.
+        Return True if the event is about a frame, so that the session must update its own state of this frame. Raise
+        RunError if a device has failed and no failure plan covers the failure.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:

@@ -318,7 +318,7 @@ class DeviceRun:
 
     def _handle_control_end(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
-            # The reason is stored for a second call of `_handle_control_end`, in case it cannot be sent.
+            # If sending the reason fails, `_handle_control_end` is called again and then uses the stored reason.
             self._end_reason = f"from the coordinator: {error}: copy this device's directory again"
             self._fail_early(DeviceError(self._end_reason))
             return

@@ -58,7 +58,9 @@ def value_from_bytes(payload: Any, entry: Mapping[str, Any]) -> Any:
         rank = int(dims[0]) if len(dims) and 0 <= dims[0] < len(dims) else -1
         shape, start = dims[1 : rank + 1].tolist(), 8 * (rank + 1)
         if rank < 0 or min(shape, default=0) < 0 or start + math.prod(shape) * size != len(payload):
-            raise ValueError(f"{entry['name']!r}: {len(payload)} bytes do not match their shape")
+            raise ValueError(
+                f"{entry['name']!r}: the payload of {len(payload)} bytes does not match the shape at its beginning"
+            )
     return make_value(payload[start:], entry["dtype"], shape)
 
 
