@@ -336,7 +336,10 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return the MAX_RUN_CHOICES choices of each layer that cost least together with their best neighbours."""
+    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest choices.
+
+    The cost of a choice includes that of each edge, with the neighbouring layer's choice that makes the edge cheapest.
+    """
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)

@@ -25,10 +25,12 @@ MAX_TRIM_ROUNDS = 32  # After a layer reads less, its producers can be trimmed i
 def trim_parts(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with each part reduced to the bounding box of the elements that are read from it.
 
-    Strategies give the tiles of a layer equal halos on both sides, which is more than strides and borders need.
-    A part (the region of a layer that one device computes) is removed if nothing is read from it. If it stayed, layers
-    that have become smaller could read from it in addition to the parts that they read now. Partial sums and
-    layers that cannot be divided stay as they are. If nothing can be reduced, the same plan is returned.
+    A part is the region of a layer that one device computes. Strategies give the tiles of a layer equal halos on both
+    sides, which is more than strides and borders need.
+
+    A part from which nothing is read is removed. Otherwise, after later layers have been trimmed, some of them could
+    read from it in addition to other parts, which adds messages. Partial sums and layers that cannot be divided stay as
+    they are. If nothing can be reduced, the same plan is returned.
     """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))

@@ -52,7 +52,10 @@ class RunPricing:
         return total if run is None else total + self.weight_price(team, run.weights)
 
     def weight_price(self, team: DeviceTeam, weights: Floats) -> float:
-        """Return the total price of weights; `weights` are the bytes on each device, shape (n,)."""
+        """Return the total price of the weights that are stored on hosts with too little memory.
+
+        `weights` are the bytes of weights on each device, shape (n,).
+        """
         if not self.byte_prices:
             return 0.0
         devices = team.problem.platform.devices
@@ -68,7 +71,7 @@ class RunPath:
 
     Attributes:
         team: The devices that compute the runs.
-        cost: Cost including the prices of weights.
+        cost: Cost in units of the objective, with the prices of weights on hosts that have too little memory.
         seconds: Seconds in the barrier model.
         total_bytes: Bytes that are sent.
         runs: The runs.

@@ -114,7 +114,11 @@ class Dp(Strategy):
         return CandidateRules(self.method == "mls", span, channels)
 
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
-        """Return the best path of a team. If `limited` is False, the search continues beyond the budget."""
+        """Return the cheapest sequence of runs on the devices `names`.
+
+        If `limited` is False, the search does not stop when the budget is used up, but its work is subtracted all the
+        same.
+        """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
         team_budget = budget if limited else WorkBudget()
@@ -131,7 +135,15 @@ class Dp(Strategy):
         """Return a plan for hosts with little memory.
 
         Layers may now be split by channels, which splits their weights, and the devices with the most memory are tried
-        as teams. Weights get a price on the hosts that lack the most memory; the price grows from round to round.
+        as teams. Each byte of weights gets a price on the hosts that lack the most memory, so that the search stores
+        fewer weights there. The price grows from round to round.
+
+        Args:
+            facts: Facts about the problem.
+            order: Names of the devices, the fastest first.
+            counts: Numbers of devices to try.
+            best: The cheapest path without memory limits; its cost determines the first price.
+            budget: The work that the search may do.
         """
         platform = facts.problem.platform
         by_memory = sorted(order, key=lambda name: -platform.host(platform.host_of[name]).memory)
@@ -169,10 +181,11 @@ class Dp(Strategy):
     def _fit_team(
         self, facts: ProblemFacts, chosen: Sequence[str], unit: float, budget: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
-        """Search for a plan of a team that fits into memory, with prices of weights that rise from round to round.
+        """Search for a plan on the devices `chosen` that fits into memory.
 
-        The result is [(cost, plan)], or [] if no plan fits, and the least excess over a host's memory so far: the bytes
-        and the position of the host. `unit` is the first price of a byte. Raises BudgetExceeded.
+        Each byte of weights on a host that lacks memory has a price, which begins with `unit` and rises from round to
+        round. The first result is [(cost, plan)], or [] if no plan fits. The second one is the least excess over a
+        host's memory so far: the bytes and the position of the host. Raises BudgetExceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)

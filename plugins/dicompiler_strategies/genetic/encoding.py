@@ -101,14 +101,18 @@ class SplitPointEncoding(Encoding):
         return self._sort_groups(starts, rng.permuted(devices, axis=1)[:, : self.groups])
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Return children with the father's devices for the layers of a random span, and else the mother's devices."""
+        """Return children that combine the plans of both parents.
+
+        In a random span of layers, a child has the father's devices, and in all other layers the mother's.
+        """
         inside = _random_spans(rng, len(mothers), self.layers)
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """Return each chromosome with one or a few groups changed.
 
-        A start moves a little or anywhere, a device changes, or two groups swap devices.
+        A change moves the first layer (start) of a group by a small or a random distance, gives a group another device,
+        or swaps the devices of two groups.
         """
         starts, devices = (array.copy() for array in self._split_genes(genes))
         count = len(genes)
@@ -132,7 +136,7 @@ class SplitPointEncoding(Encoding):
         return np.take_along_axis(devices, group, axis=1)
 
     def encode(self, rows: Genes) -> Genes:
-        """Return chromosomes whose groups are the runs of layers on one device in each plan.
+        """Return a chromosome of each plan; its groups are the plan's runs (consecutive layers on one device).
 
         If a plan has more runs than there are groups, the shortest runs are added to the runs before them. Unused
         groups come first. They are empty and have devices without layers, so that a single mutation can give layers to
@@ -164,8 +168,9 @@ class SplitPointEncoding(Encoding):
 class ChoiceEncoding(Encoding):
     """The encoding of tiled plans: for every layer, the number of one of its choices (ways to split it).
 
-    Equal choice labels in consecutive layers save transfers. Random plans and mutations therefore use the same label
-    for a run of consecutive layers.
+    The label of a choice names the kind of split and the number of devices, such as "height 4". If consecutive layers
+    have equal labels, less must be sent between them. Random plans and mutations therefore use the same label for a run
+    of consecutive layers.
 
     Attributes:
         labels: Labels of all choices of each layer.
@@ -176,9 +181,10 @@ class ChoiceEncoding(Encoding):
     allowed: tuple[tuple[int, ...], ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return random plans with up to four runs of layers, each with one label.
+        """Return `count` random plans: up to four runs of consecutive layers, each with a random kind of split.
 
-        A layer that has no choice with the label of its run uses its first allowed choice.
+        The choices of the layers in a run have the same label. A layer without such a choice uses its first allowed
+        choice.
         """
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:
@@ -188,9 +194,9 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each plan with a new choice for one layer, or with choices of one label for a short run of layers.
+        """Return each plan with a new choice for one layer, or for a short run of consecutive layers.
 
-        Each of the two happens with probability 1/2.
+        Each of the two happens with probability 1/2. The new choices of a run have the same label (kind of split).
         """
         genes = genes.copy()
         for row in genes:
@@ -200,9 +206,10 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def uniform_plans(self) -> Genes:
-        """Return one plan for each label, in which every layer that has the label uses it.
+        """Return one plan for each label of a choice, in which every layer that has such a choice uses it.
 
-        Labels are in order of appearance. Layers without the label use their first allowed choice.
+        A label names a kind of split, such as "height 4". Labels are in order of appearance. Layers without the label
+        use their first allowed choice.
         """
         pairs = list(zip(self.labels, self.allowed, strict=True))
         names = dict.fromkeys(labels[number] for labels, allowed in pairs for number in allowed)
@@ -210,7 +217,10 @@ class ChoiceEncoding(Encoding):
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
     def _apply_label(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
-        """Let layers `start` to `stop` − 1 of a plan use choices with one label, a random label of these layers."""
+        """Change a plan in place: layers `start` to `stop` − 1 get choices with the same label (kind of split).
+
+        The label is a random one among the allowed choices of these layers. A layer without the label is not changed.
+        """
         if start == stop:
             return
         example = int(rng.integers(start, stop))

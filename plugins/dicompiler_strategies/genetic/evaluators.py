@@ -52,10 +52,13 @@ class PlanSpace(Protocol):
         pass
 
     def encoding(self, devices: int) -> Encoding:
-        """Return the encoding of plans on the fastest devices, at most this many."""
+        """Return the encoding of the plans that use only the `devices` fastest devices."""
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` random plans derived from the plans `rows`; they may use more devices, up to `devices`."""
+        """Return `count` plans, each a random change of one of the plans `rows`.
+
+        The plans `rows` are from a search with fewer devices. The new plans may use the `devices` fastest devices.
+        """
 
     def seed_plans(self, devices: int) -> Genes:
         """Return plans that are good starting points, above all those on one device."""
@@ -87,11 +90,19 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return plans derived from `rows`: runs of layers are split, with the second piece on an unused device."""
+        """Return `count` plans, each a random one of the plans `rows` with layers moved to devices without layers.
+
+        A run is a sequence of consecutive layers on one device. Each of the `devices` fastest devices that has no
+        layers gets a piece of a run.
+        """
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """Split the longest or heaviest run (at random) near its middle, once for each device without layers."""
+        """Return the plan `row` with layers moved to those of the `devices` fastest devices that have no layers.
+
+        A run is a sequence of consecutive layers on one device. For each device without layers, the run with the most
+        seconds (or, at random, the most weights) is split near its middle. The device gets the second piece.
+        """
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
             ends = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(row))), len(row)]
@@ -119,11 +130,11 @@ class WholeLayerSpace:
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans with one choice (one way to split the layer) for each layer; rows contain the numbers of choices.
+    """Plans that split each layer in one of several ways (choices); rows contain the number of each layer's choice.
 
     The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
     that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy omits the network.
-    The second level corrects these errors.
+    These errors are corrected later, when the best plans are evaluated one by one.
 
     Attributes:
         tables: Costs of all choices of all layers.
@@ -182,7 +193,11 @@ class TiledLayerSpace:
         return ChoiceEncoding(len(labels), labels, tuple(map(tuple, allowed)))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return plans derived from `rows`: a run of layers uses choices with one label, possibly on more devices."""
+        """Return `count` plans, each a random one of the plans `rows` with a random change.
+
+        The change gives one layer, or a short run of consecutive layers, choices on at most `devices` devices. The
+        choices of a run have the same label (kind of split and number of devices).
+        """
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
     def seed_plans(self, devices: int) -> Genes:
@@ -192,9 +207,9 @@ class TiledLayerSpace:
 def build_measuring_evaluator(
     problem: Problem, names: Sequence[str], build_plan: Callable[[Genes], Plan], measure: MeasureFunction | None
 ) -> Callable[[Genes], tuple[Array, Array]]:
-    """Return the evaluator of the second level, which evaluates each plan by itself.
+    """Return the function that evaluates plans one by one, for the second level of the search.
 
-    The evaluator takes rows of genes, builds the plan of each row with `build_plan`, and calls `measure`, or
+    The function takes rows of genes, builds the plan of each row with `build_plan`, and calls `measure`, or
     `Problem.evaluate_all` if `measure` is None. For each plan it returns the objectives `names`, and the fraction by
     which the plan exceeds a host's memory.
     """

@@ -143,7 +143,10 @@ class _StagedSearch:
     progress: Callable[[str], None]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Return the last front, the name of the level that computed its values, and the number of evaluated plans."""
+        """Return the last Pareto front, how its values were computed, and the number of evaluated plans.
+
+        The values are "analytic" if the fast model computed them, or "measured" if the plans were evaluated one by one.
+        """
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
         front, level, evaluations, unused_evaluations = None, "analytic", 0, 0
@@ -183,9 +186,10 @@ class _StagedSearch:
     def _run_measured_level(
         self, encoding: Encoding, front: ParetoRows, stage: int, name: str
     ) -> tuple[ParetoRows, str]:
-        """Run the second level on plans of the front that differ much.
+        """Evaluate some plans of a Pareto front one by one, and continue the search from them.
 
-        If the second level is interrupted, the first level's front is returned, marked as interrupted.
+        The plans are chosen such that they differ much in their objectives. Return the new front and "measured". If the
+        evaluation is interrupted, return the given front, marked as interrupted, and "analytic".
         """
         assert self.measure is not None
         options = self.options

@@ -25,10 +25,11 @@ _MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 
 @dataclass(frozen=True, eq=False)
 class LocalSearch:
-    """Coordinate descent on Σ node + Σ edge, plus a penalty for exceeded memory limits.
+    """Local search for selections with the least cost: one layer or a few layers change at a time.
 
-    Selections are arrays of shape (plans, layers) with the number of each layer's choice. When the budget is exceeded,
-    the current selections are returned.
+    The cost is Σ node + Σ edge, the costs of all layers' choices and of all pairs of choices of connected layers, plus
+    a penalty for exceeded memory limits. Selections are arrays of shape (plans, layers) with the number of each layer's
+    choice. When the budget is exceeded, the current selections are returned.
     """
 
     tables: ObjectiveTables
@@ -67,10 +68,10 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return the selections that occur in a dual ascent on memory prices.
+        """Return the selections that are found while prices of memory are adapted (dual ascent).
 
-        Each byte on a host has a price, which rises while the host has too many weights and falls otherwise. Sequences
-        of layers take the choices that are best at these prices.
+        Each byte of weights on a host has a price, which rises while the host has too many weights and falls otherwise.
+        In each round, sequences of layers get the choices that cost least at the current prices.
         """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)
@@ -170,7 +171,10 @@ class LocalSearch:
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
-        """Return the selections with the best choices along a sequence of layers, by dynamic programming."""
+        """Return the selections with the best choices along a sequence of layers, by dynamic programming.
+
+        `prices` are prices of a byte of weights on each host in each plan; None if the memory limits hold instead.
+        """
         costs = []
         for k, layer in enumerate(path):
             layer_costs = self._choice_costs(selections, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
@@ -221,7 +225,10 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """Return the cheapest column of each row; the current column if the cheapest is not clearly cheaper."""
+    """Return the cheapest choice of a layer in each plan, or the current choice if no other is clearly cheaper.
+
+    `costs` has the shape (plans, choices), and `current` the number of the current choice in each plan.
+    """
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)
     present = costs[rows, current]

@@ -36,18 +36,20 @@ def check_objective(strategy: str, objective: str) -> None:
 class ObjectiveTables:
     """The problem "choose one split per layer such that Σ node + Σ edge is least and no host exceeds its memory".
 
-    A selection is a vector with the number of the choice of each layer.
+    The tables may lack some of the choices of the cost tables. A selection is a vector with the number of the choice of
+    each layer. A limited host is one whose memory the weights could exceed.
 
     Attributes:
         node: For each layer, the cost of each of its choices in s or J, an array of shape (choices,).
         edge: For each pair (i, j) of connected layers, the cost of each pair of their choices in s or J, an array of
             shape (choices of i, choices of j).
-        kept_choices: For each layer, the numbers that its choices have in the cost tables.
-        weights: For each layer, the bytes of weights of each choice on each limited host, shape (choices, hosts).
-            Only hosts that the weights could overfill are included.
-        limits: Memory of these hosts in bytes, shape (hosts,).
-        families: For each layer, the family of each choice, shape (choices,). A family is a kind of split with a
-            number of devices, such as "grid 4", without regard to extra rows and shares.
+        kept_choices: For each layer, the number that each choice has in the cost tables.
+        weights: For each layer, the bytes of weights of each choice on each limited host, shape (choices, limited
+            hosts).
+        limits: Memory of the limited hosts in bytes, shape (limited hosts,).
+        families: For each layer, the family number of each choice, shape (choices,). Choices are in one family if they
+            have the same kind of split and number of devices, such as "grid 4". They may differ in extra rows (halos)
+            and in how the layer is shared among the devices.
     """
 
     node: tuple[Floats, ...]
@@ -62,14 +64,17 @@ class ObjectiveTables:
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes of weights on each host under each selection, as an array of shape (plans, hosts)."""
+        """Return the bytes of weights on each limited host under each selection, shape (plans, limited hosts)."""
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """Return by how much `loads` exceed the limits, relative to each limit, summed over the hosts."""
+        """Return by how much `loads` exceed the memory limits, relative to each limit, summed over the hosts.
+
+        `loads` are the bytes of weights on each limited host, shape (plans, limited hosts).
+        """
         over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
         return over
 
@@ -125,7 +130,10 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
 
 
 def _label_family(label: str) -> str:
-    """Return the family of a choice from its label, without extra rows and shares: "height 4 +1 rate" → "height 4"."""
+    """Return the kind of split and the number of devices in a choice's label: "height 4 +1 rate" → "height 4".
+
+    The extra rows ("+1") and the way of sharing the layer ("rate") are omitted.
+    """
     return " ".join(label.split()[:2])
 
 
@@ -144,7 +152,8 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
     """Return the tables with the energy in J of plans that use only the devices `members`, sources and sinks.
 
     The energy has three terms: (active − idle power) · busy seconds of each device, the idle power of all members
-    during the whole frame, and the power of the network while bytes are sent.
+    during the whole frame, and the power of the network while bytes are sent. Weights and memory limits are those of
+    `whole`, the tables with the choices on all devices.
     """
     problem = tables.problem
     source, sink = source_and_sink(problem)

@@ -2,13 +2,15 @@
 
     ObjectiveTables + DescentSettings → selections, shape (restarts, layers)
 
-With p_a = softmax(W_a) for layer a, the loss is
+Layer a has the costs node_a of its choices, and the logits W_a. Connected layers a and b have the costs edge_ab of all
+pairs of their choices. With the probabilities p_a = softmax(W_a), the loss is the expected cost
 
     L = Σ_a p_a · node_a + Σ_(a,b) p_aᵀ · edge_ab · p_b
 
-This is eq. (16) of DIAPASON with one W_l for each layer. A choice of the tables also fixes the devices, so there is no
-W_dev and no superposition penalty, and the terms L_l and L_mov are exact. All restarts are computed together in one
-array W of shape (restarts, n), where n is the number of choices of all layers.
+This is the loss of DIAPASON, eq. (16), with two differences. A choice of the tables also fixes the devices, so that the
+separate logits of devices (W_dev) are not needed. The costs of choices are exact, so that the correction for sublayers
+that run at once (superposition penalty) is not needed either. All restarts are computed together in one array W of
+shape (restarts, n), where n is the number of choices of all layers.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ _MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use several threads for 
 @dataclass(frozen=True)
 class DescentSettings:
     """Settings of the descent.
+
+    W are the logits of the choices. A family of choices is a kind of split with a number of devices.
 
     Attributes:
         learning_rate: Learning rate for the normalised loss.
@@ -171,10 +175,10 @@ def minimise_relaxation(
 
 
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
-    """Return the initial W, shape (restarts, n): random noise, plus a bias for one family of choices in each restart.
+    """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family of choices.
 
-    The restarts take the families in turn, in the order of `families_by_value`. The first restart with each family has
-    no noise.
+    A family is a kind of split with a number of devices. The restarts take the families in turn, in the order of
+    `families_by_value`. The first restart with each family has no noise. n is the number of choices of all layers.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))
@@ -190,7 +194,8 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 def families_by_value(tables: ObjectiveTables) -> Selections:
     """Return the families, sorted by the cost of the selection that uses the family in every layer.
 
-    Of each family, the choice without extra rows is used. A layer without the family uses its cheapest choice.
+    A family is a kind of split with a number of devices. Of each family, the choice without extra rows is used. A layer
+    without the family uses its cheapest choice.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

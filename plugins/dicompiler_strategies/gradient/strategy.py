@@ -206,7 +206,9 @@ def _search_objective(
 ) -> BestSelection | None:
     """Return the best selection over one ObjectiveTables.
 
-    The result is None if there is no descent (`settings` is None) and no hint that uses only choices of the tables.
+    The descent uses `settings`, or is omitted if they are None. Local search then improves the selections that the
+    descent found, and the selections `hints`. Hints with choices that are not in the tables are ignored. If no
+    selection is left, the result is None.
     """
     placed = [place for hint in hints if (place := to_kept_numbers(tables.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(tables.node))

@@ -63,10 +63,12 @@ class SolverResult:
 
 
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool = False) -> SolverResult:
-    """Continue from a relaxation: search first the most promising choices, then all that are left.
+    """Search for a selection that is better than that of a relaxation, or for a proof that there is none.
 
-    If the graph is too wide for variable elimination (`is_wide`), only the promising choices are searched. The bounds
-    of such a graph exclude hardly any choice, and a model of all pairs of neighbouring choices would take gigabytes.
+    The first search is over the most promising choices, which have the smallest lower bounds. The second one is over
+    all choices that can still be in a better selection. If the graph is too wide for variable elimination (`is_wide`),
+    there is only the first search. The bounds of such a graph exclude hardly any choice, and a model of all pairs of
+    neighbouring choices would take gigabytes.
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)
@@ -145,7 +147,10 @@ def run_solver(
 
 
 def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
-    """Return the relaxed model, with only the choices of the least bounds if it has too many pairs of choices."""
+    """Return the relaxation's model, made smaller if it has more than `max_pairs` pairs of neighbouring choices.
+
+    A smaller model has only the choices with the smallest lower bounds.
+    """
     model = relaxed.model
     max_choices = max((len(costs) for costs in model.node), default=0)
     while sum(table.size for table in model.edge.values() if min(table.shape) > 1) > max_pairs and max_choices > 2:

@@ -34,7 +34,8 @@ class RelaxedProblem:
             the limits is known.
         value: Objective value of the best selection.
         model: Model with the choices that a better selection may still have.
-        choice_bounds: For each layer, a lower bound for each choice in the model on the selections with this choice.
+        choice_bounds: For each layer, a number for each of its choices in the model: no selection with this choice has
+            a lower value.
     """
 
     bound: float
@@ -173,12 +174,12 @@ class _PriceSearch:
 def relax_with_prices(
     model: JointModel, start: Sequence[Sequence[int]] = (), budget: WorkBudget | None = None, iterations: int = 60
 ) -> RelaxedProblem:
-    """Return good selections and a lower bound that is raised by subgradient steps on the prices of loads.
+    """Return the best selection found and a lower bound on all selections, by Lagrangian relaxation.
 
     The selections `start` are tried first. If the model has no loads, a single variable elimination finds the optimum.
-    Otherwise each load has a price (a Lagrange multiplier). Prices of limited loads are at least 0. Prices of the loads
-    of a minimax objective sum to 1, because the largest load is at least any weighted mean of the loads. The search is
-    deterministic.
+    Otherwise each load has a price (a Lagrange multiplier), and `iterations` subgradient steps on the prices raise the
+    bound. Prices of limited loads are at least 0. Prices of the loads of a minimax objective sum to 1, because the
+    largest load is at least any weighted mean of the loads. The search is deterministic.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
@@ -215,10 +216,10 @@ def relax_with_prices(
 def bound_without_elimination(
     model: JointModel, start: Sequence[Sequence[int]], budget: WorkBudget | None = None
 ) -> RelaxedProblem:
-    """Return a relaxation of a graph that is too wide for variable elimination.
+    """Return a good selection and a lower bound for a graph that is too wide for variable elimination.
 
-    The bound is the sum of every table's own minimum. The best selection comes from elimination over the most promising
-    choices, followed by local search from there and from the selections `start`.
+    The bound is the sum of every table's own minimum. The best selection comes from elimination over the choices with
+    the smallest lower bounds, followed by local search from there and from the selections `start`.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
@@ -239,7 +240,10 @@ def bound_without_elimination(
 
 
 def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> JointModel:
-    """Return the model with the choices of the least bounds, as many as elimination can process."""
+    """Return the model with only the best choices of each layer, so few that variable elimination is possible.
+
+    The best choices are those with the smallest lower bounds. `choice_bounds` has the bounds of each layer's choices.
+    """
     reduced, max_choices = model, max(map(len, choice_bounds))
     while reduced.elimination_order.largest_table > MAX_TABLE_ELEMENTS and max_choices > 1:
         max_choices = max_choices * 3 // 4
@@ -266,7 +270,10 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
 
 
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
-    """Return Polyak's step of the prices of limited loads; 0 for unlimited loads."""
+    """Return the change of the price of each limited load by Polyak's rule; 0 for unlimited loads.
+
+    `loads` are the amounts of all loads under `selection`, the best selection at the current prices.
+    """
     excess = np.where(search.is_limited, (loads - search.finite_limits) / search.load_scale, 0.0)
     norm = float(excess @ excess)
     if norm == 0:

@@ -114,6 +114,11 @@ class _JointSearch:
         If a plan does not fit, a limit is added: all weights plus the tensors of the plan's fullest layer must fit.
         Every plan that fits keeps this limit. If that does not suffice, less memory is left for weights. That may
         exclude plans that fit, so that the bound is no longer raised.
+
+        Args:
+            keep: For each layer, a mask of the choices that fit into memory on their own.
+            best: The best selection without memory limits.
+            bound: The lower bound without memory limits.
         """
         limits, limited_layers, bound_is_valid = free_memory(self.problem), list[int](), True
         for _ in range(MAX_MEMORY_ROUNDS):
@@ -143,9 +148,10 @@ class _JointSearch:
         return int(np.argmax([host_bytes[c][host_numbers].max() for host_bytes, c in chosen]))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection and the bound over all numbers of powered devices (the fastest ones).
+        """Return the best selection for the objective energy, and a lower bound on its energy.
 
-        All powered devices draw idle power, so that each number of devices has its own model.
+        All powered devices draw idle power. A model is therefore solved for each number of powered devices, the fastest
+        ones. `keep` has, for each layer, a mask of the choices that may be used.
         """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)

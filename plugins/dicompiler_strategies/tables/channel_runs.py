@@ -74,9 +74,10 @@ class ChannelRunCut:
 
 @memoized
 def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
-    """Return the first run that cuts a layer, with the layer's position in `cut_layers`; None without a run.
+    """Return the first channel run that cuts a layer, with the layer's position in `cut_layers`.
 
-    A run that can be cut between any two channels is ignored, because the layer is then cut like any other layer.
+    The result is None without such a run. A run that can be cut between any two channels is ignored, because the layer
+    is then cut like any other layer.
     """
     return _runs_by_layer(layers).get(layer.name)
 
@@ -105,7 +106,8 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), first_end[layer.name], strict=True)
-        # In an attention, the number of pieces is the number of heads.
+        # If the first channel needs start..stop of an axis of length n, the axis consists of n / (stop - start) equal
+        # pieces, between which the run can be cut. In an attention, the pieces are the heads.
         pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}
         extents.update(n for n in pieces if length % n == 0)
     positions = {layer.output: i for i, layer in enumerate(chosen)}
@@ -117,7 +119,10 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 
 
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
-    """Cut a run into shares proportional to the devices' weights, in whole units such as the heads of an attention."""
+    """Cut a channel run (layers that are cut by channels together) into shares proportional to `weights`.
+
+    `weights` has one number for each device. Only whole units are cut off, such as the heads of an attention.
+    """
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
 

@@ -152,7 +152,12 @@ class _FootprintBuilder:
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """Add the region that a part produces, and the partial sums that the devices `senders` send to it."""
+        """Add the output region of a part to the boxes of choice number `c`.
+
+        `share` is the region of which the part's device sends elements to others; None if it is the whole output
+        region. If the part adds up partial sums, `senders` are the devices that send them, and their bytes are added as
+        well.
+        """
         d = self.index[part.device]
         for slot in self.produced:
             region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]

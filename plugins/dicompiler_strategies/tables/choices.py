@@ -296,7 +296,11 @@ def _grow_tiles(
     grown_axes: Sequence[int],
     extra_counts: range,
 ) -> Iterator[Choice]:
-    """Yield one choice for each number of extra rows (for grids also columns) on each side of the tiles."""
+    """Yield one choice for each of the numbers `extra_counts` of extra rows on each side of the tiles.
+
+    The tiles grow along the axes `grown_axes`, so that a grid tile also gets extra columns. The label of each choice
+    begins with `name`.
+    """
     whole = split.full_region()
     for extra in extra_counts if tiles else ():
         parts = []

@@ -343,7 +343,11 @@ class _TableFiller:
 def flows_on_edge(
     layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
 ) -> list[BoxFlow]:
-    """Return one flow for each tensor of an edge whose regions are known."""
+    """Return a flow for each tensor of an edge between two layers whose regions are known.
+
+    A flow says which boxes of the tensor the devices store under each choice of the producer, and which they need under
+    each choice of the consumer.
+    """
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
         (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, outputs[out]))
@@ -353,7 +357,10 @@ def flows_on_edge(
 
 
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
-    """Return the flows of network inputs to a layer, and the flows of network outputs from it."""
+    """Return the flows of network inputs to a layer, and the flows of network outputs from it.
+
+    A flow says which boxes of a tensor the devices store, and which they need.
+    """
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
@@ -369,7 +376,11 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
 
 
 def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Return the seconds and the bytes of the flows of one edge, both of shape (producer choices, consumer choices)."""
+    """Return the seconds and the bytes of transferring the tensors of one edge between two layers.
+
+    Both arrays have the shape (producer choices, consumer choices), given as `shape`. `flows` says for each tensor
+    which boxes devices store and need.
+    """
     seconds, sent_bytes = np.zeros(shape), np.zeros(shape)
     if not flows:
         return seconds, sent_bytes
@@ -394,7 +405,7 @@ def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
 
 
 def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
-    """Return the bytes that each device needs of all tensors together, of shape (consumer choices, devices)."""
+    """Return the bytes that each device needs of the tensors of all `flows`, of shape (consumer choices, devices)."""
     return reduce(
         np.add, (item * need.sign * box_elements(need.boxes) for _, _, needs, item in flows for need in needs)
     )
@@ -453,7 +464,7 @@ def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
 
 def common_elements(a: Ints, b: Ints) -> Ints:
     """Return the number of elements that boxes of `a` and `b` have in common; the arrays (…, axes, 2) are broadcast."""
-    # Contiguous arrays are many times faster to compare, so that each bound of each axis is copied to its own array.
+    # Contiguous arrays are many times faster to compare, so each bound of each axis is copied to its own array.
     a_bounds, b_bounds = (np.ascontiguousarray(np.moveaxis(boxes, (-2, -1), (0, 1))) for boxes in (a, b))
     elements: Ints | None = None
     for (a_low, a_high), (b_low, b_high) in zip(a_bounds, b_bounds, strict=True):
