@@ -140,6 +140,11 @@ RANDOMLY = {
     ),
 }
 RANDOMLY |= {
+    "an input is an output, and an output is listed twice": network(
+        f"n (float[1,4,6,6] x) => (float[1,4,6,6] x, float[1,4,6,6] y, float[4,4,3,3] w, float[1,4,6,6] y) "
+        f"{{ y = {CONV} (x, w) }}",
+        w=(4, 4, 3, 3),
+    ),
     "operators of opset 1": network(
         f"n (float[1,4,6,6] x) => (float[1,4,6,6] y) {{ a = {CONV} (x, w) b = Transpose <perm = [0, 1, 3, 2]> (a) "
         f"y = {CONV} (b, w) }}",
@@ -156,6 +161,14 @@ RANDOMLY |= {
         w=(0, 4, 3, 3),
     ),
 }
+
+
+def test_outputs_of_artifact_keep_names(tmp_path: Path) -> None:
+    proto = RANDOMLY["an input is an output, and an output is listed twice"]
+    compiled = dicompiler.compile(proto, "rpi4x2", "modnn", output=tmp_path / "build")
+    outputs = dicompiler.run(tmp_path / "build", inputs_of(proto)).outputs[0]
+    assert list(outputs) == ["x", "y", "w"]
+    assert compiled.verify().passed
 
 
 @pytest.mark.parametrize("name", ["operators of opset 1", "a convolution without filters"])

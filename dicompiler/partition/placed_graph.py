@@ -22,6 +22,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.names import unique_name
 from dicompiler.ir.onnx.weights import is_fixed_size
 from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, Piece
+from dicompiler.ir.output_names import read_output_names
 from dicompiler.ir.program import TensorSpec
 from dicompiler.ir.recurrent_states import StatePairs, StatePiece, read_states
 from dicompiler.ir.regions import Region, full_region, region_shape, with_interval
@@ -148,6 +149,7 @@ class ModelFacts:
         sparse_initializers: Names of sparse initializers.
         tensor_names: Names of all tensors.
         states: Pairs of a state's model input and model output (see `ir.recurrent_states`).
+        user_names: Names of outputs for users, by their name in the model (see `ir.output_names`).
     """
 
     opset: int
@@ -160,6 +162,7 @@ class ModelFacts:
     sparse_initializers: frozenset[str]
     tensor_names: frozenset[str]
     states: StatePairs = ()
+    user_names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_model(cls, model: Model) -> ModelFacts:
@@ -178,6 +181,7 @@ class ModelFacts:
             frozenset(tensor.values.name for tensor in graph.sparse_initializer),
             frozenset({*names, *inputs, *outputs, *regions}),
             read_states(model.proto) or (),
+            read_output_names(model.proto),
         )
 
 
@@ -465,14 +469,15 @@ class PlacedGraphBuilder:
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)
-        model_outputs = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
-        needed, nodes = {*model_outputs, *kept, *(piece.written_name for piece in pieces)}, []
+        copied = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
+        needed, nodes = {*copied, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
             if not needed.isdisjoint(node.outputs):  # A node of a layer that stays whole can have unread outputs.
                 needed.update(node.reads)
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
-        outputs = {name: facts.outputs[output] for name, output in model_outputs.items()}
+        outputs = {name: facts.outputs[output] for name, output in copied.items()}
+        model_outputs = {name: facts.user_names.get(output, output) for name, output in copied.items()}
         infos = {**self.tensor_knowledge, **facts.inputs, **outputs}
         constants = (facts.initializer_regions.keys() & used) | facts.sparse_initializers
         inputs = tuple(name for name in facts.inputs if name not in constants and name not in states)

@@ -53,11 +53,19 @@ def build_program(
         tuple(_build_device_program(d, hosts, tuple(segments[d]), graph, by_end[d]) for d in segments),
         transfers,
         tuple(graph.tensor_spec(name) for name in graph.inputs),
-        tuple(graph.tensor_spec(name) for name, output in graph.model_outputs.items() if name == output),
+        _model_outputs(graph),
         placed.weights if isinstance(placed, Model) else {},
         tuple(order),
         states=graph.states,
     )
+
+
+def _model_outputs(graph: PlacedGraph) -> tuple[TensorSpec, ...]:
+    """Return type and shape of each model output, in the order of the model."""
+    first_tensors: dict[str, str] = {}
+    for tensor, output in graph.model_outputs.items():
+        first_tensors.setdefault(output, tensor)
+    return tuple(replace(graph.tensor_spec(tensor), name=output) for output, tensor in first_tensors.items())
 
 
 def _read_placed_model(model: Model) -> PlacedGraph:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         to_dense,
     )
     from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, Node, TensorInfo
+    from dicompiler.ir.output_names import read_output_names, write_output_names
     from dicompiler.ir.random_ops import is_random
     from dicompiler.ir.recurrent_states import read_states, write_states
     from dicompiler.operators.windows import onnx_window_attributes, onnxruntime_output_shape
@@ -38,8 +39,8 @@ __all__ = [
     "Optimization", "ProgramExecutor", "Samples", "TensorInfo", "Tolerance", "Variable", "Weight", "array_dtype",
     "captured_names", "check_tensor_size", "compare_value", "copy_without", "dtype_name", "export_node",
     "graph_inputs", "is_fixed_size", "is_placeholder", "is_random", "names_read", "onnx_window_attributes",
-    "onnxruntime_output_shape", "quantized_tolerances", "random_inputs", "raw_nbytes", "read_samples", "read_states",
-    "run_model", "to_dense", "unique_name", "write_states",
+    "onnxruntime_output_shape", "quantized_tolerances", "random_inputs", "raw_nbytes", "read_output_names",
+    "read_samples", "read_states", "run_model", "to_dense", "unique_name", "write_output_names", "write_states",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

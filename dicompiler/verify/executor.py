@@ -22,6 +22,7 @@ from dicompiler.base.input_arrays import coerce_input
 from dicompiler.base.ort_session import Optimization, create_session
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_placeholder
+from dicompiler.ir.output_names import read_output_names
 from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, TensorSpec, Transfer
 from dicompiler.ir.recurrent_states import inputs_with_states, read_state_pieces
 from dicompiler.ir.regions import to_slices
@@ -242,7 +243,9 @@ def run_model(
         del proto.graph.output[:]
         proto.graph.output.extend(infos.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
     session = OrtSession(proto, model.weights, "the whole model", optimization, is_single_use)
-    return session.run(inputs_with_states(read_state_pieces(proto)[0], inputs))
+    results = session.run(inputs_with_states(read_state_pieces(proto)[0], inputs))
+    user_names = read_output_names(proto) if outputs is None else {}
+    return {user_names.get(name, name): value for name, value in results.items()}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, Shape, UsageError
-from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable, write_output_names
 from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS, fold_constants
 from dicompiler_passes.contrib_shapes import infer_contrib_shapes
@@ -106,8 +106,10 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
             break
     check_nodes(inferred.graph, tensors, model.display_name)
     graph.prune()
-    outputs_from_nodes(graph)
-    return model.with_graph(graph)
+    renamed = outputs_from_nodes(graph)
+    result = model.with_graph(graph)
+    write_output_names(result.proto, renamed)
+    return result
 
 
 def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.plugin_api import Model, Pass, PipelineState
+from dicompiler.plugin_api.onnx import write_output_names
 from dicompiler_passes.constant_folding import fold_constants
 from dicompiler_passes.normalize_rewrites import (
     fix_initializers,
@@ -41,7 +42,8 @@ class Normalise(Pass):
     scores → ZipMap → output                     ⇒  scores → Identity → output
     SequenceConstruct(a, b) → output             ⇒  a → output_0, b → output_1
     string labels → output                       ⇒  indices of the labels → output
-    w → output, x → output, a → output twice     ⇒  Identity → output
+    initializer or graph input → output          ⇒  Identity → output
+    a → output a, and again output a             ⇒  a → output a
     unread node or initializer                   ⇒  (removed)
     """
 
@@ -66,9 +68,11 @@ def normalise(model: Model) -> Model:
     labels_to_indices(graph)
     trim_outputs(graph)
     graph.prune()
-    outputs_from_nodes(graph)
+    renamed = outputs_from_nodes(graph)
     duplicate_dequantize(graph)
-    return model.with_graph(graph)
+    result = model.with_graph(graph)
+    write_output_names(result.proto, renamed)
+    return result
 
 
 def _infer_shapes(model: Model) -> Model:

@@ -60,26 +60,30 @@ def fix_initializers(graph: ModelGraph) -> None:
     graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
 
 
-def outputs_from_nodes(graph: ModelGraph) -> None:
-    """Let each graph output be computed by a node of its own; insert an Identity if needed.
+def outputs_from_nodes(graph: ModelGraph) -> dict[str, str]:
+    """Let a node compute every graph output, and insert an Identity if needed; return the names of renamed outputs.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
-    a → output a and again output a        ⇒  a and Identity(a) → a_1
-    (x, a graph input) → output x          ⇒  x → Identity → x_1    (an input and an output cannot have one name)
+    a → output a and again output a        ⇒  a → output a
+    (x, a graph input) → output x          ⇒  x → Identity → x_1, with {x_1: x} as result
+
+    An input and an output of a node cannot have one name.
     """
-    seen = {tensor.name: tensor for tensor in graph.inputs}
+    inputs = {tensor.name: tensor for tensor in graph.inputs}
+    graph.outputs = list({tensor.name: tensor for tensor in graph.outputs}.values())
+    renamed: dict[str, str] = {}
     for index, (name, tensor) in enumerate([(tensor.name, tensor) for tensor in graph.outputs]):
-        target, source = name, seen.get(name, tensor)
-        if name in seen:
+        target = name
+        if name in inputs:
             target = graph.unused_tensor_name(name)
+            renamed[target] = name
         elif isinstance(tensor, gs.Constant):
             tensor.name = graph.unused_tensor_name(f"{name}_value")
         else:
-            seen[name] = tensor
             continue
         output = graph.outputs[index] = Variable(target, graph.value_infos["output"].get(name))
-        graph.nodes.append(gs.Node("Identity", graph.unused_node_name(target), inputs=[source], outputs=[output]))
-        seen[target] = output
+        graph.nodes.append(gs.Node("Identity", graph.unused_node_name(target), inputs=[tensor], outputs=[output]))
+    return renamed
 
 
 def trim_outputs(graph: ModelGraph) -> None:

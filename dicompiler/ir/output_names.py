@@ -1,0 +1,44 @@
+"""Names of model outputs for users, if a tensor of the model cannot have this name.
+
+A model may return a graph input. Its normal form computes every output by a node, and an input and the output of a node
+cannot have one name. The output then has another name in the graph, and the model's metadata have the name for users.
+Results of runs have the names for users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import onnx
+
+OUTPUT_NAMES_KEY = "dicompiler.outputs"
+
+
+def read_output_names(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the outputs of a model that have another name for users.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Name for users by the name of the graph output.
+    """
+    text = next((entry.value for entry in model.metadata_props if entry.key == OUTPUT_NAMES_KEY), "{}")
+    return {str(name): str(user_name) for name, user_name in json.loads(text).items()}
+
+
+def write_output_names(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Store further names of outputs for users in the metadata of a model.
+
+    Args:
+        model: The model, which is changed.
+        names: Name for users by the name of the graph output.
+    """
+    if not names:
+        return
+    all_names = read_output_names(model) | dict(names)
+    kept = [entry for entry in model.metadata_props if entry.key != OUTPUT_NAMES_KEY]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    model.metadata_props.add(key=OUTPUT_NAMES_KEY, value=json.dumps(all_names, sort_keys=True))
