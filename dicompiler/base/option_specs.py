@@ -79,12 +79,13 @@ class _SpecParser:
 
     def __init__(self, text: str, label: str) -> None:
         self.text, self.label, self.position = text, label, 0
+        # Printable text is shown without escapes, so that users can count its columns.
+        self.shown_text = f"'{text}'" if text.isprintable() else repr(text)
 
     def syntax_error(self, expected: str, note: str = "") -> UsageError:
         found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
-        # Printable text is shown without escapes, so that users can count its columns.
-        shown, column = f"'{self.text}'" if self.text.isprintable() else repr(self.text), self.position + 1
-        return UsageError(f"{self.label} {shown}: expected {expected} at column {column}, found {found}{note}")
+        place = f"at column {self.position + 1}"
+        return UsageError(f"{self.label} {self.shown_text}: expected {expected} {place}, found {found}{note}")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
         match = pattern.match(self.text, self.position)
@@ -132,11 +133,9 @@ class _SpecParser:
         options: dict[str, tuple[str, ...]] = {}
         self.skip_blanks()
         while not self.accept("}"):
-            start = self.position
             key = self.match(_KEY, "an option or '}'")
             if key in options:
-                self.position = start
-                raise self.syntax_error(f"another option than {key!r}, which is given already")
+                raise UsageError(f"{self.label} {self.shown_text}: option {key!r} is given twice: remove one")
             if not self.accept("="):
                 raise self.syntax_error(f"'=' after option {key!r}")
             options[key] = self.parse_values()

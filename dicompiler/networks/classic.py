@@ -48,7 +48,7 @@ def alexnet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0, column
     is the original (Krizhevsky et al. 2012), for images of 227 x 227.
     """
     if columns not in ALEXNET_LAYERS:
-        raise UsageError(f"alexnet: unknown columns {columns!r}{did_you_mean(columns, ALEXNET_LAYERS)}")
+        raise UsageError(f"alexnet: columns must be one of {', '.join(ALEXNET_LAYERS)}, not {columns!r}")
     x = "input"
     layers = (*ALEXNET_LAYERS[columns], (256, 3, 1, 1, True))
     for number, (channels, kernel, stride, pad, pooled) in enumerate(layers, 1):

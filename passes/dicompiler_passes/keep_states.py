@@ -80,7 +80,7 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
         The model with the states in its metadata; outputs with additional rows are replaced by their last rows.
 
     Raises:
-        UsageError: A pattern matches no input, or a matching input has no output.
+        UsageError: A pattern matches no input, or the model has no output for a matching input.
         DicompilerError: A pair cannot be a state, because types or shapes differ.
     """
     if NONE in texts and len(texts) > 1:
@@ -103,7 +103,7 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
 def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Return the pairs of input and output name that a pattern `past*=present*` selects.
 
-    Raises UsageError if the pattern matches no input, or if a matching input has no output.
+    Raises UsageError if the pattern matches no input, or if the model has no output for a matching input.
     """
     past, equals, present = pattern.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
@@ -114,7 +114,8 @@ def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) 
     for name, output in pairs:
         if output not in outputs:
             raise UsageError(
-                f"state {pattern!r}: input {name!r} has no output {output!r}{did_you_mean(output, outputs)}"
+                f"state {pattern!r}: the model has no output {output!r} for input {name!r}"
+                f"{did_you_mean(output, outputs)}"
             )
     yield from pairs
 

@@ -85,7 +85,6 @@ def test_ignores_blanks_between_tokens() -> None:
         ("a{x=1", 6, "an option or '}'", "the end"),
         ("a{x}", 4, "'=' after option 'x'", "'}'"),
         ("a{=1}", 3, "an option or '}'", "'='"),
-        ("a{x=1 x=2}", 7, "another option than 'x'", "'x'"),
         ("a{x=1,y=2}", 8, "',' between values, a blank between options or '}'", "'='"),
         ("a{x=1,}", 7, "a value", "'}'"),
         ("a{x=é}", 5, "a value, plain or in double quotes", "'é'"),
@@ -98,6 +97,11 @@ def test_errors_name_the_column(text: str, column: int, expected: str, found: st
         parse_pipeline(text)
     assert str(caught.value).startswith(f"pipeline '{text}': expected {expected}")
     assert f" at column {column}, found {found}" in str(caught.value)
+
+
+def test_an_option_is_given_once() -> None:
+    with pytest.raises(UsageError, match=r"^pipeline 'a\{x=1 x=2\}': option 'x' is given twice: remove one$"):
+        parse_pipeline("a{x=1 x=2}")
 
 
 def test_parse_spec_rejects_a_pipeline() -> None:

@@ -85,7 +85,7 @@ def test_keeps_last_rows_of_growing_cache_with_mask() -> None:
     [
         ("h", cell(), "state 'h' is not of the form past*=present*, with at most one * on each side"),
         ("g*=hn*", cell(), "state 'g*=hn*': the model has no input 'g*' (known: h, other, x)"),
-        ("h=hm", cell(), "state 'h=hm': input 'h' has no output 'hm' (known: hn, part, y)"),
+        ("h=hm", cell(), "state 'h=hm': the model has no output 'hm' for input 'h' (known: hn, part, y)"),
         ("other=part", cell(), "state: input 'other' float (1, 4) and output 'part' float (1, 2) differ in shape: a "
          "state keeps its shape, or grows by a Concat of its old value and new rows"),
         ("h=hn", cell("double", number=11), "state: input 'h' float (1, 4) and output 'hn' double (1, 4) have "

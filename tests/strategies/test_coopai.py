@@ -68,5 +68,5 @@ def test_reproduces_times_of_vgg16() -> None:
 
 def test_builds_the_alexnet_of_the_paper() -> None:
     assert count_parameters("alexnet", columns="two-column", size=227) == 62_378_344  # Table I: 62 million.
-    with pytest.raises(UsageError, match=r"alexnet: unknown columns 'two' \(known: one-column, two-column\)"):
+    with pytest.raises(UsageError, match="alexnet: columns must be one of one-column, two-column, not 'two'"):
         count_parameters("alexnet", columns="two")
