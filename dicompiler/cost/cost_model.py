@@ -43,8 +43,8 @@ class CostModel(ABC):
         default=None,
         kw_only=True,
         metadata={
-            "help": "slowdown of messages and calls against the host where they were measured; 0: they are free, as in "
-            "the papers; default: by the speed of each device's cores"
+            "help": "how many times longer messages and calls take than on the host where they were measured; 0: they "
+            "take no time, as in the papers; default: derived from the speed of each device's cores"
         },
     )
 

@@ -58,7 +58,10 @@ class LinearModel(ProfileBasedModel):
     coefficients: tuple[str, ...] = field(
         default=(), metadata={"help": "KIND:A:B:C in s/FLOP, s/byte and s, such as Conv:7e-11:1e-10:2e-5,*:1e-10:0:0"}
     )
-    rate: str = field(default="", metadata={"help": "rate of the device of the coefficients, such as 13.6 GFLOP/s"})
+    rate: str = field(
+        default="",
+        metadata={"help": "compute rate of the device for which the coefficients hold, such as 13.6 GFLOP/s"},
+    )
     others: bool = field(default=False, metadata={"help": "use the first profile for devices without a profile"})
     force: bool = field(default=False, metadata={"help": "accept profiles that were measured on a busy host"})
 
