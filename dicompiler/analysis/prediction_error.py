@@ -176,7 +176,7 @@ def available_processors() -> int:
 
 
 def segment_seconds(workload: Workload) -> SegmentSeconds:
-    """Return the predicted seconds of each segment without its call, by device name.
+    """Return the predicted seconds of computing of each segment, without the overhead of its call, by device.
 
     The segments of the first replica come first, then those of the next one.
     """

@@ -45,8 +45,9 @@ def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
 def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Collect options in dataclasses, and pass each dataclass to the command as one argument.
 
-    `records` are the dataclasses by the name of the argument. Options with the names of their fields are collected. An
-    option that is not given (None) gets the default value of its field. Put the decorator below the options.
+    `records` maps the name of each such argument to its dataclass. A dataclass collects the options that have the names
+    of its fields. An option that is not given (None) gets the default value of its field. Put the decorator below the
+    options.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -49,7 +49,7 @@ def print_table(
 def _fold_row(
     headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
 ) -> Iterator[Sequence[str]]:
-    """Yield the lines of a row of which the text in column `wrap` is wrapped.
+    """Yield the printed lines of a row, with the text of column `wrap` wrapped to several lines.
 
     A long name in the first column gets a line of its own.
     """

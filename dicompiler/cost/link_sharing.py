@@ -41,7 +41,8 @@ class Flow(Generic[T]):
         remaining_s: Seconds that the first message still needed at `updated_at` if it were sent alone.
         updated_at: Time of the last change of `speed`.
         speed: Seconds of work done per second: 1 if the flow has its links to itself.
-        version: Number of changes of the planned departure. A departure with an older version is invalid.
+        version: How often the departure (the end of sending the first message) has been planned. A departure with an
+            older version is invalid.
     """
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")

@@ -29,7 +29,7 @@ class MemoryUse:
         weights: Bytes of the constants of all segments, each counted once.
         activations: Largest number of bytes of live tensors at once, without the buffers.
         buffers: Bytes of graph inputs, states and received tensors, which exist for every frame in flight.
-        added: Bytes that the target adds.
+        added: Bytes that the target's runtime needs in addition to all of these.
     """
 
     weights: int
@@ -192,10 +192,11 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 
 
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
-    """Return a device's bytes of buffers and of activations if `frames` frames are in flight.
+    """Return (bytes of buffers, bytes of activations) of a device if `frames` frames are in flight.
 
-    `roles` are the replicas of one plan, which have about equal numbers of frames in flight. One frame is inside a
-    segment, and the other frames are between two segments.
+    Both sums are over all replicas of a plan (`roles`), which have about equal numbers of frames in flight. A device
+    computes one segment at a time. Therefore only one frame needs the memory of a running segment, and each other frame
+    only needs the tensors that are stored between segments.
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]

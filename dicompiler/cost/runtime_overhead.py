@@ -20,7 +20,7 @@ REFERENCE_FLOPS_PER_S = 128e9
 
 @dataclass(frozen=True)
 class RuntimeCosts:
-    """Costs of a target's runtime on one device.
+    """Costs of a target's runtime on one device. Letters in parentheses are parameters of the LogGP model.
 
     Attributes:
         latency: Seconds from the arrival of a message until the waiting device is awake (L).
@@ -31,7 +31,8 @@ class RuntimeCosts:
         call: Seconds of the call of a segment, without the computing in it.
         cold_call: Additional seconds of a call if the device has computed other segments since the previous call of
             this segment. Code and data have then left the caches.
-        per_copy: Seconds of a slice, join or wire cast, in addition to the time of its bytes.
+        per_copy: Seconds of a slice, join or wire cast, in addition to the time of its bytes. A wire cast converts a
+            tensor to or from the element type in which it is sent.
         per_copied_byte: Seconds for each byte that slices, joins and wire casts copy.
         per_io_byte: Seconds for each byte of the network's inputs and outputs that is sent between the device and the
             caller; the processors of both are included.

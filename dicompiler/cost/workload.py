@@ -206,11 +206,11 @@ def _device_work(
 
 
 class ConversionCost(NamedTuple):
-    """The time of a conversion to or from a wire type, in copies of the tensor.
+    """The time to convert a tensor to or from a wire type, stated as a number of copies that take as long.
 
     Attributes:
-        passes: Copies of the tensor that take as long as the conversion of a large tensor.
-        extra_calls: Further copies, of no bytes, that take as long as the conversion of a small tensor.
+        passes: Number of copies of the whole tensor, which determine the time for a large tensor.
+        extra_calls: Number of further copies of 0 bytes, which determine the time for a small tensor.
     """
 
     passes: int

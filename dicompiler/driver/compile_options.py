@@ -114,7 +114,7 @@ class CompileOptions:
 
 @functools.cache
 def _option_classes() -> Mapping[str, tuple[type, ...]]:
-    """Return the classes of which the value of each checked option may be an instance, by option name.
+    """Return the classes that the value of an option may have, for each option with such a check, by name.
 
     They are taken from the annotations of `CompileOptions`.
     """

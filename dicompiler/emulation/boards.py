@@ -49,7 +49,7 @@ def open_boards(
         platform: The boards and their network.
         segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first the segments
             of the main plan, then those of replicas and failure plans.
-        first: Name of the first device.
+        first: Name of the first device, on whose network the calling thread will be.
         dilation: Factor by which everything runs slower than on the boards.
     """
     min_segments_s = {name: tuple(dilation * value for value in call_times) for name, call_times in segments_s.items()}

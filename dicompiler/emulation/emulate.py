@@ -115,16 +115,15 @@ def emulate(
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input. Default: seeded random arrays.
         frames: Number of frames.
-        slower: Ratio of the time of a segment on the fastest device to its time on one core of this host. On slower
-            devices, times are longer in inverse proportion to the compute rate. Default: the cost model determines the
-            times.
-        cost: The cost model. Default: the one that the artifact was compiled with. If `slower` is given, the cost model
-            determines only the prediction. If `slower` is given without a cost model, the prediction uses the emulated
-            segment times.
+        slower: How many times longer a segment takes on the fastest emulated device than on one core of this host. On
+            the other devices, it takes longer in inverse proportion to their compute rates. Default: segments take as
+            long as the cost model predicts.
+        cost: The cost model. Default: the one that the artifact was compiled with. With `slower`, it is used only for
+            the prediction, and by default the prediction uses the emulated times of segments.
         options: Options of the run.
-        dilation: Factor of at least 1 by which everything runs slower; measured times are divided by it. A larger
-            factor lets this host emulate more or faster boards, but the runtime then seems to be faster by this factor
-            than it is.
+        dilation: Factor of at least 1 by which segments and links are slowed; measured times are divided by it. With a
+            larger factor, this host can emulate more or faster boards. But the work of the runtime itself is not slowed
+            down, so after the division it seems to take less time than it does.
 
     Raises:
         DicompilerError: This host cannot emulate these boards.

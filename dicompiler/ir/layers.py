@@ -56,9 +56,9 @@ class LayerGraph(Memoizing):
             `WireFormat.dtypes`).
         states: Pairs of the model input and the model output of each state. The input of a state is stored on the
             device that reads it, like a weight, so it is neither in `inputs` nor in the inputs of layers.
-        rule_bound_nodes: Names of the nodes that read only the input regions that their operator rule returns, even
-            if their full output is computed. For all other nodes, a full output is computed by the unchanged node,
-            which reads its inputs completely.
+        rule_bound_nodes: Names of the nodes of which the operator rule determines the input regions even if the full
+            output is computed. Every other node is unchanged if its full output is computed, and then reads its inputs
+            completely.
         random_nodes: Names of the nodes that draw random numbers.
     """
 

@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """Nodes of the layers with names that do not occur in the file: the first output of each, by node name."""
+        """First output of each layer node that has the name of no node in the file, by the layer node's name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()
@@ -53,10 +53,10 @@ class NodeOrigins:
 
     @cached_property
     def origin_of(self) -> Mapping[str, str]:
-        """Name of the file's node from which each node of a layer comes, by the name of the layer's node.
+        """Map from the name of a layer's node to the name of the node in the ONNX file from which it was made.
 
-        The origin is the node of the file with the same name and operator. If there is none, it is the node of the file
-        that computes one of the same tensors. Nodes that passes added have no origin.
+        This origin is the node in the file with the same name and operator. If there is none, it is a node in the file
+        that computes a tensor which the layer's node computes too. Nodes that passes added are not in the map.
         """
         operators = {node.name: node.op for node in self._file_nodes}
         maker = {output: node.name for node in self._file_nodes for output in node.outputs}

@@ -255,8 +255,8 @@ class OperatorRule:
         merge_operator: Binary operator that combines the partial results of two ranges: Add, Max or Min.
         cost: Function (operation, shape of the output region, shapes of the input regions) → OpCost. The shape of an
             omitted input is (). Operators that are only computed as a whole can have a cost too.
-        read_share: Function that returns a lower bound of the fraction of the first input's elements that all pieces
-            together read, however the node is split. It is below 1 if strides skip elements. None: all are read.
+        read_share: Function that returns a fraction of the first input. All pieces of the node together read at least
+            this fraction, however the node is split. It is below 1 if strides skip elements. None: 1.
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
         stand_in: Replacement of an operator that rounds small integers, for the exact check: an operator with the same
             inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.

@@ -108,7 +108,7 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Names of all devices of all roles (replicas and failure plans), in order of first mention.
 
-        The order is sources, layers replica by replica, sinks, failure plans.
+        The order is: sources, devices that compute layers (one replica after another), sinks, devices of failure plans.
         """
         unrenamed = tuple(dict.fromkeys(part.device for parts in self.layers.values() for part in parts))
         computing = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in unrenamed]

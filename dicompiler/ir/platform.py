@@ -258,7 +258,7 @@ class PlatformFormat(PlatformFamily):
 
 
 def platform_file(source: str, families: Iterable[PlatformFamily]) -> Path | None:
-    """Return the file that `Platform.load` reads for `source`; None if `source` names a member of a family."""
+    """Return the file that `Platform.load` reads for `source`; None if `source` is a built-in name such as rpi4x4."""
     for family in families:
         if isinstance(family, PlatformFormat):
             if Path(source).match(family.name):

@@ -192,7 +192,8 @@ def _time_pieces(
 def merge_passes(times: list[TimeRange]) -> TimeRange:
     """Return (median, shortest, longest time) of a piece that was measured in several passes.
 
-    Each element of `times` is such a triple. The smallest median is returned, because other load only makes it larger.
+    Each element of `times` is the triple of one pass. The median is the smallest of all passes, because other load on
+    the host only makes medians larger. The shortest and the longest time are taken over all passes.
     """
     return min(times)[0], min(low for _, low, _ in times), max(high for *_, high in times)
 

@@ -71,8 +71,8 @@ def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | No
     with copies were played.
 
     Args:
-        entry: The target's entry in the key `runtimes` of tasks.json. The time of a message after it was sent consists
-            of waking the receiver and of receiving. The entry's key `waking` is the fraction for waking.
+        entry: The target's entry in the key `runtimes` of tasks.json. After a message was sent, the receiver must
+            be awakened and then receive it. The entry's key `waking` is the share of awakening in this time.
         times: Seconds of a frame of each program.
         send_s: Seconds to pass a message to the operating system. If it is None, a third of a message's time is
             assumed.

@@ -155,8 +155,8 @@ def _attention_cost(
     """Return the cost of the products Q Kᵀ and P V, of projections, and of one FLOP per score.
 
     P are the probabilities: the softmax of the scores. `key` is the shape of the keys: (batch, rows, features), (batch,
-    heads, rows, features of a head), or packed (batch, rows, …). `past` is the index of the optional input with keys
-    that precede them. `query_size` is the number of elements of the query, and `projections` the number of
+    heads, rows, features of a head), or packed (batch, rows, …). `past` is the index of the optional input with the
+    keys of earlier frames. `query_size` is the number of elements of the query, and `projections` the number of
     multiply-adds of projections.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)

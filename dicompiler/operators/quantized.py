@@ -56,7 +56,7 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator like the float operator, and read the scales and zero points of the regions read.
+    """Split a quantized operator like the float operator, and read the scales and zero points that belong to the piece.
 
     `float_piece` is the piece function of the float operator, and `operands` are the indices of the inputs that the
     float operator has too. `parameters` has, by the index of each scale or zero point, the index of the operand that it

@@ -45,8 +45,8 @@ def make_scale_table() -> NDArray[np.float32]:
     """Return the scales by index. The indices -128 to -1 are at the end, as ONNX counts negative indices.
 
     The scale of index i is for largest magnitudes up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE), because the
-    encoder rounds the logarithm of the largest magnitude to the nearest index. The largest value that a receiver
-    computes is smaller by SCALE_MARGIN, so that it has the same index if it is sent again.
+    encoder rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller than needed by
+    the share SCALE_MARGIN. Values that a receiver has computed therefore get the same index if they are sent again.
     """
     indices = np.roll(np.arange(-128, 128), 128)
     largest = 2.0 ** ((indices - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE)

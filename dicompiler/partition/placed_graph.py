@@ -286,7 +286,7 @@ class PlacedGraphBuilder:
         nodes: Nodes that were added, in any order.
         tensor_knowledge: Type and shape of the tensors that were declared, by name.
         constants: New initializers, by name.
-        constant_names: Name of the initializer that has a value, by a key of the value.
+        constant_names: Names of initializers, by a hashable key of their values.
         node_name_counts: Names of nodes in use (see `unique_name`).
     """
 
@@ -340,8 +340,8 @@ class PlacedGraphBuilder:
     ) -> None:
         """Add a copy `name` of the model's node `node`.
 
-        The copy computes `piece`, or the full outputs if `piece` is None. `captured` has the name on this device of
-        each tensor that subgraphs of the node read, by its name in the model.
+        The copy computes `piece`, or the full outputs if `piece` is None. `captured` maps
+        each tensor that subgraphs of the node read, by its name in the model, to its name on this device.
         """
         copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
         if node in self.facts.control_flow_nodes:

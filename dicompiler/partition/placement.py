@@ -51,9 +51,10 @@ class _Placer:
         return self.builder.build(self.captured_names, copies, self.plan.source, self._add_state_outputs())
 
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
-        """Declare the tensors with the regions of states that devices keep from the previous frame.
+        """Declare a tensor for each region of a state that a device keeps from the previous frame.
 
-        A tensor has the name of the model input if one device keeps the whole state.
+        The keys of the result are (model input of the state, device). If one device keeps the whole state, the tensor
+        has the name of the model input.
         """
         tensors = dict[tuple[str, str], PlacedTensor]()
         piece_count = Counter(retention.past for retention in self.routing.state_retentions)

@@ -102,8 +102,8 @@ class _Router:
     """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read.
 
     Attributes:
-        wanted_state_regions: Region of each state that each device keeps, as the previous walk has found it.
-        state_regions: The same, as this walk finds it.
+        wanted_state_regions: Regions of states that devices keep, by state and device, as the previous walk found them.
+        state_regions: Regions of states that devices keep, by state and device, as this walk finds them.
         live_tasks: Tasks with results that are read. None stands for model inputs, which no task computes.
         readers: Tasks that read a tensor, with the region that each needs, by tensor.
         reads: By task and tensor, the tree that assembles the region which the task needs.

@@ -146,10 +146,12 @@ def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
 
 
 def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: Mapping[int, int]) -> dict[int, str]:
-    """Return the nodes from a matrix product to a tensor that is sent, each with the product's computed operand.
+    """Find the matrix products with results that are sent, and return their nodes and the operand of each.
 
-    Only products with exactly one computed operand are found: the other one is a weight. `sends` are the indices of the
-    nodes that compute tensors that are sent. The first node of an encoder stands for all its nodes.
+    The keys of the result are the indices of the product's node and of the nodes between it and the tensor that is
+    sent. The values are the name of the product's operand. Only products with one computed operand are found: the other
+    operand is a weight. `sends` are the indices of the nodes that compute tensors that are sent. The first node of an
+    encoder stands for all its nodes.
     """
     found: dict[int, str] = {}
     for producer in sends:

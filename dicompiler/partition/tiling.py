@@ -236,7 +236,7 @@ def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tup
 
 
 def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
-    """Return True if only layers with these names read a layer's output.
+    """Return True if a layer's output is read, and if all layers that read it have names in `names`.
 
     Args:
         layers: The model's layers.
@@ -244,7 +244,7 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
         names: Names of layers.
 
     Returns:
-        True if no other layer reads the output. False if it is a model output, or nothing reads it.
+        True if all readers have such names. False if the output is also a model output, or if no layer reads it.
     """
     readers = layers.consumers.get(layer.output, ())
     return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)

@@ -138,8 +138,8 @@ def _wanted_place(
 ) -> float:
     """Return the mean position of the neighbours with which an item should be aligned.
 
-    They are the neighbours `near` of a box that are boxes too, and the neighbours of a lane that belong to the same
-    edge. If there are none, they are all neighbours.
+    `near` are all neighbours of the item. A box is aligned with those neighbours that are boxes, and a lane with those
+    that belong to the same edge. An item that has no such neighbours is aligned with all of its neighbours.
     """
     lane = rows[item[0]] != item[1]
     preferred = [

@@ -91,7 +91,8 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
 def _draw_course(name: str, course: MemoryTimeline, available: int, number: int) -> Markup:
     """Return a chart of a device's buffers and activations over the steps of a frame.
 
-    `available` are the bytes that are left for them. They are drawn as a line if the use comes close to them.
+    `available` is the limit for both in bytes: the memory that weights and the target leave. A line shows the limit if
+    the use comes close to it.
     """
     live_bytes = [a + b for a, b in zip(course.buffers, course.activations, strict=True)]
     peak = max(live_bytes)

@@ -178,7 +178,9 @@ class Target(ABC):
         raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
 
     def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
-        """Return the resident devices of an artifact that `install` has copied to `options.hosts`.
+        """Return a handle for the resident devices of an artifact that `install` has copied to `options.hosts`.
+
+        Resident devices are device processes that keep running between runs. The handle can start and stop them.
 
         Default: the target does not support resident devices.
 
@@ -187,7 +189,7 @@ class Target(ABC):
             options: Options of the run.
 
         Returns:
-            The resident devices, which may be up or down.
+            The handle. The device processes may be running or not.
 
         Raises:
             UsageError: The target does not support an option, or has no resident devices.

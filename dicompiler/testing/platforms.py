@@ -13,9 +13,11 @@ from dicompiler.testing.assertions import error_context, require
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -> None:
     """Check the platforms of a platform family.
 
-    A family finds a platform by a name that ends in the number of hosts, such as "rpi4x3". The check requires that:  -
-    each platform is found by its name, and has this number of hosts and a description; - it is equal if it is found
-    again, or if it is written as TOML and read again; - the family finds no platform for other names.
+    A family finds a platform by a name that ends in the number of hosts, such as "rpi4x3". The check requires that:
+
+    - each platform is found by its name, and has this number of hosts and a description;
+    - an equal platform is found by a second search, and read from a TOML file to which the platform was written;
+    - the family finds no platform for other names.
 
     Args:
         family: The family, or a platform file format.

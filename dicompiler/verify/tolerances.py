@@ -56,7 +56,10 @@ class Tolerance:
 
 
 def output_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerances of outputs for which the tolerance of their own type is too strict, by name."""
+    """Return the tolerances, by output name, of outputs that need a wider one than that of their element type.
+
+    Examples are float32 outputs that were computed from float16 values, and outputs of quantized networks.
+    """
     return tolerances_by_coarsest_type(model) | quantized_tolerances(model)
 
 

@@ -159,9 +159,10 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Return the nodes of `pending` with small results that depend on no node that stays pending.
+    """Return the nodes of `pending` that can be computed now, because their results are known to be small.
 
-    The sizes of the results are found by shape inference.
+    Nodes that depend on another node of `pending` are returned only if that node is returned too. The sizes of the
+    results are found by shape inference.
     """
     model, feeds = _build_model(graph, pending, [], {})
     for name in [name for name, array in feeds.items() if array.nbytes <= _MAX_VISIBLE_BYTES]:

@@ -235,8 +235,8 @@ class _NodeLinks:
         nodes: Nodes by name.
         readers: Names of the nodes that read each tensor, from `_readers`.
         position: Topological position of each node.
-        last_producer: For each node, the producer of one of its inputs that is last in topological order; '' if there
-            is none.
+        last_producer: For each node, the node that is last in topological order among those that compute its inputs;
+            '' if there is none.
         elementwise_shapes: Static output shape of each element-wise node with one output.
     """
 

@@ -142,7 +142,10 @@ def _is_disputed(node: onnx.NodeProto) -> bool:
 def _find_other_outputs(
     inferred: onnx.ModelProto, disputed: Mapping[int, onnx.NodeProto]
 ) -> Iterator[tuple[int, list[onnx.ValueInfoProto]]]:
-    """Yield the index and the outputs of each node whose inferred shape is not that of onnxruntime."""
+    """Yield the index and the outputs of each node of which ONNX has inferred another shape than onnxruntime.
+
+    Only the nodes `disputed`, given by index, are compared: ONNX may infer their shapes differently.
+    """
     tensors = Model(inferred).tensors()
     for index, node in disputed.items():
         shape = onnxruntime_output_shape(node.op_type, _attributes(node), [tensors.get(name) for name in node.input])

@@ -189,7 +189,7 @@ def copy_without(message: MessageType, *skipped: str) -> MessageType:
 def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
     """Return a copy of the model without the raw data of its large initializers, and views of this data.
 
-    The protobuf library copies the raw data once.
+    The protobuf library copies the raw data once, when it is read here. The views refer to this copy.
     """
     skeleton = copy_without(proto, "graph")
     skeleton.graph.CopyFrom(copy_without(proto.graph, "initializer"))

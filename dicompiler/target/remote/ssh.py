@@ -292,7 +292,10 @@ class RemoteCommands:
 
 
 def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:
-    """Write the files, and finally the stamp, as a tar archive. The same files give the same bytes."""
+    """Write the files as a tar archive that ends with a STAMP_FILE, which contains the text `stamp`.
+
+    The same files and stamp give the same bytes.
+    """
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as archive:
         for parent in sorted({str(parent) for name in files for parent in Path(name).parents} - {"."}):
             entry = tarfile.TarInfo(parent)

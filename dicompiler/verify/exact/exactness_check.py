@@ -127,9 +127,10 @@ class _RunRanges:
         return self.ranges.get(name, _ValueRange(0.0))
 
     def largest_sum(self, node: onnx.NodeProto) -> float:
-        """Return an upper bound of the sum of the absolute values of the terms of an output element.
+        """Return an upper bound of Σ |term|, over the terms that are added up for one output element of a node.
 
-        It bounds the partial sums of all output elements of the node, and is 0 if the node's operator does not add.
+        The bound holds for every output element, and therefore for all partial sums. It is 0 if the operator does not
+        add.
         """
         index = weight_index(self.facts, node)
         if node.name in self.facts.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
@@ -153,8 +154,7 @@ class _RunRanges:
     def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
         """Return the range of an input of a node after the node has taken it modulo an odd number.
 
-        `spread` is the range before. It is returned for nodes that are not stand-ins, because only stand-ins use a
-        modulus.
+        `spread` is the range before the modulus. Only stand-ins use a modulus, so it is returned for all other nodes.
         """
         if not is_stand_in(node):
             return spread
