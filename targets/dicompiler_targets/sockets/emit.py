@@ -49,7 +49,7 @@ def write_program(
     cannot be the name of a directory, or if a tensor's type cannot be sent.
     """
     # The runtime makes the slices and concatenations at the boundaries of segments, not the engine.
-    hoisted_roles = [[hoist_device_copies(device) for device in role.devices] for role in program.roles]
+    hoisted_roles = [[hoist_device_copies(device) for device in role_program.devices] for role_program in program.roles]
     networks: Mapping[bytes, NcnnFiles] = {}
     if engine == "ncnn":
         from dicompiler_targets.sockets.ncnn.segments import convert_segments
