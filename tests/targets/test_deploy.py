@@ -352,6 +352,17 @@ def test_rejects_unsuitable_python(
     assert not any(device_directory(boards, name, net).exists() for name in NAMES)  # Nothing was copied.
 
 
+def test_names_board_without_the_engine(boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    net = tmp_path / "in_ncnn"
+    dicompiler.compile(networks.build("lenet"), "rpi4x2", "modnn", target="sockets{engine=ncnn}", output=net)
+    script = 'shift; exec $PYTHON -c "import sys; sys.modules[\'ncnn\'] = None; exec(sys.stdin.read())" "$@"'
+    own = write_python_wrapper(tmp_path / "own", script)
+    line = error_line(deploy_command(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
+    expected = r"its Python has no ncnn \(.*\): run '.* install numpy onnxruntime ncnn' there"
+    assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
+    assert not any(device_directory(boards, name, net).exists() for name in NAMES)
+
+
 def test_full_disk_leaves_no_files(boards: Cluster, net: Path, small: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = error_line(deploy_command(boards, net, ".2", f'.2"\ndirectory = "{small}/full'), capfd)
     assert re.match(

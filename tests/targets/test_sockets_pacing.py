@@ -36,15 +36,15 @@ def test_healthy_device_does_not_fail_on_slow_link(tmp_path: Path) -> None:
         options = RunOptions(timeout_s=300, in_flight=64, hosts=hosts, insecure=True)
         SocketsTarget().install(directory, options)
         shape(boards, "64kbit", "1mb")
-        with contextlib.suppress(TestEnds), dicompiler.connect(directory, options) as session:
+        with contextlib.suppress(EndOfTest), dicompiler.connect(directory, options) as session:
             start = time.monotonic()
             for outputs in session.stream([network[2]] * 64):
                 assert np.array_equal(outputs["out"], right)
                 if time.monotonic() - start > 9:
-                    raise TestEnds
+                    raise EndOfTest
 
 
-class TestEnds(Exception):
+class EndOfTest(Exception):
     """Ends the test without waiting for the frames in flight."""
 
 
