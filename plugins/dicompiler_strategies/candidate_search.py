@@ -350,9 +350,9 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the node and edge tables of some layers; all other layers have the choices of `selection`.
+    """Return the cost tables of some layers and their edges; all other layers have the choices of `selection`.
 
-    Edge costs are multiplied by `scale`. Edges to other layers are added to the node tables.
+    Edge costs are multiplied by `scale`. The costs of edges to other layers are added to those of the layers' choices.
     """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]

@@ -130,8 +130,8 @@ class CpSat(Strategy):
     def requested_choices(self, problem: Problem) -> ChoiceSet:
         """Return the choices that the options describe, without those that are useless for the objective.
 
-        Extra rows of tiles save messages but not work. For objectives that do not count messages, at most one extra
-        row and a single kind of row cut remain.
+        Extra rows of tiles save messages but not work. For objectives that do not count messages, at most one extra row
+        remains, and a single way of placing the borders between rows.
         """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):

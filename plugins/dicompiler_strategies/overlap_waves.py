@@ -126,10 +126,10 @@ class _TaskOrder:
         return replace(plan, layers=layers)
 
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
-        """Return the tasks that are split into two waves, with their two regions.
+        """Return the tasks that are split into two waves, with the region of each wave.
 
-        These are the tasks that contribute to sent data, back to the last task that waits for other devices. Tasks that
-        read a whole tensor for each row are not split.
+        These are the tasks that contribute to sent data, back to the last task that waits for other devices. `share` is
+        the fraction of the rows in the first wave. Tasks that read a whole tensor for each row are not split.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):

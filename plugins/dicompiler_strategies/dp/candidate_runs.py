@@ -185,7 +185,10 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return the run of a single layer in which each member computes its entry of `shares`; None means nothing."""
+    """Return the run of a single layer in which each member of the team computes its entry of `shares`.
+
+    An entry is None if the member computes nothing. `form` says how the output is distributed over the devices then.
+    """
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
     fractions = [
@@ -206,7 +209,11 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return the run of a single layer in partial sums. Each member adds up the sums in its region of `merged`."""
+    """Return the run of a single layer in which each member of the team sums over a range of its input channels.
+
+    The partial sums are then sent. Each member adds up those in its region of `merged`, None if it adds up nothing.
+    `form` says how the sums are distributed over the devices afterwards.
+    """
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
     is_maker = np.array([cut is not None for cut in ranges], np.float64)
@@ -309,10 +316,10 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 
 
 class RowBlock:
-    """A block of fused rows that grows backwards, layer by layer.
+    """Consecutive layers in fused height tiles, to which one layer after another is added at the front.
 
-    It records the rows that each member needs of every tensor. If a layer's output is also read after the block, each
-    member computes at least its share of that output.
+    It records the rows that each member of the team needs of every tensor. If a layer's output is also read after the
+    block, each member computes at least its share of that output.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:

@@ -169,7 +169,11 @@ def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> F
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """Return the path node after the network outputs have been sent to the sinks."""
+    """Return the path that is extended by sending the network's outputs to the sinks.
+
+    `node` is the end of a path that covers all layers. `forms` says how each output is distributed over the devices
+    then.
+    """
     platform = team.problem.platform
     sinks = team.device_indices(team.problem.sink)
     total = np.zeros((len(platform.devices),) * 2)

@@ -230,9 +230,10 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Positions) -> NDArray[np.bool_]:
-        """Free a tensor after the last layer that reads it on its owner, the device that has it in each plan.
+        """Count the bytes that are freed when the device that has a tensor no longer needs it.
 
-        The result is True for each plan in which nothing reads the tensor on its owner. A sink never frees a tensor.
+        `owners` has this device in each plan. The tensor is freed after the last layer on this device that reads it; a
+        sink never frees it. The result is True for each plan in which no layer on this device reads the tensor.
         """
         unread = np.ones(len(self.plan_numbers), bool)
         for layer, devices in reversed(self._reader_rows(flow, range(len(flow.readers)))):
@@ -273,7 +274,8 @@ class _Batch:
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
         """Yield each reader, its device in each plan, and a mask of the plans in which the tensor is sent for it.
 
-        These are the plans in which the reader is the first one on its device, and its device lacks the tensor.
+        These are the plans in which the reader is the first one of `rows` on its device, and its device lacks the
+        tensor.
         """
         before: list[Positions] = []
         for layer, devices in rows:
@@ -288,7 +290,10 @@ class _Batch:
         return self.model.nearest_sources[receivers] if is_input else self.layer_devices[flow.producer]
 
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
-        """Return, for each plan, the bytes of a tensor that are sent to a device; `devices` has one for each plan."""
+        """Return, for each plan, the bytes of a tensor that a device receives.
+
+        `devices` has the device in each plan. `group` and `rows` are the readers of the tensor, with their devices.
+        """
         total = np.zeros(len(self.plan_numbers))
         for piece in group.shared_bytes:
             is_reader = np.zeros(len(self.plan_numbers), bool)

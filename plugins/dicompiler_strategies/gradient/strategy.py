@@ -179,9 +179,9 @@ class Gradient(Strategy):
         return best
 
     def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
-        """Return the settings of the descent for one of `objectives`.
+        """Return the settings of the descent on each of the tables `objectives`.
 
-        Large tables get fewer restarts. The restarts are divided among the objectives.
+        Large tables get fewer restarts. The restarts are divided among the tables.
         """
         default = DescentSettings()
         work = (

@@ -412,9 +412,11 @@ def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
 
 
 def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
-    """Return the bytes that each device needs and does not hold.
+    """Return the bytes of a tensor that each device needs and does not store.
 
-    The result has the shape (producer choices, consumer choices, devices).
+    `held` are the boxes that devices store under each choice of the producer, and `needs` those that they need under
+    each choice of the consumer. An element has `item_bytes` bytes. The result has the shape (producer choices, consumer
+    choices, devices).
     """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
     # The shape is (devices, producer choices, consumer choices), because NumPy is fast on arrays with long rows.
@@ -426,9 +428,16 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
 
 
 def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
-    """Return the bytes that devices send, of shape (producer choices, consumer choices, senders, receivers).
+    """Return the bytes of a tensor that devices send to each other.
 
-    A device sends the elements of its share that the receiver needs and does not hold.
+    A device sends the elements of its share that the receiver needs and does not store. The result has the shape
+    (producer choices, consumer choices, senders, receivers).
+
+    Args:
+        held: Boxes that devices store under each choice of the producer.
+        shares: The same boxes, made disjoint.
+        needs: Boxes that devices need under each choice of the consumer.
+        item_bytes: Bytes of an element.
     """
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
