@@ -119,7 +119,8 @@ def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DevicePro
 
     A role is the normal plan, a replica or a failure plan. Segments that are equal in several roles are listed once. If
     different segments use the same weight, the session of each segment makes its own transformed copy of the weight.
-    The bytes are those of all copies but the first.
+    The bytes are those of all copies but the first. `blocked` is True if onnxruntime reorders weights in blocks of
+    channels (level "all").
     """
     segments: dict[bytes, Segment] = {}
     seen: dict[str, int] = {}

@@ -98,7 +98,10 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """Return the image and TFLite's padding for it, SAME or VALID. If neither fits, padding is added to the image."""
+    """Return an image and the TFLite padding, SAME or VALID, with which an operator has its `windows`.
+
+    The image is the tensor `index`. If neither padding fits, it is this tensor with padding of `value` around it.
+    """
     if all(axis.is_valid for axis in windows):
         return index, VALID_PADDING
     if all(axis.is_same for axis in windows):

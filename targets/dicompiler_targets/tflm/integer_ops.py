@@ -155,7 +155,11 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
 def _convert_node(
     graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors
 ) -> tuple[SegmentGraph, list[SegmentNode]]:
-    """Return the graph and the node on integers, with nodes before or after it that adjust scales."""
+    """Return the nodes that compute `node` on integers, and the graph with their tensors.
+
+    `last` is the QuantizeLinear that reads the node's output. If the quantizations of inputs and output must be equal
+    but are not, nodes that change the quantization are added before or after the node.
+    """
     inputs = [known.dequantized[n].inputs[0] if n in known.dequantized else n for n in node.inputs]
     output, params = last.output, dict(graph.quantizations)
     shapes, dtypes, nodes = dict(graph.shapes), dict(graph.dtypes), list[SegmentNode]()

@@ -186,7 +186,10 @@ layout is used."""
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Place buffers in the given order, each at the lowest offset that is free during its lifetime."""
+    """Return the offset of each buffer: the lowest one that is free during the buffer's lifetime.
+
+    Buffers are placed one after another, sorted by the key that `order` returns.
+    """
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
         span, offset = spans[name], 0

@@ -132,7 +132,10 @@ class _Converter:
         self.layers.append(_Layer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 
     def find_fusible(self, name: str) -> _Layer | None:
-        """Return the layer that computes a tensor, if only one node reads the tensor."""
+        """Return the layer that computes a tensor, if the next operator can be fused into this layer.
+
+        The result is None if no layer computes the tensor, or if several nodes read it.
+        """
         index = self.producers.get(name)
         return None if index is None or self.readers[name] != 1 else self.layers[index]
 
@@ -150,14 +153,17 @@ class _Converter:
         return shape[1:]
 
     def axis(self, axis: int, name: str) -> int:
-        """Return the axis of a blob that is `axis` of the tensor."""
+        """Return the axis of a tensor's blob, which has no batch axis, for the axis `axis` of the tensor `name`."""
         rank = len(self.blob_shape(name)) + 1
         if axis % rank == 0:
             raise UnsupportedByNcnn("an operation along the batch axis")
         return axis % rank - 1
 
     def operand(self, name: str, rank: int) -> str:
-        """Return the blob of a node's input; a constant becomes a layer of its own, with `rank` axes at most."""
+        """Return the name of the blob with a node's input, the tensor `name`.
+
+        A constant becomes a layer of its own. Its blob has at most the axes of a tensor with `rank` axes.
+        """
         if name not in self.constants:
             return name
         array = self.constants[name]
@@ -279,7 +285,7 @@ def _convert_convolution(converter: _Converter, node: onnx.NodeProto, attributes
 
 
 def _read_bias(converter: _Converter, node: onnx.NodeProto, size: int) -> tuple[Array, ...]:
-    """Return the third input of a node as a tuple of one array; an empty one if the node has no bias."""
+    """Return the bias of a node, its third input, as a tuple of one array; an empty tuple if it has no bias."""
     if len(node.input) < 3 or not node.input[2]:
         return ()
     bias = converter.constants.get(node.input[2])

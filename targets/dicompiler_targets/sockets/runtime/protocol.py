@@ -86,8 +86,8 @@ class ByteSource(Protocol):
     """The methods of a connection that a reader calls.
 
     Attributes:
-        is_drained: True if the last `receive_into` returned all available bytes. A reader that therefore omits the next
-            call sets the attribute to false.
+        is_drained: True if the last `receive_into` returned all available bytes. A reader may then omit the next call,
+            but must set the attribute to false, so that it calls again later.
     """
 
     is_drained: bool

@@ -66,7 +66,10 @@ class RoleSchedule:
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
-        """Return the smallest set of failed devices that has roles and includes `down`, or None."""
+        """Return the smallest set of devices that includes `down` and for whose failure there are roles.
+
+        The result is None if there is no such set.
+        """
         candidates = [failed for failed in self._failed_sets if failed.issuperset(down)]
         return min(candidates, key=len, default=None)
 

@@ -240,7 +240,10 @@ class RegionCopy:
 
 
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the first axis from which on a region of size `counts` is contiguous in a tensor."""
+    """Return the axis from which on a region consists of contiguous blocks in the memory of a tensor.
+
+    `shape` is the shape of the tensor, and `counts` that of the region.
+    """
     axis = len(shape) - 1
     while axis > 0 and counts[axis] == shape[axis]:
         axis -= 1
