@@ -94,9 +94,9 @@ def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:
 
 
 def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
-    """Return the front without energies that are unknown.
+    """Return the front without its energy objectives if energies are unknown.
 
-    They are 0 for all plans if the platform states no powers.
+    They are unknown if the platform states no powers. They are then 0 for all plans.
     """
 
     def is_known(name: str) -> bool:

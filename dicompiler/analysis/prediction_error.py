@@ -158,8 +158,8 @@ def on_emulation_host(
 def share_processors(costs: RuntimeCosts, boards: int, host_processors: int = 0) -> RuntimeCosts:
     """Return the runtime costs of boards that share the processors of a host.
 
-    Times on a processor grow with the number of boards per processor. The time to wake a process does not, and neither
-    does the time to move inputs and outputs, because no board computes then.
+    The runtime's processor times are multiplied by the number of boards per processor. Two times stay the same: the
+    time to wake a process, and the time to move inputs and outputs, because no board computes during this time.
 
     Args:
         costs: Costs of a single board on the host.

@@ -228,7 +228,7 @@ def _check_not_in_the_way(old: Path, stage: Path, name: str, is_allowed: bool) -
     """Raise DicompilerError if a file or directory of the user has the path of a generated file.
 
     `name` is the relative path of the user's file or directory in `old`, and `stage` has the new generated files.
-    `is_allowed` is True if `name` is a directory in both, which is not a conflict.
+    `is_allowed` is True if `name` is a directory in both, so that there is no conflict.
     """
     paths = [path for path in (stage / name, *(stage / name).parents) if path.is_relative_to(stage)]
     is_blocked = any(path.is_file() or path.is_symlink() for path in paths)

@@ -47,8 +47,8 @@ def coerce_input(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None
 def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
     """Return a user's number, string, list or array as an array in C order.
 
-    Arrays keep their type, and everything else is converted to `dtype`. A DicompilerError that begins with `place`
-    reports a value that is not an array or that the conversion would change.
+    Arrays keep their type, and everything else is converted to `dtype`. Raises a DicompilerError, which
+    begins with `place`, if `given` cannot become an array, or if the conversion would change a value.
     """
     try:
         array = np.asarray(given, order="C")

@@ -214,7 +214,7 @@ class CompileRequest:
 def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
     """Collect the model and the options of a compilation, and pass them as one argument `request`.
 
-    The options are those with the names of fields of `CompileOptions`. `--output` and `--executor` stay separate
+    Each option with the name of a field of `CompileOptions` is collected. `--output` and `--executor` stay separate
     arguments, because their values have other types than the fields with these names. Put the decorator below the
     options.
     """

@@ -23,7 +23,7 @@ from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 
 FAILURE_DETECTION_S = 0.3
-"""Seconds from the end of a process or connection until all devices know of the failure and repeat frames, at most.
+"""Largest number of seconds from the end of a process or connection until all devices know of it and repeat frames.
 
 A device that fails silently is detected later, after three missing heartbeats.
 """
@@ -66,8 +66,8 @@ class StreamInterval:
     """The frames of a stream between two changes. A change is the failure or the return of a device.
 
     Attributes:
-        failed: Devices that the plan in force does not use.
-        down: Devices that are down.
+        failed: Failed devices for which the plan in force was made; () for the normal plan. The plan uses none of them.
+        down: Devices that are down at the start of the interval, including devices that no plan uses.
         changed_at: Time of the change in seconds.
         resumed_at: Time in seconds at which the first frame after the change started.
         frames: (frame number, start, end) of each frame that ended in the interval; times are in seconds.
@@ -162,7 +162,7 @@ def _iterate_changes(
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
     """Yield the time, the devices that are down, and the failure case at the start and after each change.
 
-    Failures and returns of devices that do not change the case are omitted.
+    A failure or a return is omitted if it does not change the failure case.
     """
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)

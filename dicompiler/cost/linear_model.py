@@ -43,9 +43,9 @@ class Coefficients:
 class LinearModel(ProfileBasedModel):
     """Time as a · FLOPs + b · bytes + c, with fitted or stated coefficients for each kind of layer.
 
-    The kind of a layer is its anchor operator; grouped and depthwise convolutions are of kind GroupConv. A kind without
-    coefficients of its own uses those of kind `*`. If the coefficients are fitted to profiles, those of `*` are fitted
-    to the measurements of all kinds. FLOPs and bytes are counted as in `roofline`.
+    The kind of a layer is its anchor (main operator). Grouped and depthwise convolutions are of kind GroupConv. A kind
+    without coefficients of its own uses the coefficients of kind `*`. If the coefficients are fitted to profiles, those
+    of `*` are fitted to the measurements of all kinds. FLOPs and bytes are counted as in `roofline`.
 
     Stated coefficients hold for every device. With the option `rate` they hold for a device of that compute rate, and
     the time on another device is scaled by the ratio of the rates.

@@ -11,7 +11,8 @@ T = TypeVar("T")
 class SharedLink(Generic[T]):
     """A network link and the flows (connections with a message to send) that use it now.
 
-    `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these shares.
+    `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these
+    shares. Above 1, it is the factor by which the flows slow each other down.
     """
 
     __slots__ = ("flows", "load")

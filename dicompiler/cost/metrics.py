@@ -185,7 +185,7 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the processor seconds of the busiest sender plus those of the busiest receiver of some boxes."""
+    """Return the seconds of the busiest sender's processor plus those of the busiest receiver's, to send `boxes`."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)

@@ -262,7 +262,7 @@ class Profile(Memoizing):
 _SCALAR_KEYS = (
     "model_digest", "device", "threads", "call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s"
 )  # fmt: skip
-"""Keys of the document with the names of fields of `Profile`."""
+"""Keys of a profile document that have the same names as fields of `Profile`."""
 
 
 def parse_profile(document: Any, place: str) -> Profile:
@@ -388,7 +388,7 @@ def _warn_unmeasured(place: str, target: str, noun: str) -> None:
 
 
 def layer_kind(layer: Layer) -> str:
-    """Return the anchor operator of a layer, with the prefix "Group" if the operator has groups."""
+    """Return the anchor (main operator) of a layer, with the prefix "Group" if the operator has groups."""
     anchor = layer.nodes[layer.anchor]
     groups = anchor.attributes.get("group")
     return f"Group{anchor.op}" if isinstance(groups, int) and groups > 1 else anchor.op

@@ -263,7 +263,7 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without the parts of layers that no other part and no network output needs.
+    """Return the plan without the parts with results that neither another part nor a network output needs.
 
     A layer with partial sums keeps all of its parts.
     """

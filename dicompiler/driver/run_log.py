@@ -82,8 +82,8 @@ def run_document(
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
     """Return the runtime costs and the number of processors of the host that emulated a logged run.
 
-    The result is None if the run was not emulated. If the log does not contain the costs, they are those that the
-    target states.
+    The result is None if the run was not emulated. If the log does not contain the costs, the costs that
+    the target states are returned.
     """
     if log.get("location") != "emulated":
         return None

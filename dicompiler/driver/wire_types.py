@@ -31,7 +31,7 @@ def resolve_wire_types(
 ) -> tuple[Plan | None, WireFormat]:
     """Return the loaded plan, and the wire format (element types in which tensors are sent).
 
-    The types are those in `wire_dtype`. If it is None, they are those in the plan. `samples` is a file of sample
+    The types are taken from `wire_dtype` or, if it is None, from the plan. `samples` is a file of sample
     inputs, from which value ranges for int8 are measured later.
 
     Raises:

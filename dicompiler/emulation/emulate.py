@@ -54,7 +54,7 @@ log = logging.getLogger("dicompiler")
 MAX_LOAD_SHARE = 0.8
 """Maximum share of this host's processors that computing may need. With more, emulated boards delay each other."""
 MAX_COMPUTE_SLOWDOWN = 0.05
-"""A larger share by which computing was slower than on the boards is reported."""
+"""It is reported if computing took longer than on the boards by more than this share."""
 NOT_EMULATED = (
     "caches and memory of a board, changes of its clock frequency, other traffic; the runtime itself runs as fast as "
     "here"

@@ -34,9 +34,9 @@ SBIN_PATH = ":/usr/sbin:/sbin"
 
 ETHERNET_FRAME_BYTES = 1514
 MAX_BURST_S = 250e-6
-"""Time for which a link sends the data that the kernel passes on in one piece."""
+"""Largest piece of data that the kernel passes to a link, as the time for which the link sends it."""
 TIMER_DELAY_S = 80e-6
-"""Delay of the kernel's timers that may not leave a link idle."""
+"""Delay of the kernel's timers up to which a link does not become idle."""
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def _format_plan(plan: Plan, first: Json, before_replicas: Json | None = None, l
     """Return the JSON text of a plan or of a failure plan, with one line per part.
 
     `first`, `before_replicas` and `last` are additional JSON entries: before the sources, directly before the replicas,
-    and directly after them. Empty replicas, and empty entries other than those of `first`, are omitted.
+    and directly after them. Empty replicas and empty entries are omitted, except entries of `first`.
     """
     replicas = [dict(renaming) for renaming in plan.replicas]
     optional = {**(before_replicas or {}), "replicas": replicas, **(last or {})}

@@ -132,7 +132,7 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes) -> LayerGraph:
 
 @memoized
 def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the requested wire type of each tensor that should not be sent unchanged, by tensor name."""
+    """Return the requested wire type by tensor name. Tensors that are to be sent unchanged are omitted."""
     types = dict(layers.wire_dtypes)
     owners = {name: name for name in layers.inputs}
     owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}

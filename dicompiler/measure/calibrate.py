@@ -43,7 +43,10 @@ from dicompiler.target.target_base import Target
 
 MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
-"""A machine was busy if one call of a segment took this multiple of the others, or the median frame of the shortest."""
+"""A machine was busy if one of two times exceeds this multiple of the other one.
+
+The times are those of a segment in the last frame and in other frames, or those of the median and the shortest frame.
+"""
 MAX_UNEXPLAINED_SHARE = 0.25
 """Waits that the fitted network does not explain cause a warning if they take more than this share of a frame."""
 _TIME_KEYS = ("median_s", "min_s", "max_s")

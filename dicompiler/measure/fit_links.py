@@ -106,7 +106,7 @@ def _host_figure(index: int, name: str) -> NetworkFigure:
 
 
 def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
-    """Return the pauses of each device: the seconds before each of its segments in which no segment ran.
+    """Return the pauses of each device: the seconds from the end of each of its segments to the start of the next one.
 
     The first pause begins at `inputs_s`, the time at which the inputs of the frame had arrived.
     """

@@ -65,7 +65,7 @@ the caches with other data.
 
 
 def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
-    """Write the benchmark programs of a target, and the player that runs them.
+    """Write the benchmark programs of a target, and the player (the target's own program that runs and times them).
 
     The same target always gives the same bytes. Returns the target's entry of tasks.json. Raises UsageError if the
     target has no player.

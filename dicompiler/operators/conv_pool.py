@@ -130,8 +130,8 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a ConvTranspose: a region reads each input element with a window that overlaps the region.
 
-    The window of an input element is the part of the output to which the element contributes. Of the weights, those of
-    the region's channels are read. Groups, partial sums and the bias are treated as in `conv`.
+    The window of an input element is the part of the output to which the element contributes. Only the weights
+    of the region's channels are read. Groups, partial sums and the bias are treated as in `conv`.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:]), region[2:]

@@ -151,7 +151,7 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gather: a region reads its indices, and all rows of the table, because the indices are not known.
+    """Split a Gather: a region reads its indices, and all rows of the table, because indices are known only in a run.
 
     Rows are the elements along the attribute `axis`. If the indices are a few constants, only the smallest interval of
     rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of other rows.

@@ -120,8 +120,8 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
     """Return the length of the reduction axis of a MatMulNBits; None if partial sums are not possible.
 
     One unit of length is a group of quantization blocks that stay together, because their zero points are in the same
-    byte. Partial sums are not possible if rows are reordered, or if scales or zero points are a vector: those of a
-    range of blocks are then not a region.
+    byte. Partial sums are not possible if rows are reordered. They are not possible either if scales or zero points are
+    a vector, because the values for a range of blocks are then not a region of this vector.
     """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):

@@ -28,7 +28,7 @@ COORDINATE_SHIFTS = {
     "pytorch_half_pixel": ONE_HALF,
     "asymmetric": Fraction(0),
 }
-"""Position within an element that its coordinate denotes, for the modes that resample tiles like the whole tensor."""
+"""`ResizeAxis.shift` by coordinate mode. In all other modes, tiles are not resampled like the whole tensor."""
 ElementFunction = Callable[[Fraction], int]
 """Function that returns the index of an input element for a coordinate."""
 NEAREST_MODES: Mapping[str, ElementFunction] = {

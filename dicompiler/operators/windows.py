@@ -113,7 +113,7 @@ class WindowAttributes:
         return (0, 0) if self.auto_pad == "VALID" else (self.pads[axis], self.pads[len(self.kernel) + axis])
 
     def pool_pads(self, axis: int, extent: int) -> Pads:
-        """Return the pads of an axis of a pool. Automatic pads are those of the kernel without dilations."""
+        """Return the pads of an axis of a pool. Automatic pads are computed from the kernel without dilations."""
         if not self.is_same:
             return self.given_pads(axis)
         stride = self.strides[axis]

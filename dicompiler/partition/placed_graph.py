@@ -33,7 +33,7 @@ StepKey = tuple[int, int, int, int]
 """Number of the period, lane (-1: before all lanes), position in layer order, phase (0: slices to send; 1: nodes)."""
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
-"""Index that replaces that of the producing node for graph inputs, which are available from the start."""
+"""Index for graph inputs, which no node computes. It replaces the index of the node that computes a tensor."""
 
 
 class WeightSlice(NamedTuple):
@@ -124,7 +124,7 @@ class TensorSend(NamedTuple):
     Attributes:
         producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
         tensor: Name of the tensor.
-        rank: Rank of the receiver among all devices that read the tensor.
+        rank: Index of the receiver among all devices that read the tensor. It determines the order of sending.
         receiver: Name of the receiving device.
     """
 
@@ -230,7 +230,7 @@ class PlacedGraph:
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """Inputs that are strings or not tensors. Each device that reads them gets them from the coordinator."""
+        """Inputs that have no fixed size, such as strings. Each device that reads one gets it from the coordinator."""
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property

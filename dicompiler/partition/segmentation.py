@@ -134,7 +134,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 
 
 def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
-    """Return the index of the first node of each encoder of a sent tensor, by the index of its last node."""
+    """Return the first node of each encoder, by its last node, which computes a sent tensor (both as indices)."""
     starts: dict[int, int] = {}
     for send in graph.sends:
         start = send.producer

@@ -94,7 +94,7 @@ def _order_rows(
 ) -> None:
     """Sort the items of every row by the mean position of their neighbours in an adjacent row.
 
-    `items` are the items of each row. Sweeps with the neighbours above and with those below alternate.
+    `items` are the items of each row. The rows are sorted several times, alternately by the neighbours above and below.
     """
     at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEP_COUNT):

@@ -21,7 +21,7 @@ FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
 MAX_LISTED_PLANS = 40
 """Points of a front that are listed."""
 MAX_UNFOLDED_PLANS = 12
-"""The list is unfolded if it has at most this many points."""
+"""The list of the points of a front is unfolded if it has at most this many points."""
 
 
 def link_table(data: ReportData) -> Markup:

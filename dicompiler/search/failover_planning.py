@@ -193,8 +193,8 @@ class _FailurePlanner:
     def main_options(self) -> list[_PlanOption]:
         """Return candidates for another main plan.
 
-        Candidates are those failure plans that have the source and sink of the main plan, and the plan of the best
-        single device.
+        Candidates are the plan of the best single device, and all failure plans with the source and the sink of the
+        main plan.
         """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():

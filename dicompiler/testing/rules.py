@@ -218,8 +218,8 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """Return random parts: a random region on device a, and the regions around it on devices b and c.
 
-    Device a is the sink. For elements that several devices compute, it uses those that it computes itself, so its whole
-    region is compared.
+    Device a is the sink. If several devices compute an element, the sink uses its own value. Its whole region is
+    therefore compared.
     """
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)

@@ -311,8 +311,8 @@ class ProgramExecutor:
         """Run the program for one frame.
 
         Args:
-            inputs: Arrays by input name. If any state is among them, all states restart: those that are given from
-                their arrays, and all others from zeros.
+            inputs: Arrays by input name. If any state is among them, all states restart: the given states from
+                their arrays, and the other states from zeros.
             keep_values: True to return every tensor of every device in `Execution.values`.
 
         Returns:

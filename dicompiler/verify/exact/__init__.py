@@ -174,10 +174,10 @@ def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Rel
 
 
 def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
-    """Return the index of the node that onnxruntime's error names, with an infinite peak for its output.
+    """Return the index of the node that onnxruntime's error names, and an infinite peak (bound of its numbers).
 
-    With this result, the caller relaxes the node. Raises NotExactError if the error does not name a node, or if a
-    generic stand-in replaces the node already.
+    Because of the infinite peak, the caller relaxes the node. Raises NotExactError if the error does not name a node,
+    or if a generic stand-in replaces the node already.
     """
     name_match = re.search(r"Name:'([^']*)'", str(error))
     for index, node in enumerate(facts.nodes):
@@ -210,7 +210,10 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Run a check model, and return the peak of the tensor that is nearest to the limit of exact integers."""
+    """Run a check model, and return the peak (bound of the numbers) of one of its tensors.
+
+    It is the tensor that is nearest to the limit up to which integers are exact.
+    """
     return largest_peak(gather_facts(model), inputs)
 
 

@@ -46,9 +46,10 @@ def counts_rows(node: NodeProto) -> bool:
 
 
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if the stand-in supports the masks of a node: each has at least one row for each sequence.
+    """Return True if the stand-in supports the masks of a node.
 
-    A vector that is longer than the number of sequences, such as one with lengths and ends, is not supported.
+    If the padding mask of a MultiHeadAttention is a vector, it must have one number for each sequence. Longer vectors,
+    such as one with lengths and ends, are not supported.
     """
     batch = facts.shape(node.input[0])
     padding = facts.shape(node.input[4]) if node.op_type == "MultiHeadAttention" and len(node.input) > 4 else None

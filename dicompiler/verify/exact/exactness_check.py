@@ -88,7 +88,7 @@ def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the peaks of tensors that are read and not exact, although all inputs of their nodes are exact."""
+    """Return the peaks of tensors that are read and not exact, but are computed from exact tensors only."""
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}
     read = [(index, peak) for index, peak in peaks if facts.readers(peak.tensor) != ()]

@@ -65,7 +65,7 @@ class StandInCall:
         """Names of the function's attributes: for a standard operator, all attributes that the operator has.
 
         All are needed, because a piece of a node may set attributes that have their default in the whole node. For
-        other operators, they are the attributes that are not 0 in at least one calling node.
+        other operators, they are the attributes with a value other than 0 in at least one calling node.
         """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)

@@ -181,10 +181,10 @@ def ones_body(call: StandInCall) -> list[NodeProto]:
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute integers that depend on the position, for an excluded operator that no plan splits.
+    """Return nodes that compute integers from positions, in place of an excluded operator that no plan splits.
 
-    Only float outputs are replaced. The operator itself computes outputs of other types: it has the same inputs in the
-    whole model and in the split.
+    Only float outputs are replaced. The operator itself computes the outputs of other types. They agree, because it has
+    the same inputs in the whole model and in the split.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [
@@ -215,9 +215,10 @@ def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
 
 
 def rounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that round the results of an operator that no plan splits: multiples of 1/64, modulo an odd number.
+    """Return nodes that round the results of an operator that no plan splits.
 
-    The rounded results agree, because the operator has the same inputs in the whole model and in the split.
+    The results, multiplied by 64, are rounded to integers and taken modulo an odd number. The rounded results agree,
+    because the operator has the same inputs in the whole model and in the split.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [call.node(call.op, _given_inputs(call), names)]

@@ -63,7 +63,7 @@ _SIGN_PRESERVING_OPS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul
 
 @dataclass(frozen=True)
 class _FollowingNodes:
-    """The nodes that follow a layer with weights, up to the first node that is not a constant factor or shift.
+    """The constant factors and shifts that follow a layer with weights, and whether an addition follows them.
 
     Attributes:
         links: Indices of those following nodes that multiply by a constant, which may flip the sign of a channel.

@@ -196,7 +196,10 @@ def _is_uncuttable_recurrent(node: NodeProto, body: str) -> bool:
 
 
 def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if a digest can replace the node: numeric inputs, outputs of static shape, opset 9 or later."""
+    """Return True if a digest (`generic.digest_body`) can replace the node.
+
+    The node must have numeric inputs, outputs of static shape, and opset 9 or later.
+    """
     shapes = [facts.tensors[name].shape if name in facts.tensors else None for name in node.output if name]
     is_countable = all(map(facts.is_tensor, node.input)) and not any(map(facts.is_string, node.output))
     return facts.opset >= 9 and None not in shapes and is_countable
@@ -205,8 +208,8 @@ def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
 def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
     """Return the stand-ins of all nodes, by node index.
 
-    Nodes with the same operator, types and stand-in share a function. Each digest has its own function, because the
-    function contains the output shape.
+    Nodes with the same operator, types and stand-in share a function. A digest, which computes outputs from a hash of
+    all inputs, has a function of its own for each node, because the function contains the output shape.
     """
     stand_ins: dict[int, StandIn] = {}
     functions: dict[tuple[str, str], dict[tuple[Any, ...], int]] = {}
@@ -292,7 +295,7 @@ def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
 
 
 def widen_bound(name: str, value: float, dtype: int) -> float:
-    """Return a bound of a Clip that clips no integers except those that a ReLU would clip.
+    """Return a bound with which a Clip acts on small integers like a ReLU, or does not change them.
 
     `name` is "min" or "max". A negative minimum and a positive maximum become -n and n, where n is a large power
     of two. All other bounds become 0, so that a ReLU6 still rectifies.
