@@ -97,11 +97,12 @@ class FlatTables:
         return e
 
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
-        """Return ∂L/∂p, an array of shape (restarts, n) like `p`.
+        """Return the gradient of the loss L by the probabilities `p`, an array of shape (restarts, n) like `p`.
 
-        For the choices of layer a, it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za: their own costs, and the mean
-        costs of the edges to the readers b and from the producers z. On a host with more weights than its limit, a
-        choice also costs `memory`, times the fraction of the limit that the weights of the choice fill.
+        The derivative by the probability of a choice is the choice's own cost, plus the mean cost of each of its edges.
+        For the choices of layer a, ∂L/∂p_a = node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, with the readers b of the
+        layer and the producers z of its inputs. On a host with more weights than its limit, a choice also costs
+        `memory`, times the fraction of the limit that the weights of the choice fill.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -113,9 +114,10 @@ class FlatTables:
         return g
 
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
-        """Return g minus the mean of g in each layer, weighted with p.
+        """Return `g` minus its mean over each layer's choices, weighted with their probabilities `p`.
 
-        If g is ∂L/∂p, then p times the result is ∂L/∂W at temperature 1.
+        If g is the gradient ∂L/∂p of the loss by the probabilities, then p times the result is the gradient ∂L/∂W by
+        the logits, at temperature 1.
         """
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
@@ -152,9 +154,9 @@ def minimise_relaxation(
 ) -> Selections:
     """Return the most probable choices after the last step or at the end of the budget, shape (restarts, layers).
 
-    The loss L is the expected cost if each choice has the probability p = softmax(W). Each step follows the natural
-    gradient: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the softmax. With the factor p,
-    a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
+    The loss L is the expected cost if the choices have the probabilities p = softmax(W). Each step changes the logits W
+    by the natural gradient (the gradient in the Fisher metric of the softmax), which is ∂L/∂W without its factor p.
+    With the factor p, a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
     """
     flat = FlatTables(tables)
     W = initial_logits(tables, flat, settings)

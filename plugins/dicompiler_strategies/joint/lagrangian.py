@@ -1,8 +1,12 @@
 """Lagrangian relaxation: limits on loads become prices of the loads, and variable elimination solves the rest exactly.
 
-For prices λ ≥ 0 of the limited loads, min over selections of [cost + Σ_r λ_r · load_r] − Σ_r λ_r · limit_r is a lower
-bound on every selection within the limits. Subgradient steps raise the bound. A choice is dropped if every selection
-with this choice is worse than the best known selection.
+A load is an amount that a selection causes, such as the bytes on a host. If load r has the price λ_r ≥ 0, the prices
+give a lower bound on the cost of every selection within the limits:
+
+    min over selections of [cost + Σ_r λ_r · load_r] − Σ_r λ_r · limit_r
+
+Subgradient steps on the prices raise the bound. A choice is dropped if every selection with this choice is worse than
+the best known selection.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
 """CoopAI (Yang et al., 2020) as printed: the algorithm MLS and its baseline SLS, on a chain of layers.
 
     LayerGraph → Chain
-    Chain + F + G + k → CoopaiResult: the blocks of T_L^k, for k identical devices behind one gateway
+    Chain + F + G + k → CoopaiResult: the fastest sequence of blocks, for k identical devices behind one gateway
 
-Names are the paper's letters, with equation numbers. The paper leaves some details to a technical report; the following
-choices reproduce its figures:
+A block is a run of layers that the devices compute in one round, without an exchange in between. MLS chooses blocks of
+any length, and SLS blocks of one layer. Names are the paper's letters, with equation numbers: F is the compute rate of
+a device in FLOP/s, G the bandwidth of the gateway in bit/s, and T_L^k the time of all L layers on k devices.
+
+The paper leaves some details to a technical report; the following choices reproduce its figures:
 
 - A multiply-accumulate counts as two FLOPs, and an element has 32 bits. Pools cost nothing and belong to the
   convolution before them.
-- A grid is a range of rows of a block's last layer; the first H mod k grids have one more row. The FLOPs of a fully
-  connected layer are divided equally.
+- A grid is a range of rows of a block's last layer. If k devices compute H rows, the first H mod k grids have one more
+  row. The FLOPs of a fully connected layer are divided equally.
 - Only missing rows are sent, and each row is uploaded once.
 """
 
@@ -125,7 +128,7 @@ class CoopaiResult:
 
 
 Chain = tuple[ConvolutionalLayer | FullyConnectedLayer, ...]
-_RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after it, and e_{i,j}^k in seconds.
+_RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after its round, and the round's seconds.
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:

@@ -2,18 +2,24 @@
 
     OpportunitySpace + W_l, W_dev → loss L, ∂L/∂W_l and ∂L/∂W_dev, for R restarts at once
 
-A partition opportunity (PO) is one way to split a layer into sublayers. W_l, a vector for each layer, holds the logits
-of the layer's opportunities. W_dev, a matrix for each group of opportunities, holds the logits of the device of each
-sublayer. The method is plain gradient descent followed by argmax.
+A partition opportunity (PO) is one way to split a layer into sublayers. Plain gradient descent changes the
+probabilities of the opportunities of each layer and of the devices of each sublayer, so that the expected cost (the
+loss L) falls. At the end, the most probable ones are chosen. The probabilities are the softmax of two kinds of logits:
+W_l, a vector for each layer, has one for each opportunity. W_dev, a matrix for each group of opportunities, has one for
+each sublayer and device.
 
 Some equations need an interpretation:
 
-- Eq. (13) and (15) print W_l; softmax(W_l) is meant, because otherwise the loss has no lower bound.
-- sim of eq. (4) is the Euclidean distance divided by √2, so that it is at most 1.
+- Eq. (13) and (15), the costs of the network's inputs and outputs, print W_l; softmax(W_l) is meant, because otherwise
+  the loss has no lower bound.
+- Eq. (4) compares the device probabilities of two sublayers by a function sim. It is the Euclidean distance divided by
+  √2, so that it is at most 1.
 - The loss is in ms or mJ.
-- overlap (eq. 9 to 14) is in bytes and counts no element twice, see `OpportunitySpace`.
+- The overlap in eq. (9) to (14) is the number of bytes that one sublayer needs of another one. No element is counted
+  twice, see `OpportunitySpace`.
 
-The sum of the costs of layers and transfers is not a makespan. A cost model must therefore evaluate the decoded plan.
+The loss adds up the costs of layers and transfers, so it is not the time of a frame, in which some of them run at once.
+A cost model must therefore evaluate the chosen plan.
 """
 
 from __future__ import annotations
@@ -159,12 +165,13 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     for i, group in enumerate(space.group):
         s = sigma[:, group]  # (R, P, S, D)
         L_part, g_part = partition_loss(space, i, s, penalty)
-        total += (p[i] * L_part).sum(axis=1)  # (7) L_l = softmax(W_l) · L_part
+        total += (p[i] * L_part).sum(axis=1)  # The layer's expected cost by eq. (7): L_l = softmax(W_l) · L_part.
         g_p[i] += L_part
         _add_to_groups(g_sigma, group, p[i][:, :, None, None] * g_part)
         for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
             if i in moved:
-                # (12), (14) L^n = Σ_j softmax(W_dev^j) · (overlap_j · B); (13), (15) softmax(W_l) · L^comb
+                # The cost of sending the network's inputs or outputs. Of opportunity n, it is by eq. (12) or (14)
+                # L^n = Σ_j softmax(W_dev^j) · (overlap_j · B); the layer's is softmax(W_l) · L by eq. (13) or (15).
                 L_end = s @ byte
                 L_comb = (L_end * moved[i]).sum(axis=2)
                 total += (p[i] * L_comb).sum(axis=1)
@@ -173,7 +180,8 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     for (a, b), overlap in space.overlap.items():
         s_a, s_b = sigma[:, space.group[a]], sigma[:, space.group[b]]
         L_mov, pushed = movement_loss(space, overlap, s_a, s_b)
-        # (11) L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n · L_mov^{m,n}
+        # The expected cost of sending data from layer a to layer b, over their opportunities m and n, by eq. (11):
+        # L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n · L_mov^{m,n}.
         total += np.einsum("rm,rmn,rn->r", p[a], L_mov, p[b])
         g_p[a] += np.einsum("rmn,rn->rm", L_mov, p[b])
         g_p[b] += np.einsum("rmn,rm->rn", L_mov, p[a])

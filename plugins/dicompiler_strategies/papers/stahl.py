@@ -1,12 +1,15 @@
 """The strategy `stahl` (Stahl et al., SAMOS 2019): layers in LOP, LIP or FUSE, chosen by an ILP.
 
-    IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication
+    IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication between N devices
     Problem → IlpLayers → schemes → Plan
 
-Names are the paper's letters, with equation numbers. The paper contradicts itself in one point. Eq. (7)
-subtracts inputs that devices already have from the previous layer; eq. (9) does not. The optimum 22 of the paper's
-example needs this reuse in eq. (9) as well (option `reuse`); with eq. (9) as printed, the optimum is 26. Table 2 of the
-paper is computed without this reuse.
+LOP splits the output channels of a layer, LIP splits its input channels, and FUSE is a layer in LOP with the next one
+in LIP, between which nothing is sent. Names are the paper's letters, with equation numbers.
+
+The paper contradicts itself in one point. Eq. (7), the cost of LOP, subtracts inputs that devices already have from the
+previous layer; eq. (9), the cost of FUSE, does not. The optimum 22 of the paper's example needs this reuse in eq. (9)
+as well (option `reuse`); with eq. (9) as printed, the optimum is 26. Table 2 of the paper is computed without this
+reuse.
 """
 
 from __future__ import annotations
@@ -95,10 +98,10 @@ def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) 
 def solve_ilp(
     layers: Sequence[IlpLayer], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True
 ) -> IlpSolution:
-    """Return the schemes of all layers with which the fewest elements are sent.
+    """Return the schemes (LOP, LIP or FUSE) of all layers with which the fewest elements are sent.
 
-    CP-SAT solves the ILP of eq. (10) to (13). Its costs are multiplied by N to be integers. Equal inputs give equal
-    results.
+    CP-SAT solves the ILP of eq. (10) to (13), or finds a good solution within its limit. The costs are multiplied by N
+    to be integers. Equal inputs give equal results.
 
     Args:
         layers: The layers.
@@ -116,13 +119,15 @@ def solve_ilp(
     terms: list[Any] = []
     seconds = {layer.previous: at for at, layer in enumerate(layers) if layer.previous is not None and layer.can_fuse}
     for at, layer in enumerate(layers):
-        model.add_exactly_one(x[at].values())  # (11)
+        model.add_exactly_one(x[at].values())  # Eq. (11): each layer has one scheme.
         if not lip:
             model.add(x[at]["i"] == 0)
         if at in seconds and fuse:
-            model.add(x[seconds[at]]["s"] == x[at]["f"])  # (12)
+            model.add(
+                x[seconds[at]]["s"] == x[at]["f"]
+            )  # Eq. (12): the second layer of a pair is fused if the first is.
         else:
-            model.add(x[at]["f"] == 0)  # (13)
+            model.add(x[at]["f"] == 0)  # Eq. (13): no layer follows with which this layer can be fused.
         if at not in seconds.values() or not fuse:
             model.add(x[at]["s"] == 0)
         terms += [scaled_cost(layer, scheme, False, N) * variable for scheme, variable in x[at].items()]
@@ -163,10 +168,11 @@ class Stahl(Strategy):
 
         conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP
 
-    Weights are split in equal shares, even if devices have different speeds. An ILP minimises the communication as the
-    paper counts it, for every objective: every device sends all its outputs and receives all its inputs. The plans here
-    send less, because they send only missing elements. Layers that the paper does not mention are split by channels if
-    their inputs are; otherwise they are computed whole on the fastest device.
+    LOP splits the output channels of a layer, and LIP its input channels. Weights are split in equal shares, even if
+    devices have different speeds. An ILP minimises the communication as the paper counts it, for every objective: every
+    device sends all its outputs and receives all its inputs. The plans here send less, because they send only missing
+    elements. Layers that the paper does not mention are split by channels if their inputs are; otherwise they are
+    computed whole on the fastest device.
     """
 
     name: ClassVar[str] = "stahl"
