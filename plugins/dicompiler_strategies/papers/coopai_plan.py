@@ -135,7 +135,11 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 
 
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
-    """Return a run of fused rows for the layers that have rows, then one run per layer in the wanted form."""
+    """Return the runs of the layers at the positions `start` to `stop` − 1.
+
+    The first run has all layers with rows, in fused height tiles. Each layer after them is a run by itself; its output
+    is distributed over the devices as `wanted`.
+    """
     graph = team.layers
     end = start
     while end < stop and graph.layers[end].name in team.row_maps:

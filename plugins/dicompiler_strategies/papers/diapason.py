@@ -66,7 +66,10 @@ class Diapason(Strategy):
         check_descent_options(self, self.learning_rate)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the decoded plan; of several restarts the best by estimate, because the loss is not a makespan.
+        """Return the plan with the most probable opportunities and devices after gradient descent.
+
+        Of several restarts, the plan with the best estimated objective is returned. Losses cannot be compared instead,
+        because a loss is a sum of costs and not the time of a frame.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
@@ -203,11 +206,11 @@ def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Fl
         space: The opportunities, with the cost B of a byte between each pair of devices.
         overlap: The bytes that sublayer j needs of sublayer i, shape (P, S, P', S).
         s_m: Probabilities softmax(W_dev) of the devices of the sublayers i, shape (R, P, S, D).
-        s_n: The same of the sublayers j, shape (R, P', S, D).
+        s_n: Probabilities softmax(W_dev) of the devices of the sublayers j, shape (R, P', S, D).
 
     Returns:
-        L_mov^{m,n} = Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j) by eq. (8) to (10), shape (R, P,
-            P'), and the product s_m B, shape (R, P, S, D), which the gradient needs.
+        The costs L_mov^{m,n}, shape (R, P, P'), and the product s_m B, shape (R, P, S, D), which the gradient needs. By
+        eq. (8) to (10), L_mov^{m,n} = Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
     """
     pushed = s_m @ space.B
     return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
@@ -256,8 +259,9 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
         real: True for the sublayers that exist, shape (P, S).
 
     Returns:
-        L_pen, shape (R, P); ∂L_pen/∂L_sub, shape (R, P, S); and ∂L_pen/∂X_ij divided by 2 X_ij, shape (R, P, S, S). The
-            caller multiplies the last one by a − b, because ∂X_ij/∂a = (a − b) / (2 X_ij). It is 0 if a = b.
+        The penalty L_pen, shape (R, P); its derivative ∂L_pen/∂L_sub, shape (R, P, S); and its derivative ∂L_pen/∂X_ij
+        divided by 2 X_ij, shape (R, P, S, S), 0 if a = b. The caller multiplies the last one by a − b, because ∂X_ij/∂a
+        = (a − b) / (2 X_ij).
     """
     S = sigma.shape[2]
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
@@ -314,7 +318,10 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return for each layer the opportunity with the largest W_l, and for each sublayer the best device by W_dev."""
+    """Return the most probable opportunity of each layer, and the most probable device of each of its sublayers.
+
+    They have the largest logits W_l and W_dev in restart number `restart`.
+    """
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)
     return tuple(

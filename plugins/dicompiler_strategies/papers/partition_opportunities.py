@@ -75,9 +75,9 @@ class OpportunitySpace:
         problem: The problem.
         devices: The devices that compute.
         opportunities: POs of each layer.
-        group: For each layer, the number of the W_dev of each PO, shape (P,).
+        group: For each layer, the number of the group of each PO, shape (P,).
         has_sublayer: For each layer, True if the PO has the sublayer, shape (P, S).
-        cost: For each layer, L_dev of eq. (3) in ms or mJ, shape (P, S, D).
+        cost: For each layer, the cost of each sublayer on each device in ms or mJ (L_dev of eq. 3), shape (P, S, D).
         overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
             of i, shape (P, S, P', S').
         inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads
@@ -105,7 +105,10 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the distinct parts of a layer split by PO number `chosen`; sublayer s is on device places[s]."""
+        """Return the distinct parts of a layer that is split by its opportunity number `chosen`.
+
+        Sublayer s is on the device with the index places[s] in `devices`.
+        """
         parts = [
             Part(self.devices[place].name, region)
             for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
@@ -192,11 +195,12 @@ class _SpaceBuilder:
     def _fusion_opportunity(
         self, layer: Layer, parent: PartitionOpportunity, before: Layer
     ) -> PartitionOpportunity | None:
-        """Return the PO of layer `before` with one slice for each slice of `parent`: the rows that this slice reads.
+        """Return the way to split layer `before` with which it is fused with its reader `layer`.
 
-        `parent` is a PO of `layer`. The result is None if `before` cannot be split into these slices. If a stride
-        leaves rows unused, a slice is widened to the start of the next one, because every other PO of `layer` must find
-        all elements that it needs.
+        `parent` is the opportunity that splits `layer`. For each slice of `layer`, the result has a slice of `before`:
+        the rows that the slice of `layer` reads. The result is None if `before` cannot be split into these slices. If a
+        stride leaves rows unused, a slice is widened to the start of the next one, because every other PO of `layer`
+        must find all elements that it needs.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:

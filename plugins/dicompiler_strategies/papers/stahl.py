@@ -123,9 +123,7 @@ def solve_ilp(
         if not lip:
             model.add(x[at]["i"] == 0)
         if at in seconds and fuse:
-            model.add(
-                x[seconds[at]]["s"] == x[at]["f"]
-            )  # Eq. (12): the second layer of a pair is fused if the first is.
+            model.add(x[seconds[at]]["s"] == x[at]["f"])  # Eq. (12): both layers of a pair or none.
         else:
             model.add(x[at]["f"] == 0)  # Eq. (13): no layer follows with which this layer can be fused.
         if at not in seconds.values() or not fuse:
@@ -233,9 +231,10 @@ def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
 def _previous_layer(
     layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
 ) -> tuple[int | None, bool]:
-    """Return the position of layer l − 1 (None if there is none), and True if it can be fused with `layer`.
+    """Return the position of the ILP layer that computes the input of `layer`, and True if the two can be fused.
 
-    `length` is the number of input channels of `layer`, `places` the positions of the ILP layers so far.
+    The position is None if there is no such layer. `length` is the number of input channels of `layer`, and `places`
+    are the positions of the ILP layers so far.
     """
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _ranges_fit(layers, at, length)
@@ -300,7 +299,8 @@ def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool
 def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
     """Return the range of input channels that each device sums over.
 
-    In a fused pair, these are the channels that the device computed in the first layer.
+    If the layer is the second one of a fused pair (`fused`), these are the channels that the device computed in the
+    first layer. Otherwise, the ranges are in proportion to `equal`, which has the same number for each device.
     """
     length = reduction_length(layers, layer)
     assert length is not None
