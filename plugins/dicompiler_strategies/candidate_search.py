@@ -158,7 +158,10 @@ class CandidateSearch:
         return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
     def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
-        """Return True if one of the evaluated plans is better than the best plan so far and replaces it."""
+        """Replace the best plan so far by the best of the evaluated plans, if that is better.
+
+        Return True if the best plan was replaced.
+        """
         least = math.inf if self.best is None else self.best.value(self.problem)
         for candidate in sorted(evaluated, key=lambda candidate: candidate.value(self.problem)):
             value = candidate.value(self.problem)

@@ -46,8 +46,8 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     """Return the memory of one model that computes these tasks in order.
 
     A tensor occupies memory from the task that computes it to its last reader, and an output of the last task to the
-    end. Paddings other than TFLite's SAME and VALID need a padded copy of the tensor. `margin` is added to the arena as
-    a share of it.
+    end. Paddings other than TFLite's SAME and VALID need a padded copy of the tensor. The arena is made larger by the
+    fraction `margin`.
     """
     first_time: dict[str, int] = {}
     sizes: dict[str, int] = {}

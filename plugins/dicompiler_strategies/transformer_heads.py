@@ -129,7 +129,7 @@ def _explain_no_attention(problem: Problem) -> str:
 
 
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
-    """Return a list of the best plan that splits layers only by rows; [] if it cannot be computed.
+    """Return the best plan that splits layers only by rows, in a list; [] if it cannot be computed.
 
     Reordered in waves, this plan may be better than all others.
     """

@@ -65,7 +65,7 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 
 
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
-    """Yield each box of computed elements (a region of a tensor on a device) with the piece that is read or sent."""
+    """Yield each region that a device has computed, with each piece of the region that is read or sent."""
     for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:
             yield box.origin, box.region

@@ -117,7 +117,10 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Return the bytes of a tensor, distributed as `form`, that each device sends to each other: shape (n, n)."""
+        """Return the bytes of tensor `name` that each device must send to each other before the run, shape (n, n).
+
+        These are the bytes that the receiver needs and lacks if the tensor is distributed over the devices as `form`.
+        """
         if (name, form) not in self._missing_by_form:
             elements = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
             self._missing_by_form[name, form] = elements * bytes_per_element(team.layers, name)

@@ -62,7 +62,9 @@ class SingleRows:
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """A map from output rows of a layer to the rows that are computed and read. Intervals are [first, last).
+    """For given output rows of a layer, the rows that the layer must compute and the input rows that it reads.
+
+    Intervals are [first, last).
 
     Attributes:
         axis: Height axis of the output.

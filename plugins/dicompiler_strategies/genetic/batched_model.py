@@ -259,7 +259,11 @@ class _Batch:
             self.forwarded_inputs[self._flat_index(owners)] += flow.nbytes * (unread & sends)
 
     def _send_tensor(self, flow: TensorFlow, group: ReaderGroup) -> None:
-        """Send each piece of a tensor once to every device that reads it; the last reader there frees it."""
+        """Count the transfers and the memory of a tensor that is sent to the readers in `group`.
+
+        Each piece of the tensor is sent once to every device that reads it. A device frees the pieces after its last
+        reader.
+        """
         rows = {i: self._reader_rows(flow, (i,)) for i in group.readers}
         for piece in group.shared_bytes:
             for _, devices, is_first in self._first_on_each(flow, (row for i in piece.readers for row in rows[i])):

@@ -90,7 +90,11 @@ class FlatTables:
         return np.concatenate(self.tables.weights)
 
     def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
-        """Return the probabilities of the choices of each layer; W and the result have shape (restarts, n)."""
+        """Return the probabilities of the choices of each layer from their logits W.
+
+        They are the softmax of W / temperature. Both arrays have the shape (restarts, n), where n is the number of
+        choices of all layers.
+        """
         Z = W / temperature
         e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.first_columns, axis=1)[:, self.column_layers])
         e /= np.add.reduceat(e, self.first_columns, axis=1)[:, self.column_layers]

@@ -165,7 +165,11 @@ def build_joint_model(
 def _objective_tables(
     tables: CostTables, powered: Collection[str] | None
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
-    """Return `node` and `edge` of an objective that is a sum; zeros for one that is a maximum."""
+    """Return the costs of choices and of pairs of choices (`node` and `edge`) whose sum is the objective.
+
+    If the objective is the largest of several loads, all costs are 0. For energy, the devices `powered` draw idle
+    power; None means all devices.
+    """
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":
         return tables.node_seconds, tables.edge_seconds

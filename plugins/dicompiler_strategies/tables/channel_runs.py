@@ -84,7 +84,7 @@ def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | No
 
 @memoized
 def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
-    """Return the run that ends with the layer `last`.
+    """Return the channel run (layers that are cut by channels together) that ends with the layer `last`.
 
     The result is None if that layer sums over nothing, or over an axis of two computed tensors (as in QKᵀ).
     """

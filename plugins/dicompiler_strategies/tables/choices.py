@@ -187,9 +187,10 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 
 @memoized
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
-    """Return, by layer name, the first layer with multiplications after a network input.
+    """Return the first layers with multiplications after the network's inputs, by name.
 
-    The names are those of that first layer and of the chain of layers behind it that keep all its elements.
+    The result also has the layers behind such a first layer that only keep all its elements, up to the next layer that
+    does not. For their names, it has that first layer.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:

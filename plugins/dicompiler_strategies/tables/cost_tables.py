@@ -159,7 +159,7 @@ def build_cost_tables(
     options: ChoiceSet = ChoiceSet(),  # noqa: B008
     budget: WorkBudget | None = None,
 ) -> CostTables:
-    """Return the barrier model over the choices of every layer; equal layers share their arrays.
+    """Return the cost tables of the choices of every layer, by the barrier model; equal layers share their arrays.
 
     Raises DicompilerError if the budget is exceeded before the tables are filled.
     """
