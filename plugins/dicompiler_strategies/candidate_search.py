@@ -195,8 +195,8 @@ class CandidateSearch:
     def try_neighbours(self, tables: CostTables, tries: int, seed: int) -> None:
         """Evaluate plans that differ a little from the best plan, and continue from each improvement.
 
-        The search stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or after MAX_TRIED_PARTS
-        parts.
+        The search stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or when the plans together
+        have more than MAX_TRIED_PARTS parts (pieces of layers).
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         parts_left, last_success = MAX_TRIED_PARTS, 0
@@ -219,10 +219,11 @@ class CandidateSearch:
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
-        """Select choices with fewer weights on the fullest device if the objective grows by less than MAX_SPARING_LOSS.
+        """Reduce the weights on the fullest device, if the objective grows by less than MAX_SPARING_LOSS.
 
-        The MAX_SPARED_LAYERS layers that can save the most bytes are tried. A layer is skipped if it cannot save 1 % of
-        all weights.
+        Layers of the best plan get the choice with the fewest weights on the device that stores most of them. The
+        MAX_SPARED_LAYERS layers that can save the most bytes are tried. A layer is skipped if it cannot save 1 % of all
+        weights.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":

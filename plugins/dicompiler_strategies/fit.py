@@ -94,7 +94,10 @@ class Fit(Strategy):
         return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
 
     def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
-        """Yield pairs of a number of boards and the largest number of tiles per board, in the order of the search."""
+        """Yield pairs of a number of boards (at most `boards`) and the largest number of tiles per board.
+
+        The pairs are in the order in which plans are searched.
+        """
         if self.fewest_boards or boards == 1:
             yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
             return

@@ -210,10 +210,10 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the least RAM in bytes with which every layer fits some stage, and the layer that needs so much.
+        """Return the RAM in bytes with which each layer fits at least one stage, and the layer that needs so much.
 
-        The stages between neighbouring boundaries with up to `most` tiles, and all stages estimated before, are
-        considered.
+        Two kinds of stages are considered: those between neighbouring boundaries, with up to `most` tiles on a board,
+        and all stages that were estimated before.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:

@@ -106,7 +106,10 @@ class _TaskOrder:
         return cls(routing, sent, local, behind, waiting)
 
     def order_in_waves(self, plan: Plan, share: float) -> Plan:
-        """Return the plan with `share` of the rows in the first wave; the same plan if nothing changes."""
+        """Return the plan reordered in waves, with the fraction `share` of the rows in the first wave.
+
+        In waves, rows that other devices wait for are computed first. If nothing changes, the same plan is returned.
+        """
         cuts = self._wave_cuts(plan, share) if share < 1 else {}
         if not cuts and not self.late_tasks:
             return plan

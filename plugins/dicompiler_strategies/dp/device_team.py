@@ -198,7 +198,10 @@ class DeviceTeam(Memoizing):
         )
 
     def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
-        """Return each member's region of the layer's output in the form "rows" or "channels"; None if it is empty."""
+        """Return the region of the layer's output that each member computes, if the output is split as `form`.
+
+        `form` is "rows" or "channels". The region is None if it is empty.
+        """
         axis = self.cut_axis_of(layer, form)
         assert axis is not None
         whole = full_region(output_shape(self.layers, layer))
@@ -261,10 +264,10 @@ class DeviceTeam(Memoizing):
         )
 
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
-        """Return the range of input channels that each member sums over.
+        """Return the range of a layer's input channels that each member of the team sums over.
 
         If the previous layer is split by channels, these are the channels that the member then stores (FUSE). Otherwise
-        the ranges are in proportion to the weights.
+        the ranges are in proportion to the members' weights.
         """
         length = reduction_length(self.layers, layer)
         assert length is not None

@@ -46,7 +46,10 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """Return the rows that are computed for an output row, and the rows of each input that they read."""
+        """Return the rows that a layer computes to get the output row number `row`, and the input rows that it reads.
+
+        The input rows are given by the name of the input tensor.
+        """
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
             task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)

@@ -307,7 +307,10 @@ class _Batch:
         return total
 
     def _count_transfer(self, flow: TensorFlow, devices: Positions, nbytes: int, chosen: Positions) -> None:
-        """Count a transfer of `nbytes` in the plans `chosen`; `devices` has the receiver in each plan."""
+        """Count a transfer of `nbytes` bytes of the tensor `flow` in the plans with the numbers `chosen`.
+
+        `devices` has the receiver in each plan.
+        """
         if not len(chosen):
             return
         r, s = devices[chosen], self._sender(flow, devices)[chosen]

@@ -42,10 +42,9 @@ class PlanSpace(Protocol):
     """
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """Return the objectives with these names, of shape (plans, names), and how much each plan exceeds the memory.
+        """Return the objectives `names` of each plan, of shape (plans, names), and how much it exceeds the memory.
 
-        The latter is the largest excess over a host's memory, relative to that memory; it is at most 0 if the plan
-        fits.
+        The excess is the largest one over a host's memory, relative to that memory; it is at most 0 if the plan fits.
         """
 
     def plan(self, row: Genes) -> Plan:
@@ -114,7 +113,11 @@ class WholeLayerSpace:
         return row
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return the plans with all layers on one device, and the plan with balanced runs on the fastest devices."""
+        """Return the plans with all layers on one of the `devices` fastest devices, and one balanced plan.
+
+        The balanced plan gives consecutive layers to each of these devices, so that the slowest one takes the least
+        time.
+        """
         from dicompiler_strategies.pipeline import balance_runs
 
         layers, chosen = len(self.model.problem.layers.layers), self._fastest_devices(devices)

@@ -121,10 +121,11 @@ def explore(
 
 
 def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
-    """Return the number of devices and of generations of each of `count` stages; 0 stages means log2 of the devices.
+    """Return the number of devices and the number of generations of each stage of the search.
 
-    Each stage has half the devices of the next stage. Generations are in proportion to the cube of the devices, because
-    there are few plans on few devices. Stages without a generation are omitted.
+    There are `count` stages, by default (0) the logarithm to base 2 of the number of devices, rounded up. Each stage
+    has half the devices of the next stage. The sum `generations` is divided in proportion to the cube of the devices,
+    because there are few plans on few devices. Stages without a generation are omitted.
     """
     count = count or max(1, (devices - 1).bit_length())
     sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]

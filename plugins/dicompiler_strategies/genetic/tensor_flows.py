@@ -22,7 +22,7 @@ INPUT_POSITION = -1
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """The bytes of a tensor that exactly the named readers need.
+    """The bytes of a tensor that exactly the given readers need, and no other readers.
 
     Attributes:
         nbytes: Number of bytes.
@@ -147,7 +147,11 @@ def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
 def _split_by_readers(
     layers: LayerGraph, name: str, needs: Sequence[Region], group: Sequence[int]
 ) -> tuple[SharedBytes, ...]:
-    """Return the bytes that each set of readers needs. The needs of a group are cut along each other's borders."""
+    """Return, for each set of readers of a tensor, the bytes that exactly these readers need.
+
+    `needs` has the region that each reader needs, and `group` the positions of the readers. Their regions are cut along
+    each other's borders.
+    """
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
     for cell in itertools.product(*(tuple(itertools.pairwise(edges)) for edges in borders)):

@@ -171,7 +171,10 @@ class _JointSearch:
         return best, bound
 
     def _solve_model(self, model: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection of a model, and the lower bound."""
+        """Return the best selection of a model, and a lower bound on its objective.
+
+        The search begins with the selections `start`. The selection is None if none is known that keeps the limits.
+        """
         relaxed: RelaxedProblem | None = None
         try:
             is_wide = model.elimination_order.largest_table > MAX_TABLE_ELEMENTS

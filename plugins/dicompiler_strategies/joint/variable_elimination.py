@@ -156,7 +156,10 @@ def min_marginals(
 def _eliminate(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[list[list[_TableFactor]], list[Floats], float]:
-    """Return the tables that each step adds up, the message of each step, and the least sum of all tables."""
+    """Return the tables that each step adds up, the table that results from each step, and the least total sum.
+
+    The tables that result, called messages, are the sums minimised over the choices of the eliminated variable.
+    """
     factors: list[list[_TableFactor]] = [[] for _ in order.steps]
     for v, table in enumerate(node):
         factors[order.step_of_variable[v]].append(_TableFactor((v,), table))

@@ -12,9 +12,8 @@ from dicompiler_strategies.genetic.strategy import Genetic
 class Autodice(Genetic):
     """AutoDiCE as printed: 400 generations, random initial plans, and its second level in every stage.
 
-    The second level evaluates plans one by one; the first level is a fast model of many plans.
-
-    The options are those of `genetic`.
+    The first level evaluates many plans with a fast model, the second level a few plans one by one. The options are
+    those of `genetic`.
     """
 
     name: ClassVar[str] = "autodice"

@@ -158,7 +158,11 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the POs of each layer, computed backwards, because each layer adds fused POs to its producers."""
+        """Return the partition opportunities of each layer.
+
+        They are computed from the last layer to the first, because the opportunities of a layer determine in which ways
+        the layers before it can be fused with it. `joined` has the pairs of layers that are connected.
+        """
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)

@@ -319,7 +319,10 @@ _CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]
 
 
 def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str, range]]:
-    """Yield, for each kind of row cut, the function that cuts, a label suffix, and the numbers of extra rows to try."""
+    """Yield the function that cuts an axis, a label suffix, and the numbers of extra rows to try, for each row cut.
+
+    A row cut is a way to place the borders between rows, see `ChoiceSet.row_cuts`.
+    """
     layers, layer = split.problem.layers, split.layer
 
     def cut(cut_kind: str, label: str, weights: Sequence[float]) -> Sequence[Interval]:
@@ -349,9 +352,9 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
 
 @memoized
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
-    """Return the length of the labelled axis in the next layer that makes it shorter; 0 if there is none.
+    """Return the length of an axis, named by `label`, in the next layer in which it is shorter than in `layer`.
 
-    The walk follows the first reader of each layer's output.
+    The walk follows the first reader of each layer's output. The result is 0 if it finds no such layer.
     """
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
@@ -374,7 +377,7 @@ def _height_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield grids of two columns of tiles, and the other grid that is closest to a square."""
+    """Yield the choices with a grid of two columns of tiles, and those with the grid that is closest to a square."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
     if height is None or width is None or height == width:  # Height and width coincide in a sequence of image patches.

@@ -141,9 +141,10 @@ def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[in
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Map the original number of a choice per layer to its number among the kept choices; None if one is not kept.
+    """Translate a selection from the original numbers of choices to their numbers among the kept choices.
 
-    `kept` contains, for each layer, the original numbers of the kept choices.
+    `kept` contains, for each layer, the original numbers of the kept choices. The result is None if a choice of the
+    selection is not kept.
     """
     matches = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(match[0]) for match in matches) if all(map(len, matches)) else None
@@ -304,7 +305,10 @@ class _TableFiller:
         return self.edge_arrays[key]
 
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
-        """Return the seconds and the sent bytes of each choice of a layer, without transfers from other layers."""
+        """Return the seconds and the sent bytes of each choice of layer `i`, without transfers from other layers.
+
+        They include the computing, the exchange of partial sums, and the transfers of the network's inputs and outputs.
+        """
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
             sums = merged.sum(axis=(1, 2)).astype(np.float64)

@@ -40,7 +40,10 @@ class RuntimeArrays:
 
     @cached_property
     def coalesced(self) -> RuntimeArrays:
-        """Costs of messages that are coalesced with others for the same receiver, whose segment is called anyway."""
+        """Costs of messages that are coalesced with another message to the same receiver.
+
+        The receiver's segment is called because of the other message, so this call costs nothing more.
+        """
         send, receive = self.send * self.coalesced_share, self.receive * self.coalesced_share
         return replace(self, send=send, receive=receive, calling=0 * self.calling)
 
