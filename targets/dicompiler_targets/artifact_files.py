@@ -130,9 +130,9 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Json:
 
 
 def _find_nested_weights(weights: Mapping[str, Weight]) -> dict[str, tuple[str, int]]:
-    """Find weights that are contiguous pieces of larger weights, at an aligned offset.
+    """Return the weights that are contiguous pieces of larger weights, at an aligned offset.
 
-    Return, for each such weight, the larger one's name and the offset in bytes.
+    The result has, for the name of each such weight, the larger one's name and the offset in it in bytes.
     """
     ranges = [
         (int(np.frombuffer(weight.content, np.uint8).ctypes.data), -weight.nbytes, name)

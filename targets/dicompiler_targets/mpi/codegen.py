@@ -229,9 +229,10 @@ def describe_program(
 def _describe_role(
     program: Program, rank: int, files: Sequence[str], hoisted: Sequence[HoistedSegment], first_transfer: int
 ) -> list[list[Any]]:
-    """Return the calls in a rank's function for one role, whose transfers are numbered from `first_transfer`.
+    """Return the calls in a rank's function for one role (the normal plan, a replica or a failure plan).
 
-    `files` and `hoisted` have the file name and the copies of each segment of the rank's device.
+    The role's transfers are numbered from `first_transfer`. `files` and `hoisted` have the file name and the copies of
+    each segment of the rank's device.
     """
     calls: list[list[Any]] = []
     device = program.devices[rank]

@@ -435,11 +435,11 @@ class ClusterState:
         )
 
     def _change_roles(self, drop: bool, returned: str = "") -> None:
-        """Post the message CHANGE_ROLES to all devices that are up, first to those with inputs. The next push sends it.
+        """Post the message CHANGE_ROLES to all devices that are up, first to those with inputs.
 
-        Do nothing before PEERS was sent, because PEERS tells the devices which of them are down. If `drop`, the devices
-        drop the frames in flight, which the session sends again. `returned` is the device whose return causes the
-        change.
+        The event loop sends the message when it pushes the posted messages next. Do nothing before PEERS was sent,
+        because PEERS tells the devices which of them are down. If `drop`, the devices drop the frames in flight, which
+        the session sends again. `returned` is the device whose return causes the change.
         """
         if not self._peers_sent:
             return

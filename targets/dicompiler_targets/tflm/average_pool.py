@@ -182,7 +182,10 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Return the tensor with the region of an image that the blocks read."""
+    """Return the tensor with the region of image `x` that the windows of the blocks read.
+
+    `blocks` are the windows along height and along width.
+    """
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
         return x

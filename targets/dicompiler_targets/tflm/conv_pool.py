@@ -81,7 +81,10 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
 
 
 def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0) -> int:
-    """Add padding with `value` around image `index`; return the padded image."""
+    """Add an operation that puts padding of `value` around an image; return the index of the padded image.
+
+    `index` is the tensor of the image, and `windows` say how much padding each axis needs.
+    """
     shape = list(writer.get_shape(index))
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
     padded = writer.add_like(index, tuple(extent + sum(both) for extent, both in zip(shape, amounts, strict=True)))

@@ -62,7 +62,10 @@ def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArr
 
 
 def _interpolation_weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any]]:
-    """Yield for each output pixel the weights of linear interpolation over all input pixels."""
+    """Yield, for each output pixel along an axis, the weights of linear interpolation over all input pixels.
+
+    `x` has the position of each output pixel among the `extent` input pixels.
+    """
     low = np.floor(x)
     for value, base in zip(x, low, strict=True):
         row = np.zeros(extent)

@@ -216,7 +216,10 @@ def _run_model(
 
 
 def copy_strided(copy: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
-    """Execute a copy of a manifest, as the function MakeCopy in main.cc does."""
+    """Copy strided blocks of bytes from one array to another, as the function MakeCopy in main.cc does.
+
+    `copy` is the description of the copy in a manifest.
+    """
     counts, source_strides, target_strides = zip(*copy["loops"], strict=True) if copy["loops"] else ((), (), ())
     shape = (*counts, copy["run_bytes"])
     view = np.lib.stride_tricks.as_strided

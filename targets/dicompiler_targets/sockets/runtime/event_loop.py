@@ -139,7 +139,7 @@ class EventLoop:
     def let_helper_run(self, seconds: float) -> None:
         """Send posted messages, and let the helper thread run the loop while the caller computes for about `seconds`.
 
-        The helper thread runs only if that is long enough, or if data could not be sent at once.
+        The helper thread runs only if `seconds` is long enough, or if some data could not be sent at once.
         """
         if self._posted:
             self.push()
