@@ -73,7 +73,7 @@ def command(
 
 
 def _add_comparison(data: ReportData, strategies: str, tell: Any) -> ReportData:
-    """Compare the strategies now, and return the report's data with the result."""
+    """Compare the strategies, and return the report's data with the result. `tell` displays the progress."""
     from dataclasses import replace
 
     from dicompiler.analysis.compare import compare

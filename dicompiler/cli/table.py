@@ -51,7 +51,8 @@ def _fold_row(
 ) -> Iterator[Sequence[str]]:
     """Yield the printed lines of a row, with the text of column `wrap` wrapped to several lines.
 
-    A long name in the first column gets a line of its own.
+    A long name in the first column gets a line of its own. `headers` and `rows` are the whole table, which determines
+    the widths of the other columns.
     """
     if wrap and len(row[0]) > MAX_NAME_WIDTH:
         yield [row[0], *[""] * (len(row) - 1)]

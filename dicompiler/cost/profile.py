@@ -191,7 +191,10 @@ class Profile(Memoizing):
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
-        """Return how much longer a share takes in a frame because data comes from memory and not from caches."""
+        """Return how much longer a share takes in a frame because data comes from memory and not from caches.
+
+        The device has just computed `local_bytes` of the inputs, which are still in caches.
+        """
         counts = count_operations(layers, layer, *share)
         return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * max(0, counts.input_bytes - local_bytes)
 
@@ -316,7 +319,7 @@ class ProfileSet:
 
     @classmethod
     def load(cls, files: Sequence[str], others: bool, force: bool = False) -> ProfileSet:
-        """Read profile files.
+        """Read profile files. With `others`, the first one is also used for devices that no profile names.
 
         Raises DicompilerError if a file is missing or invalid, or contains no measured layer. The error is also raised
         for a profile that was measured on a busy host, unless `force` is set.

@@ -55,7 +55,8 @@ def interpolation_error(profile: Profile) -> ErrorSummary | None:
 def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
     """Yield the predicted and the measured seconds of pieces with an intermediate size.
 
-    Each piece that has a smaller and a larger measured size is predicted from all other pieces of the same cut.
+    Each piece that has a smaller and a larger measured size is predicted from all other pieces of the same cut. The
+    seconds of an empty call, `call_s`, are subtracted from all measurements.
     """
     for cut in dict.fromkeys(piece.cut for piece in layer.measurements):
         points = {piece.size: max(0.0, piece.median_s - call_s) for piece in layer.measurements if piece.cut == cut}

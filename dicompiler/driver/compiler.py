@@ -336,8 +336,9 @@ def add_metrics(
 ) -> PipelineState:
     """Add the simulated metrics of the plan, of its failure plans and of the best single device to the compilation.
 
-    A warning is logged if the plan is worse than one device, or if the predicted gain is implausible. The next and last
-    step is `write_artifact`, which is skipped without an output directory.
+    `memory` is the memory use by device; None if `check_program` has not computed it. A warning is logged if the plan
+    is worse than one device, or if the predicted gain is implausible. The next and last step is `write_artifact`, which
+    is skipped without an output directory.
     """
     assert compilation.plan is not None
     with gc_paused():

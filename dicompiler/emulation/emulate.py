@@ -62,7 +62,7 @@ NOT_EMULATED = (
 
 
 def describe_limits(dilation: float) -> str:
-    """Return a text that lists the effects of real boards which the emulation does not show."""
+    """Return a text about the limits of emulation: effects of real boards that it omits, and the dilation of time."""
     return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
 
 
@@ -194,7 +194,7 @@ class _EmulatedArtifact:
         return len(self.program.replica_roles)
 
     def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
-        """Return the seconds of each segment on one core of this host."""
+        """Return the seconds of each segment on one core of this host, by a short or a long measurement."""
         from dicompiler.verify.run_inputs import prepare_inputs
 
         roles = self.program.replica_roles
@@ -313,7 +313,11 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
 
 
 def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
-    """Return how much longer computing took than it should, as a fraction (0.05 means 5 %)."""
+    """Return how much longer computing took than it should, as a fraction (0.05 means 5 %).
+
+    Each segment should take as long as on its board (`board_s`), or as on this host if that is longer (`host_s`).
+    `roles` is the number of replicas.
+    """
     expected_s = 0.0
     for name in board_s:
         expected_s += sum(max(pair) for pair in zip(board_s[name], host_s[name], strict=True))

@@ -157,7 +157,8 @@ class _NetworkBuilder:
     def _add_host(self, index: int, address: str, rate: float | None) -> None:
         """Add a host, a link on which it sends to the uplink router, and one on which the downlink router sends to it.
 
-        `rate` limits each of the two links in bit/s.
+        `index` is the number of the host, for the names of its namespace and links. `rate` limits each of the two links
+        in bit/s.
         """
         namespace, out, into = f"{self.namespace_prefix}{index}", f"o{index}", f"i{index}"
         self._add_namespace(namespace)

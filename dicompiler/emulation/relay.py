@@ -49,7 +49,10 @@ def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[R
 
 
 def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subprocess.Popen[bytes]:
-    """Start the relay between two namespaces. It creates a network device `medium` in each of them."""
+    """Start the relay between the namespaces `uplink` and `downlink`, and pass it the rules.
+
+    The relay creates a network device `medium` in each of the two namespaces.
+    """
     variables = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     variables["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     command = [sys.executable, "-P", "-m", __name__, uplink, downlink]

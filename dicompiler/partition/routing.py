@@ -254,7 +254,10 @@ class _Router:
         return AssemblyLeaf(box, overlap)
 
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
-        """Return the sort key of a box for a reader; the best box has the smallest key."""
+        """Return the sort key of box number `index` for a reader at `at`; the best box has the smallest key.
+
+        `overlap` is the region that the box has in common with the region that is read.
+        """
         device, lane = at
         same_host = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
         distance = int(box.lane != lane) if box.device == device else 2 if same_host else 3

@@ -80,7 +80,7 @@ def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> G
 
 
 def _assign_rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the row of each node: the row below its lowest predecessor."""
+    """Return the row of each of `count` nodes: the row below the lowest of the nodes from which edges lead to it."""
     rows = [0] * count
     for a, b in sorted(edges, key=lambda edge: edge[1]):
         rows[b] = max(rows[b], rows[a] + 1)

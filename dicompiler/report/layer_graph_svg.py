@@ -109,7 +109,10 @@ def _draw_edge(x0: float, y0: float, x1: float, y1: float, moves: bool) -> Marku
 
 
 def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
-    """Return the name, or only its end if it is too long, because names of layers differ mostly at the end."""
+    """Return a name with at most `letters` characters.
+
+    The start of a longer name is left out, because names of layers differ mostly at the end.
+    """
     return name if len(name) <= letters else "…" + name[1 - letters :]
 
 

@@ -97,7 +97,10 @@ def _plan_text(plan: Plan | str) -> str:
 
 
 def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
-    """Require equal plans, unless the plan's note says that the plan cannot be reproduced."""
+    """Require equal plans, unless the plan's note says that the plan cannot be reproduced.
+
+    `how` says in the message how `other` was made.
+    """
     text, other_text = _plan_text(plan), _plan_text(other)
     if text == other_text or (isinstance(plan, Plan) and plan.note):
         return

@@ -189,7 +189,7 @@ def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
 
 
 def _scatter_nd_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return name and number of rows of the first input of a ScatterND; None unless indices have one component."""
+    """Return name and number of rows of the first input of a ScatterND; None if its indices address several axes."""
     indices = tensors[node.input[1]].shape if node.input[1] in tensors else None
     return _rows_of_input(0)(node, tensors) if indices and indices[-1] == 1 else None
 

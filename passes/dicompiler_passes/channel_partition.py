@@ -121,6 +121,8 @@ class FusePass(AnnotationPass):
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
         """Return the range of input channels of `last` that depends on exactly the region `tile` of `first`.
 
+        The layers `between` lead from `first` to `last`.
+
         Raises DicompilerError if there is no such range.
         """
         extent = reduction_length(graph, last)

@@ -205,7 +205,7 @@ def _describe_tensor(tensor: TensorInfo) -> str:
 
 
 def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
-    """Return True if the output is a Concat of the input and new rows along `axis`."""
+    """Return True if the output `present` is a Concat of the input `past` and new rows along `axis`."""
     maker = next((node for node in model.proto.graph.node if present in node.output), None)
     if maker is None or maker.op_type != "Concat" or maker.input[0] != past:
         return False

@@ -102,7 +102,7 @@ def _field_header(number: int, length: int) -> bytes:
 
 
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
-    """Return the protobuf message of a tensor without its raw data, and a view of the raw data.
+    """Return the protobuf message of the tensor in data[start:end] without its raw data, and a view of the raw data.
 
     The message is None if the tensor must not be changed, because its data is small or in an external file.
     """
@@ -117,7 +117,7 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, initializer_count: int) -> tuple[bytes, int]:
-    """Return the protobuf message of a graph without large raw data, and the new number of initializers.
+    """Return the message of the graph in data[start:end] without large raw data, and the new number of initializers.
 
     A file may contain the graph in several messages, so initializers are counted over all of them. `initializer_count`
     is the number in earlier messages, and the result includes this message. Views of the raw data are added to `views`,

@@ -287,7 +287,10 @@ def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -
 
 
 def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
-    """Return `count` integers for an attribute with weights: ones, shifts of -4 to 8, or gains of -3 to 4 without 0."""
+    """Return `count` integers for the attribute `name` of the node `node`, which has weights.
+
+    The `kind` of integers selects ones, shifts of -4 to 8, or gains of -3 to 4 without 0.
+    """
     start = named_generator(0, f"{node}/{name}").integers(13)
     positions = (start + 5 * np.arange(count)) % (7 if kind == "gain" else 13)
     values = {"one": positions * 0 + 1, "shift": positions - 4, "gain": positions - 3 + (positions >= 3)}[kind]
