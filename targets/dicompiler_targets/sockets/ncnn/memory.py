@@ -11,31 +11,36 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from dicompiler.plugin_api import Program
+from dicompiler.plugin_api import Program, Segment
 from dicompiler.plugin_api.costs import constant_sizes
 
 WINOGRAD_SHAPE = (3, 3)
 WINOGRAD_GROWTH = 64 / 9
-"""Largest growth of the weights of a 3×3 convolution: F(6×6, 3×3) stores 8×8 values for each kernel of 3×3.
+"""Largest growth of the weights of a 3×3 convolution.
 
-Source: A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4.
+The algorithm F(m×m, r×r) stores (m + r − 1)² values for each kernel of r×r (A. Lavin, S. Gray, "Fast Algorithms for
+Convolutional Neural Networks", 2015). The largest m of ncnn is 6.
 """
 
 
 def predict_ncnn_bytes(program: Program) -> dict[str, int]:
     """Return an upper bound of the bytes of the weights that ncnn keeps on each device, in all roles."""
-    largest: dict[str, dict[str, int]] = {device.device: {} for device in program.devices}
+    kept: dict[str, dict[tuple[str, str], int]] = {device.device: {} for device in program.devices}
     for role in program.roles:
         for device in role.devices:
             for segment in device.segments:
-                sizes = constant_sizes(segment)
-                for node in segment.model.graph.node:
-                    is_transformed = node.op_type == "Conv" and _is_winograd(node)
-                    growth = WINOGRAD_GROWTH if is_transformed else 1.0
-                    for name in node.input:
-                        if name in sizes:
-                            largest[device.device][f"{segment.name}/{name}"] = int(growth * sizes[name])
-    return {name: sum(entries.values()) for name, entries in largest.items()}
+                kept[device.device] |= _weight_bytes(segment)
+    return {name: sum(sizes.values()) for name, sizes in kept.items()}
+
+
+def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:
+    """Return the largest bytes that ncnn keeps of each weight, by the names of the segment and of the weight."""
+    sizes = constant_sizes(segment)
+    kept = {(segment.name, name): size for name, size in sizes.items()}
+    for node in segment.model.graph.node:
+        if node.op_type == "Conv" and node.input[1] in sizes and _is_winograd(node):
+            kept[segment.name, node.input[1]] = int(WINOGRAD_GROWTH * sizes[node.input[1]])
+    return kept
 
 
 def _is_winograd(node: onnx.NodeProto) -> bool:
