@@ -147,16 +147,6 @@ class DeviceProgram:
     model_outputs: Mapping[str, str]
     states: tuple[DeviceState, ...] = ()
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The former name of `model_inputs`. In a plan, sources are devices."""
-        return self.model_inputs
-
-    @property
-    def sinks(self) -> Mapping[str, str]:
-        """The former name of `model_outputs`. In a plan, sinks are devices."""
-        return self.model_outputs
-
 
 @dataclass(frozen=True)
 class Program:

@@ -136,11 +136,6 @@ class Routing:
         """Routings that are used while no device is down: frame i uses entry i mod n of n replicas."""
         return tuple(role for role in self.roles if not role.failed)
 
-    @property
-    def runs(self) -> Mapping[TaskId, int]:
-        """The former name of `periods`. A run is one use of an artifact."""
-        return self.periods
-
     def nbytes(self, box: Box) -> int:
         """Return the bytes of a box: the stored bytes of a computed box, or the sent bytes of a received box.
 
