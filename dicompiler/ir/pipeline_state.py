@@ -40,10 +40,10 @@ class Decision:
 class PipelineState:
     """Data of a compilation between two passes.
 
-    Passes call it `state`, all other code `compilation`. The states of a model (tensors that devices keep from frame to
-    frame) are something else.
+    Variables of this type are called `state` in passes and in the functions that run or call them, and `compilation`
+    elsewhere. The states of a model (tensors that devices keep from frame to frame) are something else.
 
-    A pass returns a new state, made with `dataclasses.replace`. A value is None as long as no pass has set it.
+    A step returns a new state, made with `dataclasses.replace`. A value is None as long as no step has set it.
 
     Attributes:
         model: The ONNX model.

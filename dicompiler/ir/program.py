@@ -53,7 +53,7 @@ class Transfer:
     """One box (region of a tensor) that one device sends to another.
 
     Attributes:
-        index: Index in the program's `transfers`, which are in the order of sending.
+        index: Index in the program's `transfers`, which are in the order of the nodes that compute them.
         sender: Name of the device that sends the box.
         receiver: Name of the device that receives the box.
         value: Name, element type and shape of the box.
@@ -125,8 +125,9 @@ class DeviceState:
 class DeviceProgram:
     """Steps of one device for a frame.
 
-    The first steps are all receives: a target such as `mpi` starts them before it computes. Then come the segments,
-    each followed by the sends of its outputs. A segment waits for its inputs; a send does not wait.
+    The first steps are all receives: a target such as `mpi` starts them before it computes. Then come the sends of the
+    model's inputs, and the segments, each followed by the sends of its outputs. A segment waits for its inputs; a send
+    does not wait.
 
     Attributes:
         device: Name of the device.

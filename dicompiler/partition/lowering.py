@@ -1,6 +1,6 @@
 """Lowering: from a plan to a placed model and a program, for each role (a replica or a failure plan).
 
-For a plan that is only simulated, the program has no models, so that no ONNX is written.
+A plan that is only simulated needs no models in its program, so `lower_unchecked` can leave them out.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     Nodes are added to their device's current segment until the segment must end:
     - after a tensor that another device needs, unless the next node computes such a tensor as well, or belongs to
       another matrix product of the same operand (so that keys and values of an attention leave together),
-    - before a node that needs a tensor that is computed after the segment's start,
+    - before a node that needs a tensor that another device computes after the segment's start,
     - at a change of the lane.
     Each segment therefore depends only on earlier ones.
     """
@@ -207,7 +207,7 @@ def _build_device_program(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    # `transfers` are in the order of sending (see `build_program`), so a transfer's position in it is a sort key.
+    # `build_program` has sorted `transfers` in the order in which this device sends them.
     turn = {transfer.index: i for i, transfer in enumerate(transfers)}
 
     def sends(names: Iterable[str]) -> list[Step]:

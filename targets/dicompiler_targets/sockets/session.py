@@ -176,7 +176,7 @@ class FailOnce:
 class ClusterSession(Session):
     """A session with a process for each device, on this host or others, for use by one thread at a time.
 
-    `open_session` creates the session. The session owns the frames in flight and a `ClusterState`, which
+    `open_session` and `run_artifact` create the session. It owns the frames in flight and a `ClusterState`, which
     starts the devices, returns their messages as events, and decides whether frames must be sent again.
 
     Attributes:

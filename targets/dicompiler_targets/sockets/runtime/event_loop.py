@@ -1,7 +1,7 @@
 """The event loop of a process: sends and receives on all connections, in the thread that waits for messages.
 
 The main thread runs the loop while it waits, so that messages need not be passed between threads. While the main thread
-computes for long, a helper thread runs the loop. Otherwise the helper thread sleeps from heartbeat to heartbeat.
+computes for long, a helper thread runs the loop. Otherwise the helper thread wakes four times per heartbeat.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class EventLoop:
 
     Attributes:
         lock: A thread holds this lock while it changes a channel.
-        can_spin: True if polling without blocking is allowed, because no other process needs the processor.
+        can_spin: True if polling without blocking is allowed, because there is a core for this process and each of
+            `local_processes`, and one more.
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:

@@ -32,7 +32,7 @@ class Mailbox:
 
     Attributes:
         changes: Number of changes so far, by which a waiting thread notices that something arrived.
-        order_changes: Number of changes that concern orders.
+        order_changes: Number of orders that `put_order` has added.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The wire protocol: message headers and types, reading messages, and checks of the tensors that arrive.
 
-A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes, whose
-number follows from the plan. All other payloads are JSON objects of limited length.
+A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes. Their
+number follows from the plan, except for values of unknown size, which begin with their shape or are encoded
+(`value_codec`). All other payloads are JSON objects of limited length.
 """
 
 from __future__ import annotations

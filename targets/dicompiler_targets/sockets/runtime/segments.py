@@ -194,7 +194,7 @@ def _run_non_tensor(
 
 
 def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_options: Any = None) -> None:
-    """Run a segment on the inputs and outputs that `binding` fixes; raise ValueError if onnxruntime fails."""
+    """Run a segment on the inputs and outputs that `binding` fixes; raise ValueError if the engine fails."""
     try:
         session.run_with_iobinding(binding, run_options)
     except Exception as error:  # onnxruntime's errors have no other common base.
@@ -202,7 +202,8 @@ def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_option
 
 
 def _segment_error(segment: Mapping[str, Any], error: Exception) -> ValueError:
-    return ValueError(f"segment {segment['name']!r}: onnxruntime cannot run it: {one_line(error)}")
+    engine = "ncnn" if "ncnn" in segment else "onnxruntime"
+    return ValueError(f"segment {segment['name']!r}: {engine} cannot run it: {one_line(error)}")
 
 
 def one_line(error: Exception) -> str:
