@@ -6,7 +6,7 @@ the values as they are before narrowing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,7 @@ class SentTensor(NamedTuple):
     values: NDArray[Any]
 
 
-def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) -> Iterator[SentTensor]:
+def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) -> Iterator[SentTensor]:
     """Yield the tensors that would be narrowed when the program runs these frames.
 
     All replicas and failure plans of the program are run.
@@ -72,7 +72,7 @@ def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) 
                 yield SentTensor(transfer, origins[name], values[transfer.receiver][name])
 
 
-def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> dict[str, ValueRange]:
+def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> dict[str, ValueRange]:
     """Return the lowest and the highest value of each sent tensor over all samples, by `range_name`.
 
     Raises DicompilerError if a tensor contains NaN or infinity, which int8 cannot represent.
