@@ -182,8 +182,12 @@ def _run_passes(
     result = PassManager(passes, instruments).run(state)
     sets_wire_types = options.wire_dtype is not None or options.wire_samples is not None
     if result.plan is None or result.routing is not None:
+        if sets_wire_types and result.routing is not None:
+            raise UsageError(
+                "--wire-dtype: the pipeline contains the pass 'partition': remove it, opt adds it at the end"
+            )
         if sets_wire_types:
-            raise UsageError("--wire-dtype: the pipeline partitions the model itself: remove its 'partition'")
+            raise UsageError("--wire-dtype: the pipeline makes no plan: add a pass that splits layers, or use --plan")
         return result
     partition = registry().make("passes", PARTITION_PASS)
     result = _set_wire_types(result, options) if sets_wire_types else result
