@@ -352,7 +352,8 @@ def spec_of(instance: Any) -> Spec:
     """Return the spec from which `instantiate` makes an equal instance: all options that differ from their defaults.
 
     Raises:
-        DicompilerError: An option for several values is None, but None is not its default. This value has no text form.
+        DicompilerError: An option for several values is None, which is not its default. None cannot be written as text,
+            because `key=` is the empty tuple.
     """
     options = []
     for name, (field, kind) in _option_types(type(instance)).items():
@@ -360,7 +361,7 @@ def spec_of(instance: Any) -> Spec:
         if value != _default(field):
             if value is None and kind.takes_many:
                 raise DicompilerError(
-                    f"option {name!r} of {instance.name!r}: the value None has no text form: use a tuple of values"
+                    f"option {name!r} of {instance.name!r}: None cannot be written as text: use a tuple, such as ()"
                 )
             options.append((name, _format_values(value)))
     return Spec(instance.name, tuple(options))

@@ -150,11 +150,12 @@ class LayerGraph(Memoizing):
     def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
         """Return the computation of a region of a node's output, as the node's operator rule describes it.
 
-        If the region is the full output, the piece is the unchanged node, except for nodes in `rule_bound_nodes`.
+        If the region is the full output, the piece is the unchanged node, which reads its inputs completely. Nodes in
+        `rule_bound_nodes` are an exception: for the full output, too, their rule determines the regions of the inputs.
 
         Args:
             node: A node of a layer.
-            region: Requested region of the output that the rule divides.
+            region: Requested region of the node's output; if it has several, of the one that `cut_output` returns.
             reduce: Range of the reduction axis for a partial sum; None for the complete result.
 
         Returns:

@@ -26,7 +26,8 @@ class Box(NamedTuple):
         key: Name of the tensor, with the range of the reduction axis for partial sums.
         region: The region; None for a tensor without static shape, which is stored as a whole.
         device: Name of the device.
-        lane: Number of the device's lane. Lanes of a device run one after another and share its memory.
+        lane: Number of a group of the device's parts. The device computes one group (lane) after another; all share
+            its memory.
         task: Task that computes the box; None for a received box, and for a model input on a source device.
         origin: For a received box, the computed box from which it was cut. Received boxes are never sent on.
     """

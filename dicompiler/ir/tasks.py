@@ -68,7 +68,8 @@ class Task(ShareTask):
     Attributes:
         index: Index of the part in the plan's list of the layer's parts.
         device: Name of the device.
-        lane: Number of the device's lane. Lanes of a device run one after another and share its memory.
+        lane: Number of a group of the device's parts. The device computes one group (lane) after another; all share
+            its memory.
     """
 
     index: int

@@ -134,8 +134,8 @@ def fit_links(
         typical: Workloads of one frame, each with the typical measured seconds of this frame.
 
     Returns:
-        The platform with the fitted figures; by name of the figure, the reasons why some figures are undetermined; and
-        for each run, by device, the difference between the observed and the simulated seconds of all pauses.
+        The platform with the fitted bandwidths and latencies; the reasons why some of them are undetermined, by name;
+        and for each run, by device, the difference between the observed and the simulated seconds of all pauses.
     """
     import numpy as np
 
@@ -162,7 +162,9 @@ def fit_links(
 
 @dataclass(frozen=True)
 class _LinkFit:
-    """A fit of figures. Arrays `coordinates` have the coordinate of each figure, in the order of `figures`.
+    """A fit of figures (bandwidths and latencies) to observed pauses between segments.
+
+    Arrays `coordinates` have the coordinate of each figure (see `NetworkFigure`), in the order of `figures`.
 
     Attributes:
         platform: The platform before the fit.
@@ -202,9 +204,10 @@ class _LinkFit:
         return difference
 
     def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
-        """Return the reasons why the observed pauses do not determine some figures, by name of the figure.
+        """Return, by name, the bandwidths and latencies that the observed pauses do not determine, with the reasons.
 
-        `coordinates` are the point at which the effects of the figures on the pauses are computed.
+        Such a figure (bandwidth or latency) hardly affects the pauses between segments, or its effects resemble those
+        of a bandwidth. The effects are the derivatives of the simulated pauses at the point `coordinates`.
         """
         import numpy as np
 
@@ -229,8 +232,8 @@ class _LinkFit:
     def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
         """Return the coordinates for which the simulated seconds deviate least from the measured ones.
 
-        The sum of absolute deviations is minimized. The search starts at `coordinates`. Figures named in `fixed` do not
-        change.
+        The sum of absolute deviations is minimized. The search starts at `coordinates`. Bandwidths and latencies that
+        are named in `fixed` do not change.
         """
         import numpy as np
 

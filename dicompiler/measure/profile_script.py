@@ -138,7 +138,10 @@ def save_profile(path: Path, profile: dict[str, Any]) -> None:
 
 
 def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the profile of all pieces. Links that the output file already contains are kept."""
+    """Measure all pieces of the tasks file, and return their profile.
+
+    If the output file exists, its measurements of network links are kept.
+    """
     import numpy
     import onnxruntime
 
@@ -166,10 +169,10 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
 def _time_pieces(
     tasks: dict[str, Any], options: argparse.Namespace, times: dict[str, list[TimeRange]], prefix: str
 ) -> dict[str, str]:
-    """Measure all pieces once, and append the measured times to `times`, by the file of the piece.
+    """Measure all pieces once, and append the measured times to `times`, by the name of the piece's file.
 
-    Progress messages start with `prefix`. The result has the reason why a layer cannot be measured, by the first name
-    of the layer.
+    Progress messages start with `prefix`. For each layer that cannot be measured, the result has the reason, by the
+    layer's first name.
     """
     reasons: dict[str, str] = {}
     for number, layer in enumerate(tasks["layers"], 1):

@@ -67,9 +67,9 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     """Return the tile of an output interval of a transposed convolution.
 
-    A positive pad of the tile is the number of output elements that are cut away. A negative pad stands for zeros that
-    are appended. A tile at the tensor's border reads up to the border, so that a tile that is the whole tensor
-    equals the original node.
+    A positive pad of the tile is the number of elements that are cut off the tile's output. A negative pad is the
+    number of zeros that are appended to it. A tile at the tensor's border reads its input up to the border, even
+    elements that it does not need. The tile of a whole tensor is therefore the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
     # The first input element that the tile reads is the first one with a window that overlaps the tile. If the tile

@@ -58,11 +58,11 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
-    """Return the tile of one padded axis, and the interval of the output that the piece's own Pad writes.
+    """Return the tile of one padded axis, and the interval of the output that the tile's own Pad node writes.
 
-    The axis has `extent` elements, and `pad` are the numbers of elements that are added before and after them. In the
-    modes reflect and wrap, a piece may need elements outside of the requested `interval` to copy them into its pads.
-    The written interval then contains these elements too.
+    The axis has `extent` elements. `pad` has the number of elements that are added before them, and the number of those
+    that are added after them. In the modes reflect and wrap, the Pad node copies elements of its input into its pads.
+    If some of them lie outside of the requested `interval`, the written interval is larger, because it contains them.
     """
     begin, end = pad
     out = (0, extent + begin + end)

@@ -30,7 +30,7 @@ class NodeAnnotation(NamedTuple):
         origin: Name of the model's node or tensor for which the node was added.
         region: Region that the node computes, as text; "" in a layer that stays whole.
         part: Layer and index of the part to which the node belongs; None if it belongs to no part.
-        lane: Number of the device's lane. Lanes of a device run one after another.
+        lane: Number of a group of the device's parts. The device computes one group (lane) after another.
     """
 
     device: str

@@ -134,7 +134,11 @@ def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
-    """Return a new initializer. If it is a large region of a weight, its data is a separate result and not copied."""
+    """Return the initializer of a constant, and its data if the data is not in the initializer.
+
+    The data of a large region of a weight is not copied into the initializer, which is then a placeholder. For all
+    other constants, the second result is None.
+    """
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
         return onnx.numpy_helper.from_array(array, name), None

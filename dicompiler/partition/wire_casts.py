@@ -39,7 +39,8 @@ class WireCasts:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
         self.quantizer = BlockQuantizer(builder)
-        # Tensors that were cast back, by the name of the received tensor, device and lane.
+        # Tensors that were cast back, by the name of the received tensor, device and lane (number of a group of parts;
+        # a device computes one group after another).
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
@@ -47,8 +48,9 @@ class WireCasts:
     ) -> PlacedTensor:
         """Return the tensor that is sent for a box of `tensor`: the box's region, in the wire type.
 
-        The cast of a slice comes after all slices at `slice_placement`, so that their transfers still leave together.
-        The cast of a whole tensor directly follows the node that computes it, at `producer_placement`.
+        The cast of a whole tensor directly follows the node that computes it, at `producer_placement`. If the box is a
+        slice, its cast follows all slices at `slice_placement`: a slice between two casts would end the segment after
+        the first cast, and the tensors would not be sent together.
         """
         assert box.region is not None
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
@@ -63,7 +65,10 @@ class WireCasts:
         return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 
     def widen(self, sent: PlacedTensor, box: Box, place: NodePlacement) -> PlacedTensor:
-        """Return a received box in its original type. All readers on a device and lane share the cast."""
+        """Return a received box, cast back from the wire type to its original type.
+
+        All parts of a device with the same lane number share the cast. A device computes one lane after another.
+        """
         assert box.region is not None
         key, kind = box.key, self.kinds.get(box.key.tensor)
         if kind is None or (kind == INT8_BLOCK and not volume(box.region)):

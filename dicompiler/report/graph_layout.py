@@ -92,9 +92,10 @@ def _order_rows(
     above: Mapping[LayoutItem, Sequence[LayoutItem]],
     below: Mapping[LayoutItem, Sequence[LayoutItem]],
 ) -> None:
-    """Sort the items of every row by the mean position of their neighbours in an adjacent row.
+    """Sort the items (boxes and lanes) of every row by the mean position of their neighbours in an adjacent row.
 
-    `items` are the items of each row. The rows are sorted several times, alternately by the neighbours above and below.
+    `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
+    adjacent rows. The rows are sorted several times, alternately by the neighbours above and below.
     """
     at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEP_COUNT):
@@ -112,10 +113,11 @@ def _place_items(
     size: Mapping[LayoutItem, float],
     rows: Sequence[int],
 ) -> dict[LayoutItem, float]:
-    """Return the horizontal centre of every item.
+    """Return the horizontal centre of every item (the box of a node, or a lane).
 
-    Rows are aligned alternately with the neighbours above and with those below. `size` is the width of each item, and
-    `rows` the row of each node.
+    `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
+    adjacent rows. Items are aligned alternately with the neighbours above and with those below. `size` is the width of
+    each item. `rows` has the row of each node: an item (node, row) in another row is a lane of the node's edges.
     """
     x: dict[LayoutItem, float] = {}
     for row in items:

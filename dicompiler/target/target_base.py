@@ -251,7 +251,8 @@ class Target(ABC):
             program: The program.
 
         Returns:
-            One entry for each device, to which memory limits apply instead of predictions; or an empty tuple.
+            One entry for each device, or an empty tuple if the target cannot measure. Memory limits are checked
+            against these entries if there are any, and against the predicted memory otherwise.
 
         Raises:
             DicompilerError: The target does not support a part of the program.

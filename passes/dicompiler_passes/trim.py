@@ -73,7 +73,8 @@ class Trim(Pass):
             plan=Plan(parts, (SINGLE_DEVICE,), (SINGLE_DEVICE,)),
         )
         model = remove_annotations(partition(trimmed_state, quiet=True, check_narrowing=False).model)
-        # A device that computes one of the new Slices must be sent only the sliced region, not the whole tensor.
+        # Trimming has added Slices. A device that computes such a Slice must be sent only the sliced region, not the
+        # whole tensor. A Slice in `rule_bound_nodes` needs only this region, even if its full output is computed.
         old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")

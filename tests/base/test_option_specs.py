@@ -223,5 +223,5 @@ def test_rejects_none_for_an_option_with_several_values() -> None:
         layers: tuple[str, ...] | None = ("all",)
 
     assert instantiate(Choosy, parse_spec("choosy{layers=}")) == Choosy(())
-    with pytest.raises(DicompilerError, match="option 'layers' of 'choosy': the value None has no text form"):
+    with pytest.raises(DicompilerError, match="option 'layers' of 'choosy': None cannot be written as text"):
         spec_of(Choosy(None))

@@ -384,9 +384,9 @@ def test_rejects_invalid_options() -> None:
         DicompilerError, match=r"dp: devices=3, but only 2 devices of platform 'switch2' compute: use 0"
     ):
         Dp(devices=3).plan(problem)
-    with pytest.raises(ValueError, match="devices must be 0"):
+    with pytest.raises(ValueError, match="devices must be positive, or 0"):
         Dp(devices=-1)
-    with pytest.raises(ValueError, match="max_block_layers must be 0"):
+    with pytest.raises(ValueError, match="max_block_layers must be positive, or 0"):
         Dp(max_block_layers=-1)
     with pytest.raises(UsageError, match=r"dp: objective 'memory' .*use one of latency, energy, communication"):
         Dp().plan(replace(problem, objective="memory"))

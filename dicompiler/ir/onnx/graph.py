@@ -101,7 +101,9 @@ class _LazyAttributes:
 
 
 class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
-    """Initializer of the model. If its values change, the documentation in its protobuf message is kept.
+    """Initializer of the model.
+
+    If its values change, the `doc_string` and the metadata of `source` are copied to the new protobuf message.
 
     Args:
         name: Name of the initializer.

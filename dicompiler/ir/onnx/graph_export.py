@@ -133,7 +133,7 @@ def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -
 def _export_weight(
     name: str, weight: Weight, source: onnx.TensorProto | None, weights: dict[str, Weight] | None
 ) -> onnx.TensorProto:
-    """Return an initializer with new data, and with the documentation of the message `source`.
+    """Return an initializer with new data, and with the `doc_string` and the metadata of the message `source`.
 
     Large data is added to `weights`. If `weights` is None, the data is stored in the message.
     """
@@ -181,7 +181,9 @@ def _add_values(
 
 def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
     """Return the message with the type of a tensor. It is `original` if the graph did not change the tensor."""
-    info: Any = getattr(tensor, "info", original)  # The graph may have read another message of the same tensor.
+    # `info` is the message from which the graph read the tensor's type. It can differ from `original`, because a model
+    # output, for example, can have a message in the field `output` and another one in `value_info`.
+    info: Any = getattr(tensor, "info", original)
     original = original if original is not None else info
     keys = () if isinstance(tensor, gs.Constant) else tensor.__dict__.keys() & {"dtype", "shape"}
     changed = any(getattr(tensor, key) != tensor_info(info, key) for key in keys)

@@ -77,7 +77,10 @@ __all__ = [
 
 
 class NotExactError(DicompilerError):
-    """No check model exists, because onnxruntime refuses it or its numbers cannot be made exact."""
+    """The network has no check model (a variant with integers, for which all results are exact).
+
+    Either onnxruntime refuses the variant, or some of its numbers cannot be made exact.
+    """
 
 
 NO_RELAXATION = Relaxation()

@@ -217,8 +217,9 @@ def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
 def rounded_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that round the results of an operator that no plan splits.
 
-    The results, multiplied by 64, are rounded to integers and taken modulo an odd number. The rounded results agree,
-    because the operator has the same inputs in the whole model and in the split.
+    The results, multiplied by 64, are rounded to integers and taken modulo an odd number, because the exact check needs
+    small integers. An operator that is not split has the same inputs in the whole model and in the split model, so
+    rounding cannot make their results differ.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [call.node(call.op, _given_inputs(call), names)]

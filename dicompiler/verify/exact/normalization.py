@@ -1,8 +1,9 @@
-"""Stand-ins of normalizations: integer functions in which all elements of a group affect each element of the group.
+"""Integer functions with which the exact check replaces normalizations (stand-ins).
 
-With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - (s modulo 16)) + shift. A group
-consists of the elements over which the operator normalizes. An element that is missing, read twice or misplaced changes
-the whole group. The results are bounded in networks of any depth.
+A group consists of the elements over which the operator normalizes. Each result depends on all elements of its group,
+so an element that is missing, read twice or misplaced changes the whole group. An element x becomes
+scale · (b - (s modulo 16)) + shift. Here b is x modulo 16, and s is the sum of b over the group. The results are
+bounded in networks of any depth.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
 
 
 def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
-    """Return one number for each device of the platform, from one for each member; 0 for other devices."""
+    """Return one number for each device of the platform: that in `values` if it is in the team, and 0 otherwise."""
     result = np.zeros(len(team.problem.platform.devices))
     result[list(team.members)] = values
     return result
@@ -321,8 +321,8 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 class RowBlock:
     """Consecutive layers in fused height tiles, to which one layer after another is added at the front.
 
-    It records the rows that each member of the team needs of every tensor. If a layer's output is also read after the
-    block, each member computes at least its share of that output.
+    It records the rows of every tensor that each member (device) of the team needs. If a layer's output is also read
+    after the block, each member computes at least its share of that output's rows, in proportion to its weight.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:
@@ -332,7 +332,10 @@ class RowBlock:
         self._full_needs: dict[str, Region | None] = {}
 
     def prepend_layer(self, layer: Layer) -> Sequence[int]:
-        """Add `layer`, the one before the block; return the number of its rows that each member computes."""
+        """Add `layer`, which directly precedes the block; return how many of its rows each member computes.
+
+        The result has one number for each member (device) of the team.
+        """
         team, row_map = self.team, self.team.row_maps[layer.name]
         self.start -= 1
         nothing = [(0, 0)] * len(team.members)

@@ -69,9 +69,9 @@ class Dp(Strategy):
         if not self.budget > 0:
             raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
         if self.devices < 0:
-            raise ValueError("devices must be 0 (the best number) or more")
+            raise ValueError("devices must be positive, or 0 for the best number")
         if self.max_block_layers < 0:
-            raise ValueError("max_block_layers must be 0 (a number that suits the network) or more")
+            raise ValueError("max_block_layers must be positive, or 0 for a number that suits the network")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the cheapest plan that satisfies the memory limits.

@@ -91,9 +91,9 @@ class SplitPointEncoding(Encoding):
     groups: int
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return chromosomes with random starts and with the devices in random order.
+        """Return chromosomes in which each group starts at a random layer, and the devices have a random order.
 
-        The groups are distributed evenly: two devices differ by at most one group.
+        The groups are distributed evenly: the numbers of groups of two devices differ by at most one.
         """
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))

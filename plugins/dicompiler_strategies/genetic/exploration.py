@@ -179,7 +179,12 @@ class _StagedSearch:
         return front, level, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
-        """Return plans of the previous front that differ much, and plans on more devices that are derived from them."""
+        """Return the plans with which a stage begins: plans of the previous stage's front, and variants of them.
+
+        The plans of the Pareto front `front` are chosen such that they differ much in their objectives. The variants
+        may use the `devices` fastest devices, which are more than in the previous stage. `stage` is the index of the
+        stage that begins.
+        """
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
         return np.concatenate((rows, self.space.grow_plans(rng, rows, devices, self.options.population - len(rows))))

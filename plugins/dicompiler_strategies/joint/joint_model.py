@@ -67,7 +67,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return the amount of each load for a selection, which is the number of a choice for each layer."""
+        """Return the amount of each load (such as the bytes on a host) if layer i uses its choice selection[i]."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -78,7 +78,7 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the objective value of a selection."""
+        """Return the objective value if layer i uses its choice selection[i]."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
@@ -88,7 +88,10 @@ class JointModel:
         return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
-        """Return `node` and `edge` plus price · load for each load: the Lagrangian without its constant term."""
+        """Return `node` and `edge` with price · load added for each load: the Lagrangian without its constant term.
+
+        `prices` has the Lagrange multiplier of each load.
+        """
         if not len(prices):
             return self.node, dict(self.edge)
         node = tuple(costs + load @ prices for costs, load in zip(self.node, self.node_loads, strict=True))

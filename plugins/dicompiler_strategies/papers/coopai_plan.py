@@ -43,7 +43,7 @@ class Coopai(Strategy):
 
     def __post_init__(self) -> None:
         if self.devices < 0:
-            raise ValueError("devices must be 0 (the best number) or more")
+            raise ValueError("devices must be positive, or 0 for the best number")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan that the paper's equations choose.

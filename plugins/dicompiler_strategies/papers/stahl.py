@@ -181,7 +181,7 @@ class Stahl(Strategy):
 
     def __post_init__(self) -> None:
         if self.devices < 0:
-            raise ValueError("devices must be 0 (all that compute) or more")
+            raise ValueError("devices must be positive, or 0 for all devices that compute")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the least communication as the paper counts it.

@@ -434,19 +434,20 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
 def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
     """Return the bytes of a tensor that devices send to each other.
 
-    A device sends the elements of its share that the receiver needs and does not store. The result has the shape
-    (producer choices, consumer choices, senders, receivers).
+    A device sends the elements of its box in `shares` that the receiver needs and does not store. The result has the
+    shape (producer choices, consumer choices, senders, receivers).
 
     Args:
         held: Boxes that devices store under each choice of the producer.
-        shares: The same boxes, made disjoint.
+        shares: The same boxes, made disjoint, so that only one device sends each element.
         needs: Boxes that devices need under each choice of the consumer.
         item_bytes: Bytes of an element.
     """
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
     both = common_boxes(shares[:, :, None], held[:, None, :])  # Shape (producer choices, senders, receivers, axes, 2).
-    # Few receivers hold elements of another device's share, so these elements are subtracted in a loop.
+    # An element of a sender's share that the receiver stores too is not sent. Such elements exist only for few
+    # combinations of producer choice, sender and receiver (p, s, r), so they are subtracted only for these.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)

@@ -116,10 +116,11 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
 
 
 def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
-    """Return a rank's report with the segments of all roles (replicas and failure plans), numbered role by role.
+    """Return a rank's report in which the segments of all roles (replicas and failure plans) are counted.
 
-    `report` has only the segments of the roles that were run, and the first of these roles is number `first_role`.
-    Segments of the other roles get zero seconds.
+    `report` covers only the roles that were run: consecutive roles, the first of which has the index `first_role`. It
+    counts their segments from 0. The result counts from the first segment of role 0, and contains zero seconds for each
+    segment of the other roles.
     """
     roles = artifact.program["ranks"][rank]["roles"]
     segment_counts = [sum(call[0] == "run" for call in calls) for calls in roles]

@@ -28,10 +28,10 @@ class DeviceSizes:
     """Memory of a device in bytes.
 
     Attributes:
-        arena_bytes: The largest arena, including the margin.
-        needed_arena_bytes: The largest arena without the margin.
-        activation_bytes: Peak bytes of the tensors in an arena.
-        ram_bytes: The memory that is shared by the arenas and the tensors outside of the arenas.
+        arena_bytes: Size of the largest arena (working memory of one model), including a safety margin.
+        needed_arena_bytes: Size of the largest arena without the margin.
+        activation_bytes: Peak bytes of the tensors in an arena; the maximum over all models.
+        ram_bytes: Size of the one block of memory that contains both the arenas and the tensors outside of them.
         model_bytes: Bytes of the models in flash.
     """
 

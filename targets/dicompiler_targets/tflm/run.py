@@ -195,9 +195,10 @@ def _run_segment(device_state: TflmDevice, index: int) -> None:
 def _run_model(
     device_state: TflmDevice, segment: Mapping[str, Any], input_bytes: Mapping[str, ByteArray]
 ) -> dict[int, ByteArray]:
-    """Run the model of a segment, and return the outputs that the device's tensors need, by index.
+    """Run the model of a segment, and return the bytes of the model's outputs, by index of the output.
 
-    `input_bytes` has the bytes of the segment's inputs by name.
+    Outputs that are not copied to a tensor of the device are omitted. `input_bytes` has the bytes of the segment's
+    inputs by name.
     """
     interpreter = device_state.models[segment["model"]]
     for port in sorted({copy["target"] for copy in segment["input_copies"]}):

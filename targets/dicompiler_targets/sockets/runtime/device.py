@@ -216,7 +216,8 @@ class DeviceRun:
         if not self._schedule.tolerates_failures:
             stop_accepting()  # Without failure plans, a failed peer ends the run and cannot rejoin.
         if message.get("rejoins"):
-            # The run continues while this device rejoins, but damage that is found after READY would end the run.
+            # The run continues while this device rejoins. The files are checked before READY, because a damaged file
+            # that is found after READY would end the run.
             self._files.check()
         self._get_control().send(MessageType.READY)
         # The other devices need not wait for this check, but this device must not compute with damaged files.

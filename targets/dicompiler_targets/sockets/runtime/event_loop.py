@@ -1,7 +1,8 @@
 """The event loop of a process: sends and receives on all connections, in the thread that waits for messages.
 
 The main thread runs the loop while it waits, so that messages need not be passed between threads. While the main thread
-computes for long, a helper thread runs the loop. Otherwise the helper thread wakes four times per heartbeat.
+computes for long, a helper thread runs the loop. Otherwise the helper thread wakes only four times per heartbeat
+interval, to send heartbeats and to check that those of the other devices arrive.
 """
 
 from __future__ import annotations

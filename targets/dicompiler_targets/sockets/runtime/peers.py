@@ -151,7 +151,7 @@ class PeerConnections:
             connection = socket.create_connection((host, port), timeout_s)
             self._connecting = peer, connection
             if peer in self.disconnected:
-                raise OSError("it failed in the meantime")
+                raise OSError("the device failed while the connection was being made")
             check_encryption(connection.getpeername()[0], settings.keys, settings.is_insecure)
             channel = MessageChannel(open_connection(connection, settings.keys, False, settings.deadline))
             channel.send_greeting(MessageType.HELLO, self.make_hello(peer), settings.deadline)

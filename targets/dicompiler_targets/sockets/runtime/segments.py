@@ -35,7 +35,10 @@ OPTIMIZATION_LEVELS = {
 MAX_BUFFERED_BYTES = 1 << 14
 """Size of the largest tensor that is stored in a buffer set."""
 MAX_BUFFER_SETS = 8
-"""Maximum number of buffer sets of a role. Further frames in flight allocate memory for each tensor."""
+"""Maximum number of buffer sets of a role (the normal plan, a replica or a failure plan).
+
+Further frames in flight allocate memory for each tensor.
+"""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameters of glibc's mallopt.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 
@@ -96,10 +99,10 @@ def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
 
 
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
-    """Return the session of each segment of all roles, None for segments without a file, which only copy.
+    """Return the session of each segment of all roles (the normal plan, its replicas and failure plans).
 
-    Segments with the same file share a session; `threads` threads compute it. Raise ValueError with the segment's name
-    if onnxruntime cannot load it.
+    The result has None for a segment without a file, which only copies. Segments with the same file share a session;
+    `threads` threads compute it. Raise ValueError with the segment's name if onnxruntime cannot load it.
     """
     # All sessions share one arena. Separate arenas would each keep the most memory that their session ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
@@ -401,7 +404,10 @@ class BufferSet:
 
 
 class BufferPool:
-    """The buffer sets of one role, each of which serves one frame at a time."""
+    """The buffer sets of one role (the normal plan, a replica or a failure plan).
+
+    Each set serves one frame at a time.
+    """
 
     def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any], segment_ios: Sequence[SegmentIO]) -> None:
         self._segment_ios, self._sessions = segment_ios, sessions
