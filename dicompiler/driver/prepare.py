@@ -1,6 +1,6 @@
 """Preparation of a model: passes that form its layers, and the problem that a strategy solves.
 
-Model ──normalise, quantise?, infer-shapes, keep-states?, form-layers, trim──► PipelineState with layers
+Model ──normalise, infer-shapes, quantise?, keep-states?, form-layers, trim──► PipelineState with layers
 PipelineState + Platform + CostModel ⇒ Problem
 """
 

@@ -1,6 +1,6 @@
 """Lowering: from a plan to a placed model and a program, for each role (a replica or a failure plan).
 
-A plan that is only simulated needs no models in its program, so `lower_unchecked` can leave them out.
+For a plan that is only simulated, `build_program_only` leaves out the models, so that no ONNX is written.
 """
 
 from __future__ import annotations
