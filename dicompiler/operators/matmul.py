@@ -200,7 +200,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
     """
     x, w, r = needs[:3]
     steps = x[0] * x[1]
-    return OpCost(steps * (math.prod(w) + math.prod(r)), other_flops=steps * math.prod(w[:2]))
+    return OpCost(steps * (math.prod(w) + math.prod(r)), other_flops=steps * math.prod(w) // max(1, x[2]))
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
