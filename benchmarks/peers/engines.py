@@ -31,6 +31,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler_targets.sockets.ncnn.converter import convert_to_ncnn
+from dicompiler_targets.sockets.runtime.ncnn_session import REDUCED_PRECISION_OPTIONS
 
 NETWORKS = ("squeezenet", "mobilenet_v2", "alexnet", "resnet18", "resnet50", "yolov8n", "vgg16")
 PAUSE_S = 0.05
@@ -62,7 +63,7 @@ def run_in_ncnn(model: Path, inputs: Inputs, threads: int) -> Frame:
     weights.write_bytes(files.weights)
     network = ncnn.Net()
     network.opt.num_threads = threads
-    for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
+    for option in REDUCED_PRECISION_OPTIONS:
         setattr(network.opt, option, False)
     network.load_param(str(layers))
     network.load_model(str(weights))

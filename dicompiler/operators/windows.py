@@ -147,11 +147,15 @@ class WindowAttributes:
         drops_window = any(self.pool_axis(axis, extent).extent < extent for axis, extent in enumerate(extents))
         return ignores_dilations or ignores_pads or drops_window
 
+    def uncut_extent(self, axis: int, count: int) -> int:
+        """Return the output extent of a transposed convolution before its pads are cut off."""
+        return (count - 1) * self.strides[axis] + self.span(axis) + self.output_padding[axis]
+
     def transposed_extent(self, axis: int, count: int) -> int:
         """Return the output extent of a transposed convolution along an axis of `count` input elements."""
         if self.output_shape:
             return self.output_shape[axis]
-        full = (count - 1) * self.strides[axis] + self.span(axis) + self.output_padding[axis]
+        full = self.uncut_extent(axis, count)
         if self.is_same:
             return min(full, count * self.strides[axis])
         return full - sum(self.given_pads(axis))
@@ -160,8 +164,7 @@ class WindowAttributes:
         """Return the numbers of elements that a transposed convolution cuts off at both ends of an axis."""
         if not self.is_same and not self.output_shape:
             return self.given_pads(axis)
-        full = (count - 1) * self.strides[axis] + self.span(axis) + self.output_padding[axis]
-        return self.distribute(max(0, full - extent))
+        return self.distribute(max(0, self.uncut_extent(axis, count) - extent))
 
     def has_disputed_transposed(self, counts: Shape) -> bool:
         """Return True if ONNX infers another output shape of a transposed convolution than onnxruntime."""

@@ -78,7 +78,7 @@ def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> di
     Raises DicompilerError if a tensor contains NaN or infinity, which int8 cannot represent.
     """
     ranges: dict[str, ValueRange] = {}
-    for transfer, name, values in iterate_sent_tensors(program, list(samples)):
+    for transfer, name, values in iterate_sent_tensors(program, samples):
         if transfer.value.dtype != onnx.TensorProto.FLOAT:  # Tensors of other types are not sent as int8.
             continue
         if not np.isfinite(values).all():

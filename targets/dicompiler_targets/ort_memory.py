@@ -15,6 +15,7 @@ import onnx
 from dicompiler.plugin_api import DeviceProgram, Program, Segment
 from dicompiler.plugin_api.costs import constant_sizes, peak_nbytes, program_memory, segment_value_sizes
 from dicompiler.plugin_api.onnx import Optimization
+from dicompiler_targets.artifact_files import serialize_model
 
 MIB_BYTES = 1 << 20
 SESSION_BYTES, NODE_BYTES = 96 << 10, 12 << 10
@@ -127,7 +128,7 @@ def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DevicePro
     copied = 0
     for role in program.roles:
         known = set(segments)
-        segments |= {s.model.SerializeToString(deterministic=True): s for s in role.devices[index].segments}
+        segments |= {serialize_model(s): s for s in role.devices[index].segments}
         new = [segment for key, segment in segments.items() if key not in known]
         for segment in new:
             repeated = sum(size for name, size in constant_sizes(segment).items() if name in seen)

@@ -96,7 +96,7 @@ def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]
     memory = {name: np.ascontiguousarray(values[name]) for name in values}
     for name, assembly in hoisted.assembled_inputs.items():
         memory[name] = np.zeros(assembly.shape, tensor_dtype_to_np_dtype(assembly.dtype))
-        _copy_views([_make_copy_views(name, copy, memory) for copy in make_copies(name, assembly, hoisted.values)])
+    _copy_views(_make_views(hoisted, hoisted.assembled_inputs, memory))
     return {name: memory[name] for name in hoisted.inputs}
 
 
@@ -114,14 +114,20 @@ def _make_copy_functions(
     They use numpy. The C++ runtime takes the same time for these copies, within a microsecond for each.
     """
     before, after = (
-        [
-            _make_copy_views(name, copy, memory)
-            for name, assembly in assemblies.items()
-            for copy in make_copies(name, assembly, hoisted.values)
-        ]
-        for assemblies in (hoisted.assembled_inputs, hoisted.assembled_outputs)
+        _make_views(hoisted, assemblies, memory) for assemblies in (hoisted.assembled_inputs, hoisted.assembled_outputs)
     )
     return partial(_copy_views, before), partial(_copy_views, after)
+
+
+def _make_views(
+    hoisted: HoistedSegment, assemblies: Mapping[str, Assembly], memory: Mapping[str, NDArray[Any]]
+) -> list[CopyViews]:
+    """Return the views of all copies that assemble these tensors of a segment."""
+    return [
+        _make_copy_views(name, copy, memory)
+        for name, assembly in assemblies.items()
+        for copy in make_copies(name, assembly, hoisted.values)
+    ]
 
 
 def _make_copy_views(target: str, copy: StridedCopy, memory: Mapping[str, NDArray[Any]]) -> CopyViews:

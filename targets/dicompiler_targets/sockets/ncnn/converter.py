@@ -171,9 +171,7 @@ class _Converter:
         if shape[: len(shape) - rank + 1] != (1,) * (len(shape) - rank + 1):
             raise UnsupportedByNcnn(f"a constant of shape {array.shape}")
         blob = f"{name}/{len(self.layers)}"
-        sizes = shape[1:]
-        keys = {1: (0,), 2: (1, 0), 3: (2, 1, 0)}[len(sizes)]
-        self.add("MemoryData", (), blob, dict(zip(keys, sizes, strict=True)), (_as_floats(array),))
+        self.add("MemoryData", (), blob, _size_parameters(shape[1:]), (_as_floats(array),))
         return blob
 
     def fuse_activation(self, node: onnx.NodeProto, activation: Mapping[int, Parameter]) -> bool:
@@ -231,6 +229,11 @@ def _as_floats(array: NDArray[Any]) -> Array:
     if array.dtype != np.float32:
         raise UnsupportedByNcnn(f"a constant of type {array.dtype}")
     return array
+
+
+def _size_parameters(shape: Shape) -> dict[int, Parameter]:
+    """Return the parameters for the extents of a blob of at most three axes: 0 is the last axis, 1 the one before."""
+    return dict(enumerate(reversed(shape)))
 
 
 def _format_parameter(key: int, value: Parameter) -> str:
@@ -360,8 +363,7 @@ def _convert_global_pool(converter: _Converter, node: onnx.NodeProto, _: Mapping
         raise UnsupportedByNcnn("a global pool that is not two-dimensional")
     pooled = f"{node.output[0]}/flat"
     converter.add("Pooling", node.input[:1], pooled, {0: int(node.op_type == "GlobalAveragePool"), 4: 1})
-    channels = converter.blob_shape(node.output[0])[0]
-    converter.add("Reshape", [pooled], node.output[0], {0: 1, 1: 1, 2: channels})
+    converter.add("Reshape", [pooled], node.output[0], _size_parameters(converter.blob_shape(node.output[0])))
 
 
 def _convert_binary(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
@@ -401,9 +403,8 @@ def _convert_concat(converter: _Converter, node: onnx.NodeProto, attributes: Map
 
 def _convert_reshape(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
     converter.blob_shape(node.input[0])
-    sizes = converter.blob_shape(node.output[0])
-    keys = {1: (0,), 2: (1, 0), 3: (2, 1, 0)}[len(sizes)]
-    converter.add("Reshape", node.input[:1], node.output[0], dict(zip(keys, sizes, strict=True)))
+    sizes = _size_parameters(converter.blob_shape(node.output[0]))
+    converter.add("Reshape", node.input[:1], node.output[0], sizes)
 
 
 def _convert_identity(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
