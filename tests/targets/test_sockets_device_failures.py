@@ -470,7 +470,7 @@ def test_device_can_fail_before_run_starts(
 
 def test_missing_device_leaves_half_of_timeout_for_frames(single_failures: Survivor) -> None:
     result = SocketsTarget().run(
-        single_failures.directory, single_failures.frames(3), RunOptions(timeout_s=6, start_manually=("c",))
+        single_failures.directory, single_failures.frames(3), RunOptions(timeout_s=16, start_manually=("c",))
     )
     assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["failure", "takeover"]
 

@@ -34,7 +34,7 @@ def test_stopped_resident_device_counts_as_failed(tmp_path: Path) -> None:
         try:
             with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be reached"):
                 dicompiler.connect(plain, timeout=4)
-            with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 6) as session:
+            with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 16) as session:
                 assert isinstance(session, ClusterSession)
 
                 def plot() -> Iterator[None]:

@@ -16,7 +16,7 @@ from dicompiler.base.errors import RunError
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.session import GRACE_S, ClusterSession
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = 16.0  # A device that has not joined after half of this time counts as failed, even on a busy machine.
 AWAY_S = TIMEOUT_S + GRACE_S + 1.0
 
 
