@@ -112,18 +112,8 @@ def _plugin_error_line(error: BaseException) -> str | None:
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry
 
-    try:
-        plugins = registry().plugins
-    except DicompilerError:  # If two plugins provide the same name, no plugin is loaded.
-        return None
-    return format_plugin_error(
-        error,
-        {
-            top_level_package(plugin.value): str(plugin)
-            for plugin in plugins
-            if not is_builtin_distribution(plugin.distribution)
-        },
-    )
+    third_party = [plugin for plugin in registry().plugins if not is_builtin_distribution(plugin.distribution)]
+    return format_plugin_error(error, {top_level_package(plugin.value): str(plugin) for plugin in third_party})
 
 
 def _describe_usage_error(error: click.ClickException) -> str:

@@ -264,6 +264,8 @@ class OperatorRule:
             "shift", "variance", …), separated by spaces. The last kind is repeated. '-' keeps the values.
         attribute_stand_ins: For each attribute with weights, its replacement in the exact check:
             "offset=shift scale=one post_transform=NONE".
+        replaces: True if the rule is used instead of a built-in rule for the same operator. Without it, a plugin's rule
+            for an operator that has a rule is left out, with a warning.
     """
 
     op: str
@@ -279,6 +281,7 @@ class OperatorRule:
     stand_in: str = ""
     constant_stand_ins: str = ""
     attribute_stand_ins: str = ""
+    replaces: bool = False
 
     @property
     def can_cut(self) -> bool:

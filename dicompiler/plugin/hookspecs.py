@@ -8,7 +8,8 @@ plugins must be fast.
     mine = "my_module"
 
 A module may set `dicompiler_api = 2`, the version of the hooks that it was written for. The default is the current
-version. Plugins for newer versions are not loaded. Names must be unique within their kind.
+version. Plugins for newer versions are not loaded. Names must be unique within their kind:
+a thing whose name an earlier plugin uses is left out, with a warning.
 
 Declare an option that names an input file with `field(default="", metadata={"file": True})`, so that `--depfile` lists
 the file. The documentation has a page for each hook, and `dicompiler.testing` has a check for each hook.

@@ -40,7 +40,6 @@ from dicompiler.plugin.entry_points import (
 
 log = logging.getLogger("dicompiler")
 
-_CONFLICT_REMEDY = f"; uninstall one or name only the other in {PLUGINS_VARIABLE}"
 UNINSTALLED_PLUGIN = "uninstalled"
 """Name of the plugin, and of the distribution, of temporarily registered things."""
 
@@ -214,9 +213,6 @@ def registry() -> Registry:
 
     Returns:
         The registry.
-
-    Raises:
-        DicompilerError: Two plugins provide things of the same kind and name.
     """
     return _TEMPORARY_REGISTRY.get() or load_installed()
 
@@ -276,6 +272,9 @@ def load_installed() -> Registry:
 def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     """Load plugins in the given order.
 
+    If two plugins provide things of the same kind and name, the one of the first plugin is used. A warning names both.
+    An operator rule with `replaces=True` is used instead of the rule of an earlier plugin.
+
     Args:
         env: The environment. `DICOMPILER_PLUGINS` lists the third-party plugins that may be loaded, as names of entry
             points or distributions, separated by commas. If it is not set, all plugins are loaded.
@@ -283,9 +282,6 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
 
     Returns:
         The registry.
-
-    Raises:
-        DicompilerError: Two plugins provide things of the same kind and name.
     """
     chosen, warnings = _select_allowed(env.get(PLUGINS_VARIABLE), tuple(plugins))
     loaded: list[Plugin] = []
@@ -302,7 +298,10 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
             continue
         loaded.append(plugin)
         for kind, entry in entries:
-            _add_entry(by_kind, kind, entry)
+            if (known := _find_conflict(by_kind[kind], kind, entry)) is None:
+                by_kind[kind][entry.name] = entry
+            else:
+                warnings.append(_describe_conflict(kind, known, entry))
     return Registry(
         **_sorted_entries(by_kind),
         plugins=tuple(loaded),
@@ -428,24 +427,30 @@ def _check_pass_fields(step: Any) -> None:
             raise TypeError(f"{step.__name__} names {name!r}, which is not a field of PipelineState{known}")
 
 
-def _add_entry(by_kind: dict[str, dict[str, RegistryEntry]], kind: str, entry: RegistryEntry) -> None:
-    """Add an entry; raise DicompilerError if another plugin has registered the same or a confusable name."""
-    noun, known = PLUGIN_KINDS[kind].noun, by_kind[kind]
-    if kind == "operators" and entry.name in known:
-        # A rule that can split an operator may replace a rule that only states the operator's cost, but not the
-        # reverse.
-        if known[entry.name].value.can_cut or not entry.value.can_cut:
-            raise DicompilerError(_conflict(noun, known[entry.name], entry))
-    elif kind != "operators":  # The names of operators are case-sensitive in ONNX.
-        for other in known.values():
-            if other.name == entry.name:
-                raise DicompilerError(_conflict(noun, other, entry))
-            if canonical_name(other.name) == canonical_name(entry.name):
-                both = f"{other.name!r} of {other.full_origin} and {entry.name!r} of {entry.full_origin}"
-                raise DicompilerError(f"{noun} {both} differ only by case, '-', '_' or '.'{_CONFLICT_REMEDY}")
-    known[entry.name] = entry
+def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: RegistryEntry) -> RegistryEntry | None:
+    """Return the known entry because of which an entry cannot be added; None if it can be added.
+
+    An operator rule replaces a known one if its `replaces` is set, or if it can split the operator and the known one
+    only states the operator's cost. A known rule whose `replaces` is set stays.
+    """
+    if kind != "operators":
+        same_name = (other for other in known.values() if canonical_name(other.name) == canonical_name(entry.name))
+        return next(same_name, None)
+    rule, other = entry.value, known.get(entry.name)  # The names of operators are case-sensitive in ONNX.
+    if other is None:
+        return None
+    can_replace = not other.value.replaces and (rule.replaces or rule.can_cut > other.value.can_cut)
+    return None if can_replace else other
 
 
-def _conflict(noun: str, first: RegistryEntry, second: RegistryEntry) -> str:
-    origins = f"{first.full_origin} and {second.full_origin}"
-    return f"{noun} {second.name!r} comes from two plugins: {origins}{_CONFLICT_REMEDY}"
+def _describe_conflict(kind: str, known: RegistryEntry, entry: RegistryEntry) -> str:
+    """Return the warning about an entry that is left out because of a known one."""
+    left_out = f"{PLUGIN_KINDS[kind].noun} {entry.name!r} of {entry.full_origin} is left out"
+    if known.name != entry.name:
+        cause = f"its name differs from {known.name!r} of {known.full_origin} only by case, '-', '_' or '.'"
+    else:
+        cause = f"{known.full_origin} provides it too"
+    can_set_replaces = kind == "operators" and not known.value.replaces
+    remedy = "set replaces=True in the rule to use it, " if can_set_replaces else ""
+    remedy += f"uninstall {entry.distribution}, or name the plugins to load in {PLUGINS_VARIABLE}"
+    return f"{left_out}: {cause}: {remedy}"

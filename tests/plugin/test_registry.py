@@ -10,11 +10,13 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
 import pytest
 from support.distributions import command, distribution, listed
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.version import package_version
+from dicompiler.networks import build
 from dicompiler.plugin.entry_points import Plugin
 from dicompiler.plugin.registry import load_plugins
 
@@ -107,38 +109,87 @@ class TestBroken:
         assert "good" in done.stdout
 
 
+RULE = """
+    from dicompiler.plugin_api import OperatorRule, Piece
+    from dicompiler.plugin_api.regions import full_region
+
+    def mine(operation, region, reduce):
+        "Rule of {owner}."
+        return Piece(full_region(operation.out_shape), operation.full_needs())
+
+    @hookimpl
+    def dicompiler_operators():
+        yield OperatorRule("{op}", mine, replaces={replaces})
+"""
+
+
 class TestDuplicates:
-    """Two things of the same kind and name are an error that names both."""
+    """If two things have the same kind and name, the first is used, with a warning that names both."""
 
     def test_two_distributions_with_one_name(self, site: Path) -> None:
         install(site, "acme-one", PASS.format(name="same"), version="1.5")
         install(site, "acme-two", PASS.format(name="same"), version="2.5")
-        done = command(site, "list", "passes")
-        assert done.returncode == 1
-        assert done.stdout == ""
+        done = command(site, "list", "passes", "--json")
+        assert done.returncode == 0
         assert done.stderr == (
-            "dicompiler: error: pass 'same' comes from two plugins: acme-one 1.5 (plugin 'acme-one') and "
-            "acme-two 2.5 (plugin 'acme-two'); uninstall one or name only the other in DICOMPILER_PLUGINS\n"
+            "dicompiler: warning: pass 'same' of acme-two 2.5 (plugin 'acme-two') is left out: acme-one 1.5 (plugin "
+            "'acme-one') provides it too: uninstall acme-two, or name the plugins to load in DICOMPILER_PLUGINS\n"
         )
-        assert "same" in listed(site, "passes", DICOMPILER_PLUGINS="acme-two")
+        assert [r["version"] for r in json.loads(done.stdout) if r["name"] == "same"] == ["1.5"]
+        assert listed(site, "passes", DICOMPILER_PLUGINS="acme-two")["same"]["version"] == "2.5"
 
-    def test_names_that_differ_only_by_case_or_dashes_are_refused(self, site: Path) -> None:
+    def test_name_that_differs_only_by_case_or_dashes_is_left_out(self, site: Path) -> None:
         install(site, "acme", PASS.format(name="tileheight"))
         assert "tileheight" in listed(site, "passes")
         install(site, "acme-other", PASS.format(name="Tile_Height"), version="1.5")
         done = command(site, "list", "passes")
-        assert done.returncode == 1
-        built_in = f"pass 'tile-height' of dicompiler {package_version()} (plugin 'passes')"
-        names = f"{built_in} and 'Tile_Height' of acme-other 1.5"
-        assert names in done.stderr
-        assert " differ only by case, '-', '_' or '.'; uninstall one or " in done.stderr
+        assert done.returncode == 0
+        built_in = f"'tile-height' of dicompiler {package_version()} (plugin 'passes')"
+        cause = f"is left out: its name differs from {built_in} only by case, '-', '_' or '.': "
+        assert f"warning: pass 'Tile_Height' of acme-other 1.5 (plugin 'acme-other') {cause}" in done.stderr
+        assert "Tile_Height" not in done.stdout
 
     def test_plugin_cannot_take_a_built_in_name(self, site: Path) -> None:
         install(site, "acme", PASS.format(name="partition"))
-        done = command(site, "list", "passes")
-        assert done.returncode == 1
-        assert "pass 'partition' comes from two plugins: dicompiler " in done.stderr
-        assert " and acme 1.0 (plugin 'acme')" in done.stderr
+        done = command(site, "list", "passes", "--json")
+        assert done.returncode == 0
+        assert done.stderr.startswith("dicompiler: warning: pass 'partition' of acme 1.0 (plugin 'acme') is left out: ")
+        assert [r["distribution"] for r in json.loads(done.stdout) if r["name"] == "partition"] == ["dicompiler"]
+
+    def test_rule_of_an_operator_with_a_built_in_rule_is_left_out_with_one_warning(self, site: Path) -> None:
+        install(site, "acme", RULE.format(op="Conv", owner="acme", replaces=False))
+        done = command(site, "list", "operators", "--json")
+        assert done.returncode == 0
+        assert done.stderr == (
+            f"dicompiler: warning: operator rule 'Conv' of acme 1.0 (plugin 'acme') is left out: dicompiler "
+            f"{package_version()} (plugin 'core') provides it too: set replaces=True in the rule to use it, uninstall "
+            "acme, or name the plugins to load in DICOMPILER_PLUGINS\n"
+        )
+        assert [r["distribution"] for r in json.loads(done.stdout) if r["name"] == "Conv"] == ["dicompiler"]
+
+    def test_rule_that_replaces_a_built_in_one_is_used(self, site: Path, tmp_path: Path) -> None:
+        """The plugin's rule never splits a Conv, so that the strategy cannot tile it."""
+        install(site, "acme", RULE.format(op="Conv", owner="acme", replaces=True))
+        assert listed(site, "operators")["Conv"]["distribution"] == "acme"
+        onnx.save(build("lenet"), tmp_path / "lenet.onnx")
+        plan = ["plan", str(tmp_path / "lenet.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o"]
+        for name, plugins in (("own.json", "acme"), ("built-in.json", "")):
+            assert command(site, *plan, str(tmp_path / name), DICOMPILER_PLUGINS=plugins).returncode == 0
+        own, built_in = (json.loads((tmp_path / name).read_text()) for name in ("own.json", "built-in.json"))
+        assert (len(own["layers"]["conv1"]), len(built_in["layers"]["conv1"])) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("first", "second", "used"), [(False, True, "two"), (True, False, "one"), (True, True, "one")]
+    )
+    def test_rules_of_two_plugins(self, first: bool, second: bool, used: str, site: Path) -> None:
+        install(site, "one", RULE.format(op="Relu", owner="one", replaces=first))
+        install(site, "two", RULE.format(op="Relu", owner="two", replaces=second))
+        done = command(site, "list", "operators", "--json")
+        assert done.returncode == 0
+        assert [r["distribution"] for r in json.loads(done.stdout) if r["name"] == "Relu"] == [used]
+        left_out = "two" if used == "one" else "one"
+        assert f"operator rule 'Relu' of {left_out} 1.0 (plugin '{left_out}') is left out: " in done.stderr
+        assert done.stderr.count("\n") == 1
 
     def test_two_kinds_may_use_the_same_name(self, site: Path) -> None:
         install(site, "acme", PASS.format(name="single"))
