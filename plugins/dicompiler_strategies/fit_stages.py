@@ -49,6 +49,10 @@ class FitBoard:
     ram: int
     flash: int
 
+    def fits(self, tensors: int, models: int) -> bool:
+        """Return True if the board has room for `tensors` bytes of tensors and `models` bytes of models."""
+        return tensors <= self.ram and models <= (self.flash or self.ram - tensors)
+
 
 @dataclass(frozen=True)
 class FitStage:
@@ -298,8 +302,7 @@ class _StageSearch:
     def _add_whole_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
         (need,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, used = self.boards[partial.board], partial.used_flash + need.flash
-        ram = need.arena + self.stages.end_bytes(start, end)
-        if ram > board.ram or used + partial.shared_flash > (board.flash or board.ram - ram):
+        if not board.fits(need.arena + self.stages.end_bytes(start, end), used + partial.shared_flash):
             return None
         stage = FitStage(start, end, "whole", (board.device,))
         cost = partial.cost + need.macs + STAGE_PENALTY * self.stages.macs
@@ -312,14 +315,15 @@ class _StageSearch:
         """
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
-        if end != start + 1 or count < 2 or partial.used_flash + partial.shared_flash + whole.flash <= board.flash:
+        end_bytes, used = self.stages.end_bytes(start, end), partial.used_flash + partial.shared_flash
+        # With flash, only the weights count: row tiles help layers whose tensors are too large, with less to send.
+        fits_one_board = board.fits(0 if board.flash else whole.arena + end_bytes, used + whole.flash)
+        if end != start + 1 or count < 2 or fits_one_board:
             return None
         needs = self.stages.estimate_stage(start, end, "channels", count)
-        if not needs or needs[0].arena + self.stages.end_bytes(start, end) > board.ram:
+        if not needs or not board.fits(needs[0].arena + end_bytes, used + needs[0].flash):
             return None
         shared = partial.shared_flash + needs[0].flash
-        if board.flash and partial.used_flash + shared > board.flash:
-            return None
         stage = FitStage(start, end, "channels", tuple(board_used.device for board_used in self.boards))
         cost = partial.cost + whole.macs + 2 * STAGE_PENALTY * self.stages.macs
         return _PartialPlan(cost, partial.board, partial.used_flash, shared, (*partial.stages, stage))
@@ -358,10 +362,10 @@ class _StageSearch:
         flash = partial.shared_flash + sum(estimate.flash for estimate in needs[: min(each, MODELS_PER_TILED_STAGE)])
         for board in self.boards:
             takes_part = board in group
-            ram = (arena if takes_part else 0) + (
+            tensors = (arena if takes_part else 0) + (
                 end_bytes if board is self.boards[0] else passing_bytes if takes_part else 0
             )
-            if ram > board.ram or (takes_part and partial.used_flash + flash > (board.flash or board.ram - ram)):
+            if not board.fits(tensors, partial.used_flash + flash if takes_part else 0):
                 return None
         macs = needs[0].macs + needs[-1].macs + (tiles - 2) * needs[len(needs) // 2].macs
         stage = FitStage(start, end, "rows", tuple(board.device for board in group), tiles)

@@ -25,6 +25,7 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.partition.bounds_inference import make_share_task
 from dicompiler.plugin.registry import registry
 from dicompiler_strategies.fit_memory import estimate_arena
+from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 from dicompiler_targets.tflm import arena_size
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -97,6 +98,21 @@ def test_weights_too_large_for_one_board_are_cut_by_channels(tmp_path: Path) -> 
     assert len(compilation.plan.layers["classifier"]) > 1
     assert all(one.flash <= 256 * KIB for one in compilation.footprints)
     assert compilation.verify().passed
+
+
+def test_boards_without_flash_store_models_in_ram() -> None:
+    net = NetworkBuilder("dense", (1, 3, 8, 8))
+    x = net.flatten(net.conv("input", "conv", 16, 3, 1, 1), "flatten")
+    layers = load_problem(Model.load(net.to_model(net.gemm(x, "classifier", 100), 0)), boards(3, "4 MiB")).layers
+    stages = StageEstimates(layers, 0.0)
+    kinds = set()
+    for ram in range(32 * KIB, 640 * KIB, 16 * KIB):
+        chosen = stages.find_stages([FitBoard(f"m{i}", ram, 0) for i in (1, 2, 3)], 4) or ()
+        kinds |= {stage.kind for stage in chosen}
+        for stage in chosen:
+            needs = stages.estimate_stage(stage.first, stage.last, stage.kind, len(stage.devices))
+            assert max(need.arena + need.flash for need in needs) <= ram
+    assert kinds == {"whole", "channels"}
 
 
 @pytest.mark.parametrize(
