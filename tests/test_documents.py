@@ -9,11 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from support import acme_pages, architecture, command_reference, console, formats, notebook, operators, package_page
 from support.building import environment
+from support.clone import install_clone, programs_of
 from support.console import blocks
 
 from dicompiler import networks
@@ -37,8 +39,6 @@ TUTORIAL = console.TUTORIAL.read_text(encoding="utf-8")
 SCHEMAS = Path(schema.__file__).parent / "schemas"
 FORMATS = {page.stem: page.read_text(encoding="utf-8") for page in formats.PAGES.glob("*.md")}
 COMMANDS = console.shown(README)
-TUTORIAL_COMMANDS = ("deploy", "keys")
-"""Commands that the tutorial runs with the same options, on boards."""
 MEASURED_COMMANDS = ("compare", "demo", "run", "verify")
 """Commands whose output contains measurements."""
 
@@ -48,9 +48,9 @@ def mask_numbers(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text))
 
 
-def check(command: console.Shown, directory: Path) -> None:
+def check(command: console.Shown, directory: Path, installed: Mapping[str, Sequence[str]] | None = None) -> None:
     """Run a command and compare its output with the page: exactly, but for the numbers in measured outputs."""
-    printed = console.run(command.line, directory)
+    printed = console.run(command.line, directory, installed)
     printed = re.sub(r"^Warning: this host was busy.*\n", "", printed, flags=re.MULTILINE)
     if command.output and command.line.split()[1] in MEASURED_COMMANDS:
         assert mask_numbers(printed) == mask_numbers(command.output)
@@ -58,25 +58,25 @@ def check(command: console.Shown, directory: Path) -> None:
         assert printed == command.output
 
 
-def test_demo_prints_the_output_in_the_readme(tmp_path: Path) -> None:
-    (demo,) = (command for command in COMMANDS if command.line == "dicompiler demo")
-    check(demo, tmp_path)
-
-
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which all other commands of the README and of the guides have run, one after another."""
+    """A clone in which all commands of the README have run after the installation, and then those of the guides.
+
+    The README runs the demo right after the installation, and shows its output further below.
+    """
     directory = tmp_path_factory.mktemp("walked")
+    install_clone(directory)
+    readme = sorted(COMMANDS, key=lambda command: command.line != "dicompiler demo")
     guides = [console.shown(guide.read_text(encoding="utf-8")) for guide in console.GUIDES]
-    for command in itertools.chain(COMMANDS, *guides):
-        if command.line.split()[1] not in (*TUTORIAL_COMMANDS, "demo"):
-            check(command, directory)
+    for command in itertools.chain(readme, *guides):
+        if command.line.split()[1] != "deploy":
+            check(command, directory, programs_of(directory))
     return directory
 
 
-def test_tutorial_runs_the_deploy_commands_of_the_readme() -> None:
+def test_tutorial_runs_the_deploy_command_of_the_readme_on_boards() -> None:
     tutorial_lines = {command.line.replace("camera", "build") for command in console.shown(TUTORIAL)}
-    assert {command.line for command in COMMANDS if command.line.split()[1] in TUTORIAL_COMMANDS} <= tutorial_lines
+    assert {command.line for command in COMMANDS if command.line.split()[1] == "deploy"} <= tutorial_lines
 
 
 def test_commands_of_the_readme_and_the_guides_print_the_shown_output(walked: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,10 @@ TUTORIAL = DOCS / "start" / "tutorial.md"
 EXPORTED = Path(__file__).parents[1] / "fixtures" / "torch" / "tutorial.onnx"
 """What the tutorial's `export.py` writes; fixtures/torch/make.py ran it."""
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-PROGRAMS = {"dicompiler": [sys.executable, "-m", "dicompiler.cli"], "python": [sys.executable]}
+PROGRAMS: Mapping[str, Sequence[str]] = {
+    "dicompiler": [sys.executable, "-m", "dicompiler.cli"],
+    "python": [sys.executable],
+}
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,23 @@ def _commands(block: str) -> Iterator[Shown]:
         yield Shown(line, output)
 
 
-def run(line: str, directory: Path) -> str:
-    """Run a command line and return its stderr followed by its stdout; raise CalledProcessError if it fails."""
+def run(line: str, directory: Path, installed: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Run a command line and return its stderr followed by its stdout; raise CalledProcessError if it fails.
+
+    `installed` are the programs of an installation, by name. By default, the programs of this checkout run.
+    """
     first, *rest = shlex.split(line)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if installed is None:
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [*PROGRAMS[first], *rest], cwd=directory, env=env, capture_output=True, text=True, check=True, timeout=300
+        [*(installed or PROGRAMS)[first], *rest],
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     return done.stderr + done.stdout
 
