@@ -14,7 +14,7 @@ from dicompiler.base.atomic_output import check_writable
 from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.emulation.demo import DemoResult
+    from dicompiler.emulation.demo import DemoSplit, EmulatedTimes
     from dicompiler.verify.comparison import Verification
 
 DEMO_STRATEGY = "cpsat{tries=0}"  # It is fast and has no time limit, so a busy machine gives the same plan.
@@ -43,22 +43,32 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
     The network has seeded weights. It is compiled for the boards, run on this host as one process per board, and
     verified. As root it is also timed on boards that this host emulates, with limited links and computing slowed down
-    to their speed. The exit code is 0 only if every check passed.
+    to their speed. Each table is printed as soon as it is known; all together take about a minute. The exit code is 0
+    only if every check passed.
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress
-    from dicompiler.emulation.demo import run_demo
+    from dicompiler.emulation.demo import EMULATED_FRAMES, emulate_frames, split_network
 
     check_writable(output)
-    with _output_directory(output) as directory, progress("starting") as tell:
-        result = run_demo(network, platform, strategy, directory, tell)
+    with _output_directory(output) as directory:
+        with progress("starting") as tell:
+            compiled, split = split_network(network, platform, strategy, directory, tell)
+        if not as_json:
+            _show_split(split)
+        with progress("verifying: exact check models, then the real programs against onnxruntime"):
+            verification = compiled.verify()
+        if not as_json:
+            _show_checks(verification)
+        with progress(f"measuring: {EMULATED_FRAMES} frames on emulated boards, and as many on one of them alone"):
+            emulated = emulate_frames(split, directory)
     if as_json:
-        _show_json(result)
+        _show_json(split, verification, emulated)
     else:
-        _show_demo(result)
+        _show_times(split, emulated)
         if output is not None:
             click.echo(f"\nwritten: {output}")
-    for check in result.verification.checks:
+    for check in verification.checks:
         if not check.passed:
             raise DicompilerError(f"demo: {check.name}: {check.detail}")
 
@@ -73,76 +83,76 @@ def _output_directory(output: Path | None) -> Iterator[Path]:
         yield Path(temporary, "demo")
 
 
-def _show_json(result: DemoResult) -> None:
+def _show_json(split: DemoSplit, verification: Verification, emulated: EmulatedTimes | str) -> None:
     import dataclasses
 
     from dicompiler.cli.table import print_json
 
-    print_json(dataclasses.asdict(result))
+    times, reason = (None, emulated) if isinstance(emulated, str) else (dataclasses.asdict(emulated), "")
+    checks = dataclasses.asdict(verification)
+    print_json({**dataclasses.asdict(split), "emulated": times, "not_emulated_reason": reason, "verification": checks})
 
 
-def _show_demo(result: DemoResult) -> None:
-    """Print each device's share of the work, the times, and the checks, in 80 columns."""
+def _show_split(split: DemoSplit) -> None:
+    """Print each device's share of the work, in 80 columns."""
     from dicompiler.cli.table import print_table
 
-    work, weights = f"{result.flops / 1e9:.3g} GFLOP per frame", f"{result.weights / 2**20:.3g} MiB of weights"
-    click.echo(f"{result.network}: {result.layers} layers, {work}, {weights}")
-    click.echo(f"split over {result.platform} by {result.strategy}; predicted ms per frame on the boards:\n")
+    work, weights = f"{split.flops / 1e9:.3g} GFLOP per frame", f"{split.weights / 2**20:.3g} MiB of weights"
+    click.echo(f"{split.network}: {split.layers} layers, {work}, {weights}")
+    click.echo(f"split over {split.platform} by {split.strategy}; predicted ms per frame on the boards:\n")
     headers = ("board", "layers", "FLOP", "weights MiB", "sent KiB", "computing", "messages", "waiting")
     rows = [
         (
             share.device,
             str(share.layers),
-            f"{share.flops / max(1, result.flops):.1%}",
+            f"{share.flops / max(1, split.flops):.1%}",
             f"{share.weights / 2**20:.2f}",
             f"{share.sent / 1024:.1f}",
             *(f"{1000 * seconds:.1f}" for seconds in (share.compute_s, share.message_s, share.wait_s)),
         )
-        for share in result.shares
+        for share in split.shares
     ]
     print_table(headers, rows, right=range(1, len(headers)))
-    click.echo()
-    _show_times(result)
-    click.echo()
-    _show_checks(result.verification)
 
 
-def _show_times(result: DemoResult) -> None:
+def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
     """Print the time of a frame on all boards and on one board, and explain the difference."""
     from dicompiler.cli.table import print_table, wrap_text
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
-    many, played = f"{len(result.shares)} board{'' if len(result.shares) == 1 else 's'}", result.emulated
-    pairs = [("predicted for the boards", result.predicted_s, result.predicted_single_device_s)]
-    if played is not None:
-        pairs.append(("emulated on this host", played.frame_s, played.single_device_s))
+    many = f"{len(split.shares)} board{'' if len(split.shares) == 1 else 's'}"
+    pairs = [("predicted for the boards", split.predicted_s, split.predicted_single_device_s)]
+    if not isinstance(emulated, str):
+        pairs.append(("emulated on this host", emulated.frame_s, emulated.single_device_s))
     rows = [(name, f"{1000 * a:.4g} ms", f"{1000 * b:.4g} ms", f"{b / a:.2f}×") for name, a, b in pairs]
+    click.echo()
     print_table(("frame", many, "one board", "speed-up"), rows, right=(1, 2, 3))
-    click.echo(wrap_text(_explain_speedup(result)))
-    if played is None:
-        text = f"Not measured on emulated boards: {result.not_emulated_reason}."
-    else:
-        text = (
-            "Emulated: one process per board, links and computing slowed down to the boards' speed."
-            f" Messages are handled at this host's speed, which is higher. Fastest of {played.frames} frames."
-        )
+    click.echo(wrap_text(_explain_speedup(split)))
+    if isinstance(emulated, str):
+        click.echo(wrap_text(f"Not measured on emulated boards: {emulated}."))
+        return
+    text = (
+        "Emulated: one process per board, links and computing slowed down to the boards' speed."
+        f" Messages are handled at this host's speed, which is higher. Fastest of {emulated.frames} frames."
+    )
     click.echo(wrap_text(text))
-    if played is not None and played.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
-        click.echo(f"Warning: this host was busy: computing took {played.compute_slowdown:.0%} longer than on boards.")
+    if emulated.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
+        slowdown = f"computing took {emulated.compute_slowdown:.0%} longer than on boards"
+        click.echo(wrap_text(f"Warning: this host was busy: {slowdown}."))
 
 
-def _explain_speedup(result: DemoResult) -> str:
+def _explain_speedup(split: DemoSplit) -> str:
     """Return a text about the board that computes the most: its times per frame, and the ideal speed-up."""
-    busiest = max(result.shares, key=lambda share: share.compute_s)
-    if len(result.shares) == 1:
+    busiest = max(split.shares, key=lambda share: share.compute_s)
+    if len(split.shares) == 1:
         return "One board computes everything. The prediction uses its published figures."
     compute_ms, message_ms, wait_ms = (
         f"{1000 * seconds:.0f}" for seconds in (busiest.compute_s, busiest.message_s, busiest.wait_s)
     )
-    gain = result.predicted_single_device_s / result.predicted_s
+    gain = split.predicted_single_device_s / split.predicted_s
     return (
-        f"{gain:.1f} times as fast as one board, not {len(result.shares)}: in a frame {busiest.device} computes"
-        f" {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms: {result.bottleneck}."
+        f"{gain:.1f} times as fast as one board, not {len(split.shares)}: in a frame {busiest.device} computes"
+        f" {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms: {split.bottleneck}."
         " Predictions use the boards' published figures."
     )
 
@@ -150,6 +160,7 @@ def _explain_speedup(result: DemoResult) -> str:
 def _show_checks(verification: Verification) -> None:
     from dicompiler.cli.table import wrap_text
 
+    click.echo()
     width = max(len(check.name) for check in verification.checks)
     for check in verification.checks:
         head = f"{check.name.ljust(width)}  {'ok' if check.passed else 'FAILED'}  "

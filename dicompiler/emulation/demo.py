@@ -1,6 +1,9 @@
 """The demo: split a built-in network over several boards, verify it, and time it on emulated boards.
 
-names of a network, a platform and a strategy ──run_demo──► artifact and DemoResult
+names of a network, a platform and a strategy ──split_network──► artifact, CompileResult and DemoSplit
+artifact ──emulate_frames──► EmulatedTimes
+
+The steps are apart because they take seconds, and the command prints the result of each as soon as it is known.
 """
 
 from __future__ import annotations
@@ -9,17 +12,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import find_bottleneck
 from dicompiler.driver.compiler import compile
-from dicompiler.verify.comparison import Verification
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 EMULATED_FRAMES = 8
 """Frames in each emulation. The fastest is reported, because other load on this host only makes frames longer."""
@@ -69,8 +67,8 @@ class EmulatedTimes:
 
 
 @dataclass(frozen=True)
-class DemoResult:
-    """Result of the demo.
+class DemoSplit:
+    """A built-in network that is split over a platform, and its predicted times.
 
     Attributes:
         network: Name of the network.
@@ -83,9 +81,6 @@ class DemoResult:
         predicted_s: Predicted latency on the boards in seconds.
         predicted_single_device_s: Predicted latency on the best single board in seconds.
         bottleneck: Description of the bottleneck.
-        emulated: Times on emulated boards; None if this host cannot emulate them.
-        not_emulated_reason: Reason why this host cannot emulate them; empty if it can.
-        verification: The checks, passed or failed.
     """
 
     network: str
@@ -98,15 +93,12 @@ class DemoResult:
     predicted_s: float
     predicted_single_device_s: float
     bottleneck: str
-    emulated: EmulatedTimes | None
-    not_emulated_reason: str
-    verification: Verification
 
 
-def run_demo(network: str, platform: str, strategy: str, output: Path, progress: Callable[[str], None]) -> DemoResult:
-    """Compile a built-in network, verify it, and run it on emulated boards.
-
-    A failed check is part of the result and raises no error.
+def split_network(
+    network: str, platform: str, strategy: str, output: Path, progress: Callable[[str], None]
+) -> tuple[CompileResult, DemoSplit]:
+    """Compile a built-in network into an artifact.
 
     Args:
         network: Name of the network.
@@ -115,6 +107,9 @@ def run_demo(network: str, platform: str, strategy: str, output: Path, progress:
         output: Directory for the artifact.
         progress: Function that is called with a message before each step.
 
+    Returns:
+        The compilation, and a description of the plan.
+
     Raises:
         UsageError: A name is unknown.
     """
@@ -122,12 +117,8 @@ def run_demo(network: str, platform: str, strategy: str, output: Path, progress:
     model = networks.build(network)
     progress(f"splitting {network} over {platform}")
     compiled = compile(model, platform=platform, strategy=strategy, output=output)
-    progress("verifying: exact check models, then the real programs against onnxruntime")
-    verification = compiled.verify()
-    progress(f"measuring: {EMULATED_FRAMES} frames on emulated boards, and {EMULATED_FRAMES} on one of them alone")
-    emulated, reason = _emulate(model, platform, output)
     metrics, single = compiled.metrics, compiled.single_device_metrics
-    return DemoResult(
+    return compiled, DemoSplit(
         network=network,
         platform=platform,
         strategy=strategy,
@@ -138,27 +129,35 @@ def run_demo(network: str, platform: str, strategy: str, output: Path, progress:
         predicted_s=metrics.latency_s,
         predicted_single_device_s=single.latency_s,
         bottleneck=find_bottleneck(compiled.platform, metrics, "latency")[1],
-        emulated=emulated,
-        not_emulated_reason=reason,
-        verification=verification,
     )
 
 
-def _emulate(model: ModelProto, platform: str, output: Path) -> tuple[EmulatedTimes | None, str]:
-    """Return the times on emulated boards, or None and the reason why this host cannot emulate them."""
+def emulate_frames(split: DemoSplit, output: Path) -> EmulatedTimes | str:
+    """Run the network on emulated boards, and on one of them alone.
+
+    Args:
+        split: The split network.
+        output: Its artifact.
+
+    Returns:
+        The times, or the reason why this host cannot emulate the boards.
+
+    Raises:
+        RunError: A run on emulated boards failed.
+    """
     from dicompiler.emulation.emulate import emulate
 
     try:
-        split = emulate(output, frames=EMULATED_FRAMES)
+        together = emulate(output, frames=EMULATED_FRAMES)
         with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
-            compile(model, platform=platform, strategy="single", output=directory)
-            single = emulate(directory, frames=EMULATED_FRAMES)
+            compile(networks.build(split.network), platform=split.platform, strategy="single", output=directory)
+            alone = emulate(directory, frames=EMULATED_FRAMES)
     except RunError:
         raise
     except DicompilerError as error:
-        return None, str(error).removeprefix("emulate: ")
-    slowdown = max(split.compute_slowdown, single.compute_slowdown)
-    return EmulatedTimes(min(split.result.frames_s), min(single.result.frames_s), EMULATED_FRAMES, slowdown), ""
+        return str(error).removeprefix("emulate: ")
+    slowdown = max(together.compute_slowdown, alone.compute_slowdown)
+    return EmulatedTimes(min(together.result.frames_s), min(alone.result.frames_s), EMULATED_FRAMES, slowdown)
 
 
 def _board_shares(compiled: CompileResult) -> tuple[BoardShare, ...]:

@@ -18,7 +18,9 @@ import pytest
 from dicompiler.cli import main
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver.artifact import verify
-from dicompiler.emulation.demo import EMULATED_FRAMES, DemoResult, run_demo
+from dicompiler.driver.compile_result import CompileResult
+from dicompiler.emulation import demo
+from dicompiler.emulation.demo import EMULATED_FRAMES, DemoSplit, EmulatedTimes, emulate_frames, split_network
 from dicompiler.verify.comparison import Check, Verification
 
 
@@ -65,25 +67,31 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(directory: Path, steps: list[str], boards: Path) -> DemoResult:
-    return run_demo("lenet", str(boards), "modnn", directory, steps.append)
+def compiled_and_split(directory: Path, steps: list[str], boards: Path) -> tuple[CompileResult, DemoSplit]:
+    return split_network("lenet", str(boards), "modnn", directory, steps.append)
 
 
-def test_shares_of_devices_make_up_the_network(found: DemoResult) -> None:
-    assert [share.device for share in found.shares] == ["pi01", "pi02"]
-    assert max(share.layers for share in found.shares) <= found.layers
-    assert sum(share.layers for share in found.shares) > found.layers
-    assert sum(share.flops for share in found.shares) >= found.flops > 0
-    assert all(0 < share.weights <= found.weights for share in found.shares)
-    assert all(share.compute_s > 0 and share.message_s > 0 and share.wait_s >= 0 for share in found.shares)
+@pytest.fixture(scope="module")
+def split(compiled_and_split: tuple[CompileResult, DemoSplit]) -> DemoSplit:
+    return compiled_and_split[1]
 
 
-def test_emulated_times_are_at_least_those_of_the_boards(found: DemoResult) -> None:
-    assert found.emulated is not None and found.not_emulated_reason == ""
-    assert found.emulated.frames == EMULATED_FRAMES
-    assert found.flops / 0.02e9 <= found.emulated.single_device_s  # computing is delayed to the board's speed
-    assert max(share.flops for share in found.shares) / 0.02e9 <= found.emulated.frame_s
-    assert "of the time" in found.bottleneck
+def test_shares_of_devices_make_up_the_network(split: DemoSplit) -> None:
+    assert [share.device for share in split.shares] == ["pi01", "pi02"]
+    assert max(share.layers for share in split.shares) <= split.layers
+    assert sum(share.layers for share in split.shares) > split.layers
+    assert sum(share.flops for share in split.shares) >= split.flops > 0
+    assert all(0 < share.weights <= split.weights for share in split.shares)
+    assert all(share.compute_s > 0 and share.message_s > 0 and share.wait_s >= 0 for share in split.shares)
+    assert "of the time" in split.bottleneck
+
+
+def test_emulated_times_are_at_least_those_of_the_boards(split: DemoSplit, directory: Path) -> None:
+    emulated = emulate_frames(split, directory)
+    assert isinstance(emulated, EmulatedTimes)
+    assert emulated.frames == EMULATED_FRAMES
+    assert split.flops / 0.02e9 <= emulated.single_device_s  # computing is delayed to the board's speed
+    assert max(share.flops for share in split.shares) / 0.02e9 <= emulated.frame_s
 
 
 def test_reports_why_nothing_was_emulated_without_root(
@@ -97,17 +105,42 @@ def test_reports_why_nothing_was_emulated_without_root(
     assert re.search(r"[\d.]+ times as fast as one board, not 2: in a frame pi0\d computes \d+ ms, handles", said)
 
 
-def test_all_checks_pass_and_bytes_match_the_plan(found: DemoResult) -> None:
-    assert [check.name for check in found.verification.checks] == ["exact", "output on pi01", "bytes"]
-    assert found.verification.passed
-    total = sum(share.sent for share in found.shares)
-    assert f" {total} bytes a frame" in found.verification.checks[-1].detail
+def test_all_checks_pass_and_bytes_match_the_plan(compiled_and_split: tuple[CompileResult, DemoSplit]) -> None:
+    compiled, split = compiled_and_split
+    verification = compiled.verify()
+    assert [check.name for check in verification.checks] == ["exact", "output on pi01", "bytes"]
+    assert verification.passed
+    total = sum(share.sent for share in split.shares)
+    assert f" {total} bytes a frame" in verification.checks[-1].detail
 
 
-def test_writes_complete_artifact(found: DemoResult, directory: Path, steps: list[str]) -> None:
-    assert found.network == "lenet"
+def test_writes_complete_artifact(split: DemoSplit, directory: Path, steps: list[str]) -> None:
+    assert split.network == "lenet"
     assert verify(directory).passed
-    assert [step.split()[0] for step in steps] == ["building", "splitting", "verifying:", "measuring:"]
+    assert [step.split()[0] for step in steps] == ["building", "splitting"]
+
+
+def test_prints_each_table_before_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Verification and emulation take most of a minute, in which a reader of a pipe has the first table."""
+    printed = []
+
+    def fake_verify(*_: object) -> Verification:
+        printed.append(capsys.readouterr().out)
+        return Verification((Check("bytes", True, "as predicted"),))
+
+    def fake_emulate(*_: object) -> str:
+        printed.append(capsys.readouterr().out)
+        return "no root"
+
+    monkeypatch.setattr(artifacts, "verify", fake_verify)
+    monkeypatch.setattr(demo, "emulate_frames", fake_emulate)
+    assert main(["demo", "--network", "lenet", "--platform", "rpi4x1", "--strategy", "single"]) == 0
+    table, checks = printed
+    assert table.startswith("lenet: 8 layers") and "\npi01 " in table
+    assert checks == "\nbytes  ok  as predicted\n"
+    assert "Not measured on emulated boards: no root." in capsys.readouterr().out
 
 
 def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
