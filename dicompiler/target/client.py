@@ -45,8 +45,9 @@ repository that is not installed has no entry points."""
 class Session(Protocol):
     """Running devices of an artifact that wait for frames. `connect` creates a session.
 
-    A session may be used from one thread at a time, and must be closed. If a device fails and no failure plan covers
-    that, the session ends all devices and raises a RunError that names the device and the cause.
+    A session must be closed. Several threads may use it: their calls take turns. A forked child of the process cannot
+    use it: each call raises a RunError there, and the parent's session continues. If a device fails and no failure plan
+    covers that, the session ends all devices and raises a RunError that names the device and the cause.
 
     Attributes:
         reports: Measurements of each device. The tuple is empty until the session has been closed without an error.

@@ -28,7 +28,8 @@ from dicompiler_targets.sockets.runtime.executor import StepExecutor
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.segments import one_line
-from dicompiler_targets.sockets.session import FailOnce, FrameReader, check_frames_in_flight, timeout_error
+from dicompiler_targets.sockets.session import FrameReader, check_frames_in_flight, timeout_error
+from dicompiler_targets.sockets.session_guard import SessionGuard
 
 
 class InProcessSession(Session):
@@ -57,8 +58,8 @@ class InProcessSession(Session):
         self._loop.close()  # The executor needs the object, but there are no connections.
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
-        self._fail_once = FailOnce(self._wake_watchdog.set)
-        with self._fail_once.guard(), self._device_errors_as_run_errors():
+        self._guard = SessionGuard(self._wake_watchdog.set, self._wake_watchdog.set)
+        with self._guard.use(), self._device_errors_as_run_errors():
             directory = artifact.directory / self._device
             files = FileIntegrity(directory, self._manifest)
             threads = min(len(os.sched_getaffinity(0)), self._manifest["threads"])
@@ -76,15 +77,16 @@ class InProcessSession(Session):
         if kind is None:
             self.close()
         else:
-            self._fail_once.end("an error left its context")
+            self._guard.end("an error left its context")
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         checked = self.artifact.check_inputs(inputs)
-        with self._fail_once.guard():
+        with self._guard.use():
             return self._run_frame(checked)
 
     def reset(self) -> None:
-        self._resets_states = True
+        with self._guard.use():
+            self._resets_states = True
 
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
@@ -92,10 +94,11 @@ class InProcessSession(Session):
         reader = FrameReader(frames, self.in_flight, has_changed.set, self.artifact.copy_inputs)
         try:
             while True:
+                self._guard.check_process()  # A forked child has no thread that reads frames.
                 while not reader.has_frame_or_end():
                     has_changed.wait()
                     has_changed.clear()
-                with self._fail_once.guard():
+                with self._guard.use():
                     inputs = reader.take() if reader.queue else None
                     outputs = None if inputs is None else self._run_frame(inputs)
                 if outputs is None:
@@ -109,17 +112,17 @@ class InProcessSession(Session):
 
     def close(self) -> None:
         """End the session and set `reports`."""
-        if self._fail_once.reason is None:
-            self.reports = (read_report(self._device, make_report(self._executor)),)
-            self._fail_once.end("it was closed")
+        with self._guard.take_turn():
+            if self._guard.reason is None:
+                self.reports = (read_report(self._device, make_report(self._executor)),)
+                self._guard.end("it was closed")
 
     def _watch_deadline(self) -> None:
-        """Stop the executor if a frame misses its deadline. This runs in a thread until the session ends."""
-        while self._fail_once.reason is None:
-            if (seconds := self._deadline - time.monotonic()) <= 0:
-                self._executor.stop_before(sys.maxsize)
-                return
+        """Stop the executor if a frame misses its deadline, or when the session ends. This runs in a thread."""
+        while self._guard.reason is None and (seconds := self._deadline - time.monotonic()) > 0:
             self._wake_watchdog.wait(min(seconds, self.options.timeout_s))
+            self._wake_watchdog.clear()
+        self._executor.stop_before(sys.maxsize)
 
     @contextlib.contextmanager
     def _device_errors_as_run_errors(self) -> Iterator[None]:
@@ -148,6 +151,7 @@ class InProcessSession(Session):
             self._executor.advance(lambda _: None)
         self._deadline = math.inf
         if self._executor.frames:
+            self._guard.check_end()
             raise timeout_error(f"device {self._device!r}", self.options)
         return self.artifact.first_outputs({self._device: self._outputs})
 

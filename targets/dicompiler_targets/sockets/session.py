@@ -29,6 +29,7 @@ from dicompiler_targets.sockets.failures import EventLog
 from dicompiler_targets.sockets.runtime.protocol import MAX_FRAMES_IN_FLIGHT, MessageType
 from dicompiler_targets.sockets.runtime.role_schedule import role_manifests
 from dicompiler_targets.sockets.runtime.transport import seconds_left
+from dicompiler_targets.sockets.session_guard import SessionGuard
 
 GRACE_S = 1.0
 """Seconds after a deadline in which the session still accepts reports from devices about a missing tensor."""
@@ -145,36 +146,8 @@ class FrameReader:
         self.is_exhausted = True
 
 
-class FailOnce:
-    """Ends a session at its first error.
-
-    Later calls of the session raise a RunError with the reason of that first error. `stop` ends everything that the
-    session has started, and may be called several times. The attribute `reason` says why the session has ended; it is
-    None while the session is usable.
-    """
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-        self.reason: str | None = None
-
-    def end(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._stop()
-
-    @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        """End the session if the context raises. Raise RunError if the session has ended already."""
-        if self.reason is not None:
-            raise RunError(f"the session has ended: {self.reason}")
-        try:
-            yield
-        except BaseException as error:
-            self.end(str(error) or type(error).__name__)
-            raise
-
-
 class ClusterSession(Session):
-    """A session with a process for each device, on this host or others, for use by one thread at a time.
+    """A session with a process for each device, on this host or others.
 
     `open_session` and `run_artifact` create the session. It owns the frames in flight and a `ClusterState`, which
     starts the devices, returns their messages as events, and decides whether frames must be sent again.
@@ -227,7 +200,7 @@ class ClusterSession(Session):
             self._event_log.set_reason,
         )
         self._window, self._loop = self._cluster.window, self._cluster.loop
-        self._fail_once = FailOnce(self._stop)
+        self._guard = SessionGuard(self._stop, self._loop.wake)
         with self._guarded(), contextlib.ExitStack() as stack:
             stack.callback(acceptor.close)
             self._cluster.join(self._new_deadline(), self._check_time)
@@ -245,7 +218,7 @@ class ClusterSession(Session):
         if kind is None:
             self.close()
         else:
-            self._fail_once.end("an error left its context")
+            self._guard.end("an error left its context")
 
     # -- called by the user
 
@@ -257,7 +230,8 @@ class ClusterSession(Session):
             return self.artifact.first_outputs(outputs)
 
     def reset(self) -> None:
-        self._resets_states = True
+        with self._guard.use():
+            self._resets_states = True
 
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         for _, outputs in self.stream_frames(frames):
@@ -276,6 +250,8 @@ class ClusterSession(Session):
         waiting, caller_s = deque[InFlightFrame](), math.inf
         try:
             while True:
+                if not waiting:
+                    self._wait_for_reader(reader)
                 with self._guarded():
                     frame = self._next_finished_frame(reader, waiting)
                     if frame is not None:
@@ -297,19 +273,20 @@ class ClusterSession(Session):
 
     def close(self) -> None:
         """Wait for the frames in flight, end the run, and set `reports`."""
-        if self._fail_once.reason is not None:
-            return
-        with self._guarded():
-            self._wait_until_none(self._awaited_devices)
-            self._finish_run()
-        self._fail_once.end("it was closed")
+        with self._guard.take_turn():
+            if self._guard.reason is not None:
+                return
+            with self._guarded():
+                self._wait_until_none(self._awaited_devices)
+                self._finish_run()
+            self._guard.end("it was closed")
 
     # -- start and end
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         """End the session if the context raises. Measure the time that the caller spends outside of the session."""
-        with self._fail_once.guard():
+        with self._guard.use():
             self._caller_s += max(0.0, time.monotonic() - self._left_at)
             yield
             self._left_at = time.monotonic()
@@ -441,7 +418,17 @@ class ClusterSession(Session):
                 return None
             is_busy = self._is_busy()
             can_send = not is_busy or not (reader.is_exhausted or self._is_full())
-            self._handle_events(self._awaited_devices() if is_busy else [], reader if can_send else None)
+            is_ready = reader.has_frame_or_end if can_send else None
+            self._handle_events(self._awaited_devices() if is_busy else [], is_ready)
+
+    def _wait_for_reader(self, reader: FrameReader) -> None:
+        """Wait until the reader has a frame or its end. Meanwhile, other threads may use the session."""
+        while not reader.has_frame_or_end():
+            with self._guarded():
+                self._handle_events(
+                    self._awaited_devices() if self._is_busy() else [],
+                    lambda: reader.has_frame_or_end() or self._guard.has_waiting_call,
+                )
 
     def _wait_for_outputs(self, frame: InFlightFrame) -> dict[str, dict[str, Any]]:
         """Wait for a frame's outputs, and return them by sink device and output name."""
@@ -463,20 +450,21 @@ class ClusterSession(Session):
             self._handle_events(waiting, deadline=deadline)
 
     def _handle_events(
-        self, waiting: Sequence[str], reader: FrameReader | None = None, deadline: float | None = None
+        self, waiting: Sequence[str], is_ready: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
-        """React to the events that have arrived or arrive soon. Do not wait for events if the reader has a frame.
+        """React to the events that have arrived or arrive soon. Do not wait for events if `is_ready` returns True.
 
-        After the deadline, raise RunError for the first of the awaited devices.
+        Raise RunError for the first of the awaited devices after the deadline, or if another thread ends the session.
         """
-        cluster = self._cluster
+        cluster, guard = self._cluster, self._guard
         if deadline is None:
             deadline = self._current_deadline() if waiting else math.inf
-        for event in cluster.events(lambda: reader is not None and reader.has_frame_or_end()):
+        for event in cluster.events(lambda: guard.reason is not None or (is_ready is not None and is_ready())):
             if cluster.handle(event) and event.header is not None and event.header.frame in self._in_flight_frames:
                 self._record_progress(self._in_flight_frames[event.header.frame], event)
             if cluster.needs_replay:
                 self._replay_frames()
+        guard.check_end()
         cluster.poll()
         if cluster.needs_replay:
             self._replay_frames()
