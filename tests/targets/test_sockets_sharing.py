@@ -98,11 +98,10 @@ def test_end_of_session_ends_calls_of_other_threads(tmp_path: Path) -> None:
             errors.append(str(error))
 
     threads = [threading.Thread(target=call) for _ in range(3)]
-    with pytest.raises(KeyboardInterrupt), session:
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(session._guard._turns._waiting) == 2)  # type: ignore[attr-defined]
-        raise KeyboardInterrupt
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(session._guard._turns._waiting) == 2)  # type: ignore[attr-defined]
+    session.__exit__(KeyboardInterrupt, None, None)
     for thread in threads:
         thread.join(20)
     assert errors == ["the session has ended: an error left its context"] * 3

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from support.random_runs import check_random_states
+from support.running import pids
 
 import dicompiler
 from dicompiler import networks
@@ -21,6 +23,7 @@ from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
 from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.in_process_session import InProcessSession
 
 PAST, STEPS = 8, 20
 DECODER = {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 2, "vocabulary": 50, "size": 1}
@@ -79,3 +82,48 @@ def test_decoder_steps_as_the_whole_sequence_does_and_its_caches_stay(tmp_path: 
     sent = {index: count for report in session.reports for index, count in report.sent_bytes.items()}
     assert sent == {t.index: (STEPS + PAST) * t.value.nbytes for t in compiled.program.transfers}
     assert compiled.verify().passed
+
+
+STATE_BYTES = 4 << 20
+LARGE_STATE = f"""<ir_version: 8, opset_import: ["" : 17]> g
+    (float[1, {STATE_BYTES // 4}] x, float[1, {STATE_BYTES // 4}] past) => (float[1, 1] y, float[1, {STATE_BYTES // 4}]
+    present) {{
+        present = Add (past, x)
+        low = ReduceMax <axes = [1]> (present)
+        y = Neg (low)
+    }}"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("restart", ["reset", "given", "in flight"])
+def test_states_that_no_frame_reads_are_discarded(restart: str, devices: int, tmp_path: Path) -> None:
+    directory = tmp_path / "artifact"
+    problem = load_problem(onnx.parser.parse_model(LARGE_STATE), uniform_platform(devices), state=["past=present"])
+    names = [layer.name for layer in problem.layers.layers]
+    plan = Plan({name: (Part(f"d{i and devices - 1}"),) for i, name in enumerate(names)}, ("d0",), ("d0",))
+    model = onnx.parser.parse_model(LARGE_STATE)
+    dicompiler.compile(model, uniform_platform(devices), plan=plan, state=["past=present"], output=directory)
+    one = {"x": np.ones((1, STATE_BYTES // 4), np.float32)}
+    given = {**one, "past": np.full((1, STATE_BYTES // 4), 5, np.float32)}
+
+    def resident_bytes() -> int:
+        lines = [Path(f"/proc/{pid}/statm").read_text() for pid in pids(directory).values()]
+        return sum(int(line.split()[1]) for line in lines) * 4096
+
+    with dicompiler.connect(directory) as session:
+        for number in range(60):
+            if restart == "reset":
+                session.reset()
+            if restart == "in flight":
+                found = [-float(outputs["y"][0, 0]) for outputs in session.stream([given, one, given, one])]
+                assert found == [6, 7, 6, 7]
+            else:
+                frame = given if restart == "given" else one
+                assert session.infer(frame)["y"] == (-6 if restart == "given" else -1)
+                assert session.infer(one)["y"] == (-7 if restart == "given" else -2)
+            if number == 10:
+                before = resident_bytes()
+        if isinstance(session, InProcessSession):
+            assert len(session._executor._states) == 1
+        else:
+            assert resident_bytes() < before + 12 * STATE_BYTES

@@ -1,4 +1,4 @@
-"""The calls that may use a session: those of one thread at a time, in the process that opened it, until it has ended."""
+"""The guard of a session: one thread at a time uses it, in the process that opened it, until its end."""
 
 from __future__ import annotations
 

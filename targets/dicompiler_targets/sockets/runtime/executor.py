@@ -194,6 +194,7 @@ class StepExecutor:
             first += count
         self.frames: list[FrameExecution] = []
         self._states: dict[tuple[int, str], Any] = {}  # States by name and the frame that reads them.
+        self._next_number = 0  # Number after that of the last frame that began.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
         self._last_run_s: dict[int, float] = {}  # Duration of the last call of each segment that has run.
@@ -207,6 +208,7 @@ class StepExecutor:
         resets_states: bool | None = self._mailbox.pop(("reset states", number))
         if resets_states is None and number == 0:
             resets_states = False
+        self._next_number = number + 1
         role = self._roles[self._schedule.role_index(number)]
         self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
 
@@ -264,6 +266,8 @@ class StepExecutor:
 
     def _finish(self, frame: FrameExecution, on_finished: Callable[[FrameExecution], None]) -> None:
         self.frames.remove(frame)
+        if self._states:
+            self._discard_unread_states()
         on_finished(frame)
         self._loop.push()
         if frame.buffer_set is not None:
@@ -339,6 +343,11 @@ class StepExecutor:
                 view = buffer_set.views.get(tensor)
                 state = frame.values[tensor] if view is None else np.frombuffer(bytes(view), np.uint8)
                 self._states[frame.number + 1, name] = state
+
+    def _discard_unread_states(self) -> None:
+        """Discard the states for frames that are finished: a frame that resets its states does not read them."""
+        oldest = min((frame.number for frame in self.frames), default=self._next_number)
+        self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 
     def _take_buffers(self, frame: FrameExecution) -> BufferSet:
         frame.buffer_set = buffer_set = frame.role.buffers.take()
