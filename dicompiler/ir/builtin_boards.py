@@ -25,7 +25,7 @@ _PI4_DESCRIPTION = (
     " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
 # Rates of the Jetson Xavier NX: in Table II of the AutoDiCE paper, ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on
-# six cores and at 21.767 images/s on the GPU. These are 91 and 342 GFLOP/s.
+# six cores and at 21.767 images/s on the GPU. The rates of the two devices are therefore 91 and 342 GFLOP/s.
 # Active power: in the same table, energy per image times images/s is at most 10.7 W with the CPU (VGG-19) and 22.4 W
 # with the GPU (ResNet-101) for the whole board. The idle power of the other device, 2 W, is subtracted from each.
 _NX_DESCRIPTION = (
@@ -45,8 +45,8 @@ class BuiltinBoard:
         name: Start of the platforms' names, before the number of boards: "rpi4x".
         description: Hardware of the board, with the source of each rate, size and power.
         prefix: Start of the hosts' names, before their numbers: "pi".
-        host: Memory of one board. Its name is empty.
-        devices: Devices of one board. Their names are suffixes of the host's name: "_gpu".
+        host: One board with its memory. The name is empty, because a platform numbers its boards.
+        devices: Devices of one board. Each name is a suffix that is appended to the host's name, such as "_gpu".
         network: Network between the boards.
     """
 

@@ -56,9 +56,9 @@ class LayerGraph(Memoizing):
             `WireFormat.dtypes`).
         states: Pairs of the model input and the model output of each state. The input of a state is stored on the
             device that reads it, like a weight, so it is neither in `inputs` nor in the inputs of layers.
-        rule_bound_nodes: Names of the nodes of which the operator rule determines the input regions even if the full
-            output is computed. Every other node is unchanged if its full output is computed, and then reads its inputs
-            completely.
+        rule_bound_nodes: Names of the nodes that read only the input regions that their operator rule returns, even if
+            they compute their full output: the Slice nodes that the pass `trim` adds. Every other node that computes
+            its full output reads its inputs completely.
         random_nodes: Names of the nodes that draw random numbers.
     """
 
@@ -155,7 +155,8 @@ class LayerGraph(Memoizing):
 
         Args:
             node: A node of a layer.
-            region: Requested region of the node's output; if it has several, of the one that `cut_output` returns.
+            region: Requested region of the node's output. If the node has several outputs, it is a region of the one
+                that `cut_output` returns.
             reduce: Range of the reduction axis for a partial sum; None for the complete result.
 
         Returns:

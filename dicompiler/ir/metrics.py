@@ -113,7 +113,7 @@ class Metrics:
         return max(self.devices, key=lambda entry: entry.compute_s)
 
     def with_overhead(self, added: Mapping[str, int]) -> Metrics:
-        """Return a copy of the metrics with another memory overhead of each device.
+        """Return a copy of the metrics in which the `overhead_bytes` of each device are replaced.
 
         Args:
             added: New `overhead_bytes` of each device, by device name.

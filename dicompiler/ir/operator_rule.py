@@ -1,11 +1,11 @@
 """Operator rules: the compiler's knowledge about each operator.
 
 The main function of a rule maps a node, a region of its output and a range of the reduction axis to a Piece. A piece
-has the region that is computed, the regions of the inputs that it needs, and changed attributes. The computed region
-may exceed the requested one, because groups, Reshape, Softmax and LRN must be aligned.
+has the region that is computed, the regions of the inputs that are needed for this region, and changed attributes. The
+computed region may exceed the requested one. A Softmax, for example, computes full rows along its axis.
 
-A rule also contains the operator's cost, and its exact integer replacement for the exact check. Weights are inputs like
-all others. An operator without a rule is computed as a whole (see `whole_tensor`).
+A rule also contains the operator's cost and, for operators that round, an integer replacement for the exact check of
+`verify`. Weights are inputs like all others. An operator without a rule is computed as a whole (see `whole_tensor`).
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ class Piece:
         written_region: Region that the node writes, if it is larger than `out`. Elements outside of `out` are wrong and
             are sliced away.
         op: Operator type, if it differs from that of the node.
-        table_rows: Rows of the first input that the piece has, for a partial result of a table lookup (Gather). The
-            piece gives 0 for indices of other rows, which needs `TABLE_LOOKUP_NODE_COUNT` additional nodes.
+        table_rows: For a partial result of a table lookup (Gather), the rows of the table (the first input) that the
+            piece reads. The result for the index of another row is 0, which needs `TABLE_LOOKUP_NODE_COUNT` additional
+            nodes.
     """
 
     out: Region
@@ -260,8 +261,9 @@ class OperatorRule:
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
         stand_in: Replacement of an operator that rounds small integers, for the exact check: an operator with the same
             inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
-        constant_stand_ins: For each constant input, the kind of integers that replace it in the exact check ("factor",
-            "shift", "variance", …), separated by spaces. The last kind is repeated. '-' keeps the values.
+        constant_stand_ins: For each constant input, the kind of integers that replace its values in the exact check
+            ("factor", "shift", "variance", …; '-': the values are kept), separated by spaces. Further inputs use the
+            last kind.
         attribute_stand_ins: For each attribute with weights, its replacement in the exact check:
             "offset=shift scale=one post_transform=NONE".
         replaces: True if the rule is used instead of a built-in rule for the same operator. Without it, a plugin's rule

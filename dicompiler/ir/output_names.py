@@ -1,8 +1,8 @@
-"""Names of model outputs for users, if a tensor of the model cannot have this name.
+"""Model outputs with two names: one in the graph, and the one that users know from their file.
 
-A model may return a graph input. Its normal form computes every output by a node, and an input and the output of a node
-cannot have one name. The output then has another name in the graph, and the model's metadata have the name for users.
-Results of runs have the names for users.
+A model may return one of its inputs, so that an input and an output have the same name. The compiler needs a node that
+computes each output, and the output of a node cannot have the name of an input. Such an output gets a new name in the
+graph. The model's metadata map it to the name in the user's file, which the results of runs have.
 """
 
 from __future__ import annotations

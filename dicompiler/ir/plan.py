@@ -81,7 +81,8 @@ class Plan:
             that replaces it. Devices without an entry are not replaced, nor are sources and sinks. Frame i of a stream
             uses replica i mod n. (): the plan is used as it is.
         wire_format: Element types in which tensors are sent.
-        failures: Failure plans. They get the digest and the wire format of this plan, and cannot have failure plans.
+        failures: Failure plans (plans that are used while certain devices are down). Each gets the digest and the wire
+            format of this plan. A failure plan cannot have failure plans of its own.
         chosen_strategy: Strategy that made the plan, if another strategy chose it. It is not stored in files.
     """
 

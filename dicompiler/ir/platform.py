@@ -366,7 +366,7 @@ def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], n
             raise DicompilerError(f"{key}: {' and '.join(link.hosts)} have a link already: remove one of the two links")
         seen.add(frozenset(link.hosts))
     if not any(device.can_compute for device in devices):
-        raise DicompilerError(f"{place}: no device computes: give at least one a rate above 0 FLOP/s")
+        raise DicompilerError(f"{place}: no device can compute: give at least one device a rate above 0 FLOP/s")
 
 
 def platform_to_toml(platform: Platform) -> str:

@@ -16,7 +16,7 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""The part of a layer to which a node belongs, and the name of the model's node or tensor for which it was made."""
+"""The part of a layer that a node computes, and the name of the original model's node or tensor behind the node."""
 
 NO_MODEL = onnx.ModelProto()
 """Empty model that all segments have in a program that is only simulated."""

@@ -65,7 +65,7 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The same wire format for the exact check: a type that keeps all values replaces each narrow type."""
+        """The wire format for the exact check: in place of each narrow type, a type that represents every integer."""
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def parse_wire_format(source: str | Mapping[str, str] | WireFormat | None) -> Wi
             raise UsageError(f"wire: unknown type {kind!r}{close}: use one of {', '.join(WIRE_DTYPE_NAMES)}")
         if [other for other, _ in pairs].count(name) > 1:
             subject = "all layers have" if name == ALL_TENSORS else f"{name!r} has"
-            raise UsageError(f"wire: {subject} two types: give one")
+            raise UsageError(f"wire: {subject} two types: give one type")
     return WireFormat(tuple(sorted(pairs)))
 
 

@@ -25,7 +25,7 @@ PLATFORMS = {
     "key twice": ('name = "lab"', 'name = "lab"\nname = "x"', "a key appears twice, or [x] is written for [[x]]"),
     "one bracket": ("[[host]]", "[host]", "host: expected a list, got an object"),
     "no device": ('[[device]]\nname = "a"\nrate = "1 GFLOP/s"', "", "missing key 'device' (required: host, device,"),
-    "no part computes": ('"1 GFLOP/s"', '"0 FLOP/s"', "no device computes: give at least one a rate above 0 FLOP/s"),
+    "no part computes": ('"1 GFLOP/s"', '"0 FLOP/s"', "no device can compute: give at least one device a rate above 0"),
     "half a core": ('rate = "1 GFLOP/s"', 'rate = "1 GFLOP/s"\ncores = 1.5', "cores: expected a whole number, got 1.5"),
     "cores as 2.0": (
         'rate = "1 GFLOP/s"',

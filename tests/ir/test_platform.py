@@ -150,7 +150,7 @@ def test_rejects_two_links_between_the_same_hosts() -> None:
 
 def test_rejects_platforms_without_compute() -> None:
     text = TOML.replace("13.6 GFLOP/s", "0 FLOP/s").replace("20 GFLOP/s", "0 FLOP/s")
-    with pytest.raises(DicompilerError, match="no device computes: give at least one a rate above 0 FLOP/s"):
+    with pytest.raises(DicompilerError, match="no device can compute: give at least one device a rate above 0 FLOP/s"):
         platform_from_toml(text, "lab.toml")
 
 

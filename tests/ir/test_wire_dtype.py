@@ -50,8 +50,8 @@ def test_parses_text_and_mappings(given: Any, types: tuple[tuple[str, str], ...]
         ("float8", "wire: unknown type 'float8' (did you mean 'float32'?): use one of"),
         ("", "wire: unknown type ''"),
         ("exact", "wire: unknown type 'exact'"),
-        ("float16,int8", "wire: all layers have two types: give one"),
-        ("a=int8,a=float16", "wire: 'a' has two types: give one"),
+        ("float16,int8", "wire: all layers have two types: give one type"),
+        ("a=int8,a=float16", "wire: 'a' has two types: give one type"),
     ],
 )
 def test_rejects_unknown_types(given: str, expected: str) -> None:

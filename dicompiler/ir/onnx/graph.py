@@ -34,7 +34,7 @@ _LIST_FIELDS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "s
 class OpaqueAttribute:
     """Attribute that graphsurgeon cannot represent: an empty list, text that is not UTF-8, a sparse tensor, or a type.
 
-    It appears in `node.attrs` under its name, so passes can detect, move or delete it.
+    Such an attribute appears in `node.attrs` under its name, so passes can detect, move or delete it.
 
     Attributes:
         attribute: The protobuf message of the attribute.
@@ -192,7 +192,7 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
-        """Return a copy that reads and computes other tensors. It keeps documentation and metadata."""
+        """Return a copy of the node, with its documentation and metadata, that reads and computes other tensors."""
         new = GraphNode(self.proto, inputs or (), outputs or ())
         new.__dict__.update({key: self.__dict__[key] for key in ("op", "name", "domain")})
         if "attrs" in self.__dict__:

@@ -29,7 +29,10 @@ def control_flow_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def graph_and_bodies(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Yield a graph and all control-flow bodies in it. Protobuf limits the depth of nested bodies to 33."""
+    """Yield a graph and all control-flow bodies in it.
+
+    Recursion is safe, because protobuf does not parse bodies that are nested more than 33 times.
+    """
     yield graph
     for node in graph.node:
         for body in control_flow_bodies(node):

@@ -30,7 +30,7 @@ from dicompiler.ir.onnx.weights import (
 )
 
 KNOWN_IR_VERSION, KNOWN_OPSET = 10, 22
-"""Versions that every supported onnxruntime accepts."""
+"""Newest IR version and newest opset that every supported onnxruntime accepts."""
 
 _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "value")
 
@@ -169,7 +169,8 @@ def external_files(path: Path) -> tuple[Path, ...]:
 def _resolve_external_file(model: Path, location: str, place: str) -> Path:
     """Return the path of an external file, which must be within the directory of the file `model`.
 
-    If both are links, they may also link to files in one directory. The Hugging Face cache stores models in this form.
+    If the model and the external file are symbolic links, their targets may also be together in another directory. The
+    Hugging Face cache stores models in this form.
     """
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
@@ -179,14 +180,16 @@ def _resolve_external_file(model: Path, location: str, place: str) -> Path:
         raise DicompilerError(f"{place}: there is no file {str(path)!r}: copy it next to the model")
     target = path.resolve()
     if not target.is_relative_to(model.parent.resolve()) and target.parent != model.resolve().parent:
-        raise DicompilerError(f"{place}: {location!r} is a link that leaves the model's directory: copy the file there")
+        raise DicompilerError(
+            f"{place}: {location!r} is a link to a file outside of the model's directory: copy the file there"
+        )
     return path
 
 
 def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield all tensors except the dense initializers of the main graph.
 
-    They are in attributes, control-flow bodies, functions and sparse tensors.
+    These tensors are in attributes, control-flow bodies, functions and sparse tensors.
     """
     for top in (model.graph, *model.functions):
         for graph in graph_and_bodies(top):
@@ -284,7 +287,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
         limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if is_accepted(v)), safe)
         raise DicompilerError(
             f"{place}: {kind} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
-            "export the model for that, or install a newer onnxruntime"
+            f"export the model for {kind} {limit}, or install a newer onnxruntime"
         )
 
 

@@ -49,9 +49,9 @@ _MAX_PARAMETER_ELEMENTS: Mapping[int, int] = {
     onnx.TensorProto.BOOL: 1024,
     onnx.TensorProto.FLOAT: 8,
 }
-"""Maximum size of an initializer that may be a parameter of an operator, such as the scales of a Resize.
+"""Maximum number of elements of an initializer that may be a parameter of an operator, by element type.
 
-Initializers that are larger, or of another type, are weights.
+A parameter is, for example, the scales of a Resize. Initializers that are larger, or of another type, are weights.
 """
 
 

@@ -1,7 +1,7 @@
 """Sanity checks of a loaded model.
 
-They find errors that no library detects, or detects only after it has used all memory. The limits are listed in
-docs/reference/limits.md.
+The checks find errors that neither onnx nor onnxruntime detects, or that they detect only after they have used all
+memory. The limits are listed in docs/reference/limits.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_TENSOR_AXES = 32
 """Maximum number of axes of a tensor, which is the limit of numpy before version 2."""
 
 MAX_TENSOR_BYTES = 2**50
-"""Maximum size of a tensor. It exceeds the memory of any device, and sums of sizes fit 64 bits."""
+"""Maximum size of a tensor in bytes. It exceeds the memory of any device, and sums of such sizes fit into 64 bits."""
 
 MAX_SPARSE_BYTES = 2**31 - 1
-"""Maximum size of the dense form of a sparse tensor, which onnxruntime stores as a protobuf message."""
+"""Maximum size in bytes of the dense form of a sparse tensor, which onnxruntime stores as a protobuf message."""
 
 MAX_INLINED_NODES = 10**6
 """Maximum number of nodes of a model after its functions are inlined."""
@@ -95,7 +95,7 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
         DicompilerError: The tensor is too large.
     """
     if len(dims) > MAX_TENSOR_AXES:
-        raise DicompilerError(f"{place} has {len(dims)} axes: at most {MAX_TENSOR_AXES} are supported")
+        raise DicompilerError(f"{place} has {len(dims)} axes: export the model with at most {MAX_TENSOR_AXES}")
     known_dims = tuple(dim for dim in dims if dim > 0)
     if math.prod(known_dims) <= MAX_TENSOR_BYTES // 16:  # No element type has more than 16 bytes.
         return
