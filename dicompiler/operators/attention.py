@@ -18,8 +18,9 @@ from dicompiler.operators.elementwise import broadcast_need
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split an Attention: a region reads the rows and heads of the query in the region, and all keys of these heads.
 
-    Values are read like keys. Query heads that share a key head stay together. Rows of the query can be split if there
-    is neither a causal mask nor a window. With a cache of past keys, or with lengths of the keys, the node stays whole.
+    Values are read like keys. Query heads that share a key head stay together. Rows of the query can be split unless
+    the mask is causal or the attention is limited to a window of keys, because the keys that a row uses then depend on
+    its position. With past keys (a cache), or with an input for the lengths of the keys, the node stays whole.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
@@ -186,7 +187,7 @@ def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[S
 
 
 def grouped_query_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of GroupQueryAttention, which is an upper bound for SparseAttention."""
+    """Return the cost of GroupQueryAttention. It is used for SparseAttention too, for which it is an upper bound."""
     return _attention_cost(operation, out, needs, needs[0], math.prod(out), 3)
 
 

@@ -1,4 +1,7 @@
-"""Rules of convolutions and pools. Windows slide over their spatial axes, so a tile of the output reads a halo.
+"""Rules of convolutions and pools.
+
+Windows slide over the spatial axes. A tile (a region of the output) therefore reads a halo: rows and columns of the
+input beyond those at its own position.
 
 Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that is the
 whole tensor therefore equals the original node. The windows of a ConvTranspose slide over its output: each input
@@ -67,9 +70,9 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     """Return the tile of an output interval of a transposed convolution.
 
-    A positive pad of the tile is the number of elements that are cut off the tile's output. A negative pad is the
-    number of zeros that are appended to it. A tile at the tensor's border reads its input up to the border, even
-    elements that it does not need. The tile of a whole tensor is therefore the original node.
+    A pad of n > 0 cuts n elements off the tile's output, and a pad of -n appends n zeros. A tile at the tensor's border
+    reads its input up to the border, even elements that it does not need. The tile of a whole tensor is therefore the
+    original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
     # The first input element that the tile reads is the first one with a window that overlaps the tile. If the tile
@@ -168,8 +171,9 @@ def conv_reduction_length(operation: Operation) -> int | None:
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a MaxPool, AveragePool or LpPool: a region reads its rows and columns with a halo.
 
-    The pool stays whole if its indices are read, or if automatic pads leave input elements outside of all windows:
-    onnxruntime's LpPool then starts at another offset, and its other pools refuse the input.
+    The pool stays whole if its second output (the indices of the maxima) is read, or if automatic pads leave input
+    elements outside of all windows: onnxruntime's LpPool then starts at another offset, and its other pools refuse the
+    input.
     """
     kernel = tuple(operation.attribute("kernel_shape"))
     leaves_elements = any(min(window.pad_begin, window.pad_end) < 0 for window in window_axes(operation, kernel))
@@ -230,8 +234,8 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 def window_read_share(operation: Operation, weight_index: int = 1) -> float:
     """Return a lower bound of the fraction of the input that is read: the product of min(1, kernel / stride).
 
-    It is below 1 if the stride exceeds the kernel, so that windows skip elements. The size of the kernel is an
-    attribute, or follows from the weights, which are the input with index `weight_index`.
+    The fraction is below 1 if the stride exceeds the kernel, so that windows skip elements. The kernel's size is an
+    attribute, or follows from the shape of the weights, which are the input with index `weight_index`.
     """
     weight_shape = operation.input_shape(weight_index) if operation.has_input(weight_index) else ()
     kernel, strides = operation.attribute("kernel_shape") or weight_shape[2:], operation.attribute("strides", ())

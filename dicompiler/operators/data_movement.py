@@ -15,7 +15,10 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Element types of tables that can have rows on different devices. A device without a row adds 0 to the result."""
+"""Element types of tables whose rows can be stored on different devices (LIP).
+
+Each device looks up all indices, with the result 0 for rows that it does not store, and the results are added.
+"""
 
 
 def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range, range]]:
@@ -198,9 +201,9 @@ def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a ScatterElements: its axis stays whole. Other axes can be split if the indices cover all of them.
+    """Split a ScatterElements: the axis that its attribute names stays whole, and all other axes can be split.
 
-    Otherwise the node stays whole.
+    The node stays whole if the indices are shorter than the data along one of these other axes.
     """
     axis = operation.attribute("axis", 0) % len(region)
     index_shape, data_shape = list(operation.input_shape(1)), list(operation.input_shape(0))

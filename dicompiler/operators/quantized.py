@@ -22,7 +22,7 @@ def _parameter_need(operation: Operation, index: int, tensor_region: Region, axi
     """Return the region of a scale or zero point (the input with index `index`) that a piece reads.
 
     `tensor_region` is the region that the piece reads of the quantized tensor. The scale or zero point can have one
-    number per index of this tensor's axis `axis`. If `axis` is None, it is read completely.
+    number per index of this tensor's axis `axis`. If `axis` is None, all numbers are read.
     """
     shape = operation.input_shape(index) if operation.has_input(index) else None
     if shape is None or shape in ((), (1,)) or axis is None:

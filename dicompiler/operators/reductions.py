@@ -27,7 +27,10 @@ from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_
 from dicompiler.operators.elementwise import elementwise
 
 MERGE_OPERATORS = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-"""Operator that combines partial results, by reduction. A mean has none, because partial means have weights."""
+"""Operator that combines partial results, by reduction.
+
+ReduceMean has none: partial means over ranges of different lengths would need different weights.
+"""
 UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
 
 

@@ -152,8 +152,8 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
     """Return the axes of a Resize, with None in place of each axis that cannot be split.
 
     The axes before the first resampled one, such as batch and channels, can be split in all coordinate modes except
-    tf_crop_and_resize. If the aspect ratio is kept, negative axes prevent a split, because ONNX and onnxruntime infer
-    different shapes.
+    tf_crop_and_resize. No axis can be split if the attribute keep_aspect_ratio_policy is used together with negative
+    numbers in the attribute axes, because ONNX and onnxruntime then infer different shapes.
     """
     coordinates, scales, differs = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
     keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"

@@ -60,9 +60,10 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
     """Return the tile of one padded axis, and the interval of the output that the tile's own Pad node writes.
 
-    The axis has `extent` elements. `pad` has the number of elements that are added before them, and the number of those
-    that are added after them. In the modes reflect and wrap, the Pad node copies elements of its input into its pads.
-    If some of them lie outside of the requested `interval`, the written interval is larger, because it contains them.
+    The axis has `extent` elements, to which `pad` adds elements (number before the first, number after the last). In
+    the modes reflect and wrap, the Pad node fills its pads with copies of input elements. A tile must then read these
+    elements, and its Pad node also writes them to the output, at their own positions. If such a position is outside of
+    the requested `interval`, the written interval is larger than `interval`.
     """
     begin, end = pad
     out = (0, extent + begin + end)

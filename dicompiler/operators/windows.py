@@ -7,7 +7,7 @@ the ones that count:
 * ceil_mode of a pool: onnxruntime drops a last window that would start outside of the input.
 * auto_pad of a ConvTranspose: the output extent is input extent · stride. ONNX adds `output_padding` to it.
 * output_shape of a ConvTranspose: ONNX stops at the first axis that is smaller than the input.
-* keep_aspect_ratio_policy of a Resize: onnxruntime resizes no axis that is given as a negative number.
+* keep_aspect_ratio_policy of a Resize: onnxruntime does not resize an axis that is given as a negative number.
 """
 
 from __future__ import annotations
