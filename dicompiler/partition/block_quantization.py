@@ -30,9 +30,12 @@ MIN_OPSET = 13
 SCALES_PER_OCTAVE = 4
 """Number of scales per factor of two."""
 SCALE_MARGIN = 2.0**-10
-"""Share by which scales are smaller than needed. It is far below half a step (1/254) and above errors of Log."""
+"""Fraction by which each scale is smaller than needed, so that values get the same scale if they are sent again.
+
+It exceeds the rounding errors of the operator Log, and is far below half a quantization step (1/254).
+"""
 ZERO_INDEX = 32
-"""Index of the scale of blocks with the largest magnitude 1."""
+"""Index of the scale that is used for a block if the largest magnitude of its values is 1."""
 MAX_INT8_BLOCK = float(2.0 ** ((127 - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE))
 """Largest magnitude that the wire type can represent. Larger values are clipped."""
 MAX_ROUNDING_ERROR = 2.0 ** (1 / SCALES_PER_OCTAVE) / 254

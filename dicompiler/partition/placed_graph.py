@@ -372,9 +372,9 @@ class PlacedGraphBuilder:
         tensor `table`. `indices` are indices of the whole table, which has `row_count` rows.
 
         The zeros are selected by a Where and not by a multiplication, because rows can contain NaN. An index outside of
-        the whole table is given to the Gather unchanged. It is also outside of the device's rows, so that the Gather
-        reports it. The error names the Gather, so its name contains the table and the indices. In the exact check,
-        indices wrap around.
+        the whole table is given to the Gather unchanged. It is also outside of the device's rows, so that onnxruntime
+        reports an error. This error names the Gather, so the Gather's name contains the table and the indices. In the
+        exact check of `verify`, indices wrap around.
 
         The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
         """
@@ -413,7 +413,7 @@ class PlacedGraphBuilder:
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
     def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Return a region of a tensor: the tensor itself, or the output of a new Slice."""
+        """Return a tensor with a region of `tensor`: `tensor` itself if it is equal, else the output of a new Slice."""
         if tensor.region == region:
             return tensor
         pairs = enumerate(zip(region, tensor.region, strict=True))

@@ -99,23 +99,26 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
     shape = output_shape(layers, layer)
     region = full_region(shape) if part.region is None else part.region
     if len(region) != len(shape):
-        raise DicompilerError(f"{place}.region: {len(region)} intervals for an output of rank {len(shape)} {shape}")
+        fault = f"{len(region)} intervals for an output of rank {len(shape)} {shape}"
+        raise DicompilerError(f"{place}.region: {fault}: give one interval for each axis")
     if is_empty(region) or not contains(full_region(shape), region):
         fault = f"{_format_intervals(region)} is empty or outside the layer's output {shape}"
-        raise DicompilerError(f"{place}.region: {fault}")
+        raise DicompilerError(f"{place}.region: {fault}: give intervals within the output")
     allowed = cuttable_axes(layers, layer)
     for axis, interval in enumerate(region):
         if interval != (0, shape[axis]) and axis not in allowed:
-            axes = ", ".join(str(a) for a in allowed) or "none"
-            raise DicompilerError(f"{place}.region: axis {axis} of this layer cannot be cut (axes that can: {axes})")
+            axes = f"only the axes {', '.join(map(str, allowed))}" if allowed else "none of its axes"
+            raise DicompilerError(f"{place}.region: axis {axis} of this layer cannot be cut: cut {axes}")
     if part.reduce is None:
         return
     extent = reduction_length(layers, layer)
     if extent is None:
         op = layer.nodes[layer.anchor].op
-        raise DicompilerError(f"{place}.reduce: {op} here has no input channels to sum over (grouped, or no weights)")
+        fault = f"this {op} has no input channels to sum over (it has groups, or no weights)"
+        raise DicompilerError(f"{place}.reduce: {fault}: remove 'reduce'")
     if not 0 <= part.reduce[0] < part.reduce[1] <= extent:
-        raise DicompilerError(f"{place}.reduce: {list(part.reduce)} is empty or outside 0..{extent}")
+        fault = f"{list(part.reduce)} is empty or outside 0..{extent}"
+        raise DicompilerError(f"{place}.reduce: {fault}: give a range of input channels")
 
 
 def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:

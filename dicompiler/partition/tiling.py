@@ -269,7 +269,10 @@ def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
     exits = [layer for layer in chosen if not is_read_only_within(layers, layer, names)]
     if len(exits) != 1:
         names_out = ", ".join(layer.name for layer in exits) or "none"
-        raise DicompilerError(f"fused tiles need a set of layers with one exit: exits of this set: {names_out}")
+        raise DicompilerError(
+            "fused tiles need a set of layers with one exit (a layer that is read outside of the set), but the exits "
+            f"of this set are {names_out}: choose other layers"
+        )
     return exits[0]
 
 

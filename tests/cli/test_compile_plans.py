@@ -93,7 +93,7 @@ PLANS: dict[str, tuple[Any, str]] = {
     "gap between ranges": (("y", ("all",), [0, 7], [8, 16]), "plan: layers.y: reduce ranges leave a gap at 7"),
     "range outside": (("y", ("all",), [0, 8], [8, 17]), "plan: layers.y[2].reduce: [8, 17] is empty or outside 0..16"),
     "nobody merges": (("y", (), [0, 8], [8, 16]), "plan: layers.y: no part adds the partial sums: add a part without"),
-    "no range here": (("z", ("all",), [0, 2], [2, 4]), "plan: layers.z[1].reduce: MaxPool here has no input channels"),
+    "no range here": (("z", ("all",), [0, 2], [2, 4]), "plan: layers.z[1].reduce: this MaxPool has no input channels"),
 }
 
 
