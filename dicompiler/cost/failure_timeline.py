@@ -23,7 +23,7 @@ from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 
 FAILURE_DETECTION_S = 0.3
-"""Largest number of seconds from the end of a process or connection until all devices know of it and repeat frames.
+"""Upper limit of the seconds from the end of a device's process until all other devices know of it and repeat frames.
 
 A device that fails silently is detected later, after three missing heartbeats.
 """

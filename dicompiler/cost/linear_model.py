@@ -69,7 +69,7 @@ class LinearModel(ProfileBasedModel):
         if bool(self.file) == bool(self.coefficients):
             raise ValueError("give either file=PROFILE.json or coefficients=KIND:A:B:C,…")
         if self.rate and (self.file or not parse_quantity(self.rate, COMPUTE_RATE, "option 'rate' of 'linear'")):
-            raise ValueError("rate: expected a number above 0, and coefficients")
+            raise ValueError("rate: give a rate above 0, together with coefficients=KIND:A:B:C,…")
         for text in self.coefficients:
             _parse_coefficients(text)
 

@@ -48,7 +48,7 @@ class PieceMeasurement:
     """The measured times of one piece of a layer.
 
     Attributes:
-        cut: How the piece is smaller than the layer.
+        cut: How the piece is cut from the layer: "whole", "axis 2", "reduce" or "merge" (see `Cut`).
         size: Extent of the piece along the cut: rows, channels, or the number of partial sums.
         flops: Floating-point operations of the piece.
         moved_bytes: Bytes that the piece reads and writes.

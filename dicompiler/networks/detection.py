@@ -21,7 +21,7 @@ SILU_GAIN = 1.05
 FIRST_CONV_GAIN, LAST_CONV_GAIN = 10.0, 0.1
 """Factors of the weights of the first and the last convolutions, so that activations between them are large."""
 BRANCH_GAIN = 0.3
-"""Factor of the weights of the last convolution of a residual branch."""
+"""Factor of the weights of the last convolution of a residual branch, so that activations keep their size."""
 DISTANCE_BINS = 16
 """Number of distances from which the head chooses for each side of a box."""
 

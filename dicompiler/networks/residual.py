@@ -152,8 +152,8 @@ def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
 def quirks(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
     """Unusual elements that make real networks hard to split.
 
-    It has uneven pads and strides, dilation, groups, LRN, averages with and without pads, ceil_mode, a channel shuffle,
-    and Softmax.
+    The network has uneven pads and strides, dilation, groups, LRN, averages with and without pads, ceil_mode, a channel
+    shuffle, and Softmax.
     """
     base = 4 * scale_channels(2, width)
     x = net.relu(net.conv("input", "conv1", base, (5, 3), (2, 1), (1, 0, 2, 1)), "relu1")

@@ -94,7 +94,7 @@ def bert_base(
     x = ""
     tables = {"input_ids": ("word", vocabulary), "token_type_ids": ("token_type", 2), "": ("position", 512)}
     if net.input_shape[1] > 512:
-        raise UsageError(f"network {net.name!r}: size is {net.input_shape[1]}: the model has 512 positions")
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[1]} tokens: use at most 512")
     positions = net.add_constant("position_ids", np.arange(net.input_shape[1], dtype=np.int64)[None])
     for tensor, (kind, rows) in tables.items():
         table = net.add_weight(f"embeddings.{kind}.weight", (rows, hidden), "bias")

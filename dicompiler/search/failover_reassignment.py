@@ -17,7 +17,7 @@ from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task
 from dicompiler.partition.tiling import named_axes
 
 MAX_TAKEOVER_CANDIDATES = 8
-"""Number of remaining devices of which each is tried as the only one that takes over parts."""
+"""Maximum number of remaining devices that are tried, one by one, as the only device that takes over parts."""
 
 _Reassign = Callable[[Layer, Part], Iterable[Part]]
 

@@ -77,7 +77,10 @@ class FailureSelection:
         count = len(platform.computing_devices)
         hosts = len({device.host for device in platform.computing_devices})
         if self.whole_hosts and hosts < 2:
-            raise UsageError("tolerate-failures: hosts: all devices that compute are on one host: none would remain")
+            raise UsageError(
+                "tolerate-failures: hosts: all devices that compute are on one host, so none would remain: give a "
+                "number of devices, or names of devices"
+            )
         if self.max_failed >= count or (self.devices and count < 2):
             computing = "only one device computes" if count == 1 else f"only {count} devices compute"
             remedy = "use 0" if count == 1 else f"use at most {count - 1}"

@@ -157,10 +157,10 @@ class Problem:
 
     @cached_property
     def lineage(self) -> NodeOrigins:
-        """For the nodes of the model file: the nodes and layers that they have become.
+        """The map from the nodes of the model file, which users know by name, to the nodes and layers made from them.
 
         Returns:
-            A map from nodes of the model file to nodes and layers.
+            The map.
         """
         return NodeOrigins(self.layers, self.file_graph)
 

@@ -52,7 +52,8 @@ class Strategy(ABC):
 
         Args:
             problem: The problem to solve.
-            budget: Work that the strategy may do. It counts its work there and stops when the budget is exceeded.
+            budget: Work that the strategy may do. The strategy adds its work to the budget, and stops when the budget
+                is exceeded.
 
         Returns:
             The plan.

@@ -259,7 +259,7 @@ def test_bytes_do_not_depend_on_the_process() -> None:
             {"static": True},
             "network 'llama_small': past is 0: use at least the number of tokens (128)",
         ),
-        ("bert_base", {"size": 513}, "network 'bert_base': size is 513: the model has 512 positions"),
+        ("bert_base", {"size": 513}, "network 'bert_base': size is 513 tokens: use at most 512"),
     ],
 )
 def test_suggests_the_nearest_network_or_option(name: str, options: dict[str, Any], message: str) -> None:
