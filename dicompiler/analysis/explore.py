@@ -94,9 +94,9 @@ def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:
 
 
 def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
-    """Return the front without its energy objectives if energies are unknown.
+    """Return the front without its energy objectives if the platform states no powers.
 
-    They are unknown if the platform states no powers. They are then 0 for all plans.
+    The energies of all plans are then 0, and say nothing about the plans.
     """
 
     def is_known(name: str) -> bool:

@@ -25,9 +25,9 @@ from dicompiler.search.problem import Problem
 MAX_SIMULATED_FRAMES = 1000
 """Maximum number of frames of a stream that are simulated."""
 MIN_DISCREPANCY_SHARE = 0.1
-"""Smaller differences, as a share of the larger value, are not reported."""
+"""Smallest difference that is reported, as a share of the larger of the predicted and the measured time."""
 MIN_FRAME_SHARE = 0.02
-"""Smaller differences, as a share of the frame, are not reported."""
+"""Smallest difference that is reported, as a share of the time of a frame."""
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]

@@ -12,7 +12,7 @@ Optimization = Literal["none", "basic", "extended", "all"]
 
 All levels up to "extended" give equal bits. "all" gives these bits only if all values are floats without a fraction.
 Quantized networks in QDQ form are computed with integers only by "all", and only if onnxruntime finds patterns to fuse.
-It may find other patterns in a network that has been split, and then results round differently.
+In a network that has been split, onnxruntime may find other patterns, and then results round differently.
 """
 
 

@@ -31,7 +31,7 @@ def _binary_units(unit: str, factor: int = 1) -> dict[str, Decimal]:
 
 
 MIN_QUANTITY, MAX_QUANTITY = 1e-12, 2.0**62
-"""Limits of quantities other than zero, in base units. They keep sums and quotients finite, and bytes in 64 bits."""
+"""Limits of quantities other than zero, in base units, so that sums and quotients are finite and bytes fit 64 bits."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ log = logging.getLogger("dicompiler")
 MAX_LOAD_SHARE = 0.8
 """Maximum share of this host's processors that computing may need. With more, emulated boards delay each other."""
 MAX_COMPUTE_SLOWDOWN = 0.05
-"""It is reported if computing took longer than on the boards by more than this share."""
+"""Share by which computing may take longer than on the boards before a warning reports it."""
 NOT_EMULATED = (
     "caches and memory of a board, changes of its clock frequency, other traffic; the runtime itself runs as fast as "
     "here"
@@ -292,8 +292,9 @@ def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, fl
 def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
     """Raise DicompilerError if this host is too slow to emulate the boards.
 
-    This is the case if it needs longer for the segments of a device than the board, or if all boards together need too
-    many processors. `frame_s` are the predicted seconds of a frame, and `roles` is the number of replicas.
+    The host is too slow if it needs longer for the segments of a device than the device's board, or if the segments of
+    all boards together need too many processors. `frame_s` are the predicted seconds of a frame, and `roles` is the
+    number of replicas.
     """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):

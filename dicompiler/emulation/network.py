@@ -28,15 +28,15 @@ EMULATED_SUBNET = ipaddress.ip_network("10.77.0.0/16")
 UPLINK_ROUTER_ADDRESS, DOWNLINK_ROUTER_ADDRESS = "10.77.255.1", "10.77.255.2"
 """Addresses of the router that hosts send to, and of the one that they receive from."""
 MAX_HOSTS = 4096
-"""Creating more namespaces takes unreasonably long."""
+"""Largest number of emulated hosts. The namespaces of more hosts would take unreasonably long to create."""
 SBIN_PATH = ":/usr/sbin:/sbin"
 """Directories of ip and tc on Debian, appended to PATH."""
 
 ETHERNET_FRAME_BYTES = 1514
 MAX_BURST_S = 250e-6
-"""Largest piece of data that the kernel passes to a link, as the time for which the link sends it."""
+"""Largest piece of data that the kernel passes to a link at once, as the seconds for which the link sends it."""
 TIMER_DELAY_S = 80e-6
-"""Delay of the kernel's timers up to which a link does not become idle."""
+"""Seconds by which the kernel's timers may be late. The burst is large enough to keep a link busy for this time."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ class _NetworkBuilder:
         """Limit a network device to `rate` bit/s by a token bucket filter (tbf).
 
         A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
-        burst and the pieces that the kernel passes to the filter must therefore be small. They are not chosen smaller
-        because small pieces need too much processor time, and because a burst that is hardly larger than a piece leaves
-        the link idle while it waits for the kernel's late timers.
+        burst and the pieces that the kernel passes to the filter must therefore be small. There are two lower limits:
+        smaller pieces need too much processor time, and a burst that is hardly larger than a piece leaves the link idle
+        while it waits for the kernel's late timers.
         """
         piece = max(ETHERNET_FRAME_BYTES, int(rate / 8 * MAX_BURST_S))
         burst = piece + int(rate / 8 * TIMER_DELAY_S)

@@ -39,9 +39,12 @@ MAX_ROUNDS = 6
 PASS_COUNT = 2
 """Passes over all pieces and the network. The fastest pass counts, because a shared or hot host is slow at times."""
 NETWORK_TIMING_S = 1.0
-"""Minimum seconds of measuring the whole network, cold pieces, and warm pieces."""
+"""Minimum seconds of measuring the whole network, pieces with data in memory (cold), and with data in caches (warm)."""
 RUNS_PER_TURN = 5
-"""Runs in one turn of these measurements. Many short turns are better, because a shared host is slow at times."""
+"""Runs in one turn of a measurement that alternates between several models.
+
+Many short turns are better than a few long ones, because a shared host is slow at times.
+"""
 
 TimeRange = tuple[float, float, float]
 """Median, shortest and longest time in seconds."""
@@ -71,7 +74,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure a network's layers on this device, or a link.")
     add = parser.add_argument
     add("-o", "--output", type=Path, default=Path("PROFILE.json"), help="the profile (default: PROFILE.json)")
-    add("--device", help="the platform's devices that it is for (a name or a pattern; default: this host)")
+    add("--device", help="devices of the platform that the profile is for (name or pattern; default: this host)")
     add("--threads", type=int, default=available_processors(), help="threads of a piece (default: all processors)")
     add("--repeat", type=int, default=7, help="number of times that each piece is timed (default: 7)")
     add("--serve", metavar="[HOST:]PORT", help="answer one measurement of a link, then end")

@@ -42,7 +42,8 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> dict[str
 def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
     """Return the shortest frame time of each program in seconds, and the seconds to send one message.
 
-    The latter are the seconds to pass the message to the operating system; None if the player does not report them.
+    Sending ends when the operating system has accepted the message. The seconds of sending are None if the player does
+    not report them.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
