@@ -102,7 +102,7 @@ _INPUT_ERROR = "onnxruntime cannot run it"
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Append to an error of onnxruntime which inputs the user should give, if random inputs may have caused it."""
+    """Name the inputs that the user should give, in an error of onnxruntime that random inputs may have caused."""
     try:
         yield
     except DicompilerError as error:

@@ -109,7 +109,10 @@ def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
 
 
 def _has_int8_activations(node: onnx.NodeProto) -> bool:
-    """Return True for a MatMulNBits that quantizes its operand. Operands that differ by 1e-7 can differ by a step."""
+    """Return True for a MatMulNBits that quantizes its operand.
+
+    Operands that differ by only 1e-7 can then be rounded to values that differ by a quantization step.
+    """
     return any(attribute.name == "accuracy_level" and attribute.i == INT8_ACTIVATIONS for attribute in node.attribute)
 
 

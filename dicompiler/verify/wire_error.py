@@ -104,7 +104,7 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     transfer_count, clipped_count, beyond_count, non_finite_count, largest = 0, 0, 0, 0, 0.0
     for transfer, name, values in iterate_sent_tensors(program, [inputs]):
         wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
-        if not wire_dtype:  # The stand-in can also narrow types that this wire type sends unchanged.
+        if not wire_dtype:  # The type `exact` also replaces element types that the plan's wire type does not narrow.
             continue
         largest_here = float(np.abs(values[is_finite]).max(initial=0.0))
         place = f"{name!r}, from {transfer.sender!r} to {transfer.receiver!r},"

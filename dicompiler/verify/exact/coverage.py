@@ -22,7 +22,7 @@ DEQUANTIZE_OP = "DequantizeLinear"
 INTEGER_WEIGHTS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
 }  # fmt: skip
-"""(weight input, zero-point input, axis of varying zero points) by operator on integers."""
+"""By operator on integers: index of the weight input, index of its zero point, and axis of varying zero points."""
 MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 
 

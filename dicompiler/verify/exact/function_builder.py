@@ -19,11 +19,11 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.index_inputs import ValueLimit
 
 MODULUS = 16
-"""Modulus of summands. It is a power of two, so that its reciprocal is exact."""
+"""Modulus by which stand-ins reduce the terms of sums. It is a power of two, so that its reciprocal is exact."""
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
-"""Moduli of factors, in types with at least 24 significand bits and in 16-bit types.
+"""Moduli by which stand-ins reduce the factors of products: in types with 24 or more significand bits; in 16-bit types.
 
-They are odd, so that a factor of two loses no information and no integer is half-way between two multiples.
+An odd modulus loses no information if a value is multiplied by two, and no integer is half-way between its multiples.
 """
 
 

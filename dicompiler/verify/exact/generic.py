@@ -1,9 +1,8 @@
 """Generic stand-ins: integer functions that can replace many operators.
 
-Each of them can be used for all operators that are split in the same way, whatever they compute.
-
-Each function of this module returns the nodes of an ONNX function that outputs small integers. Every element that the
-original operator reads affects the outputs.
+A generic stand-in is used for all operators that are split in the same way, whatever they compute. Each function of
+this module returns the nodes of an ONNX function that outputs small integers. Every element that the original operator
+reads affects the outputs.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to its first input modulo an odd number, so that no output is clipped."""
+    """Return nodes that apply the operator to its first input modulo an odd number, which keeps the outputs small."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
@@ -183,8 +182,8 @@ def ones_body(call: StandInCall) -> list[NodeProto]:
 def position_values_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that compute integers from positions, in place of an excluded operator that no plan splits.
 
-    Only float outputs are replaced. The operator itself computes the outputs of other types. They agree, because it has
-    the same inputs in the whole model and in the split.
+    Only float outputs are replaced. The operator itself computes its outputs of other types. These outputs are the same
+    in the whole model and in the split model, because the operator is not split and so has the same inputs.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [

@@ -110,7 +110,8 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 def lp_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of LpNormalization, with groups along its axis.
 
-    Before opset 13, ReduceSum cannot read its axes from an input. The stand-in is then x minus the largest element.
+    Before opset 13, ReduceSum cannot read its axes from an input. The stand-in is then x minus the largest element of
+    its group.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
