@@ -82,7 +82,7 @@ class LipPass(LayerAnnotationPass):
 def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
     is_quantized = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
     rounded = "it is quantized, and rounded partial sums add up to other numbers" if is_quantized else ""
-    return layer.whole_reason or rounded or "its anchor is grouped or has no sum"
+    return layer.whole_reason or rounded or "its main operator has groups, or adds up no channels"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class FusePass(AnnotationPass):
         if reduce[0] < reduce[1] and _region_of_first(graph, first, between, last, reduce) == tile:
             return reduce
         raise self.error(
-            f"channels {start}:{stop} of {first.name!r} do not become one range of input channels of {last.name!r}"
+            f"channels {start}:{stop} of {first.name!r} do not become one range of input channels of {last.name!r}: "
+            "fuse other layers"
         )
 
 

@@ -44,9 +44,10 @@ MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
 """Largest number of bytes of one folded tensor, and of all tensors that a pass folds. Other nodes stay."""
 
 MAX_TENSOR_GROWTH, MAX_GROWTH = 2**22, 2**24
-"""Largest number of bytes by which a folded tensor, and all together, may exceed the constants of which they are made.
+"""Largest growth of the model in bytes by one folded tensor, and by all folded tensors together.
 
-The sum may also be as large as the model's weights.
+The growth by a tensor is its size minus the sizes of the constants from which it is computed. All folded tensors
+together may also add as many bytes as the model has in weights.
 """
 
 WEIGHTED_OPS = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
@@ -56,7 +57,7 @@ FOLDING_TIMEOUT_S = 60.0
 """Largest number of seconds that onnxruntime may take for folding."""
 
 BOUNDED_OUTPUT_OPS = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators with results of unknown size, but not larger than their inputs."""
+"""Operators with results of unknown size that are never larger than their inputs."""
 
 _BRANCH_ONLY_OPS = ("Constant", "Identity", "If")
 """Operators of control flow that computes nothing."""
@@ -251,7 +252,7 @@ def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     values: dict[str, NDArray[Any]] = {}
     failed: list[gs.Node] = []
-    groups = [pending]  # All nodes are one group; if onnxruntime refuses it, each node is one.
+    groups = [pending]  # First, all nodes are one group. If onnxruntime refuses it, each node becomes a group.
     while groups:
         group, *groups = groups
         names = [t.name for node in group for t in node.outputs if t.name in read_names or (t.name and len(group) == 1)]
@@ -322,7 +323,8 @@ def _run_nodes(
         if run_options.terminate:
             names = ", ".join(repr(node.name) for node in nodes[:3]) + (" …" if len(nodes) > 3 else "")
             raise DicompilerError(
-                f"folding: computing the constants of {names} takes over {FOLDING_TIMEOUT_S:g} s"
+                f"folding: computing the constants of {names} takes over {FOLDING_TIMEOUT_S:g} s: export the model "
+                "with their values"
             ) from error
         raise _RejectedError from error
     finally:

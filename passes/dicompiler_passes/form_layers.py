@@ -81,7 +81,7 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     node_outputs = {name for node in nodes for name in node.outputs}
     for name in outputs:
         if name not in node_outputs:
-            raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
+            raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before form-layers")
     non_state_inputs = tuple(name for name in inputs if name not in dict(states))
     random_names = frozenset(node.name for node in graph.node if is_random(node, model.proto))
     empty = LayerGraph((), tensors, non_state_inputs, outputs, rules, states=states, random_nodes=random_names)

@@ -72,7 +72,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
         if not equals or not name or not all(part.isdecimal() for part in parts):
             raise UsageError(f"shape {text!r} is not of the form input=1x3x224x224")
         if name in shapes:
-            raise UsageError(f"shape {text!r}: input {name!r} has a shape already: give each input one")
+            raise UsageError(f"shape {text!r}: input {name!r} has a shape already: give each input one shape")
         shapes[name] = tuple(int(part) for part in parts)
     return shapes
 

@@ -61,7 +61,7 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the weight and the bias of a Gemm whose output channels are multiplied by `factor`.
 
-    The attributes alpha and beta of the Gemm are included in them. The weight keeps its layout.
+    The attributes alpha and beta of the Gemm are multiplied into the results. The weight keeps its layout.
     """
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)

@@ -123,7 +123,9 @@ def quantise(model: Model, samples: Samples) -> Model:
         except DicompilerError:
             raise
         except Exception as error:  # Errors of onnxruntime and onnx have no other common base class.
-            raise DicompilerError(f"quantise: onnxruntime cannot quantize it: {one_line(str(error))}") from error
+            raise DicompilerError(
+                f"quantise: onnxruntime cannot quantize the network: {one_line(str(error))}"
+            ) from error
 
 
 def take_int8(model: Model) -> Model:

@@ -39,9 +39,9 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
     """Return the model with inferred shapes, also of tensors whose shapes other nodes compute.
 
-    For this purpose, ONNX computes all small integer tensors element by element, because they may be shapes. This is
-    omitted if it needs more than MAX_INFERENCE_BYTES. If onnxruntime infers other shapes than ONNX, those of
-    onnxruntime are used.
+    For this purpose, ONNX computes all small integer tensors element by element, because they may be shapes. This step
+    is omitted if it needs more than MAX_INFERENCE_BYTES. If onnxruntime infers other shapes than ONNX, onnxruntime's
+    shapes are used.
     """
 
     def infer(copy: onnx.ModelProto) -> onnx.ModelProto:
@@ -119,7 +119,9 @@ def _check_indices(attributes: Attributes, table: TensorInfo | None, index: Tens
         return f"axis is {axis}, but the tensor has {len(table.shape)} axes"
     rows, numbers = table.shape[axis], index.value.reshape(-1)
     invalid = numbers[(numbers < -rows) | (numbers >= rows)]
-    return f"index {invalid[0]} of {index.name!r}: {table.name!r} has {rows} along axis {axis}" if invalid.size else ""
+    if not invalid.size:
+        return ""
+    return f"index {invalid[0]} of {index.name!r}: {table.name!r} has {rows} elements along axis {axis}"
 
 
 def _check_axis(attributes: Attributes, shapes: list[Shape]) -> str:

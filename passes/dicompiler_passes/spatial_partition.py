@@ -59,7 +59,7 @@ class TileHeight(LayerAnnotationPass):
         if not all(0 < share < math.inf for share in self.shares):
             raise ValueError("shares: expected numbers above 0")
         if self.shares and len(self.shares) != self.parts:
-            raise ValueError(f"{len(self.shares)} shares for {self.parts} parts: give one for each")
+            raise ValueError(f"{len(self.shares)} shares for {self.parts} parts: give one share for each part")
 
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         return self.make_parts(self.strip_regions(graph, layer, "height", self.parts, self.shares), devices)

@@ -60,7 +60,7 @@ class Trim(Pass):
         if not any(read_regions.values()):
             return state
         if state.plan is not None:
-            raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
+            raise DicompilerError("trim: the untrimmed layers have a plan already: run trim before the plan is made")
         cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
         # Nodes that depend on a trimmed tensor must read only the elements that their rule needs, because the others
         # are no longer computed. All other nodes stay unchanged: they would only get Slices of untrimmed tensors.

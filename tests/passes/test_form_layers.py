@@ -168,7 +168,7 @@ def test_rejects_dynamic_input_with_remedy() -> None:
 
 def test_rejects_output_without_node_with_remedy() -> None:
     text = HEAD + "net (float[1, 8] x) => (float[1, 8] x, float[1, 8] y) { y = Relu (x) }"
-    with pytest.raises(DicompilerError, match="no node makes output 'x': run normalise before it"):
+    with pytest.raises(DicompilerError, match="no node makes output 'x': run normalise before form-layers"):
         formed(text)
 
 

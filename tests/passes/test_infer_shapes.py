@@ -270,9 +270,9 @@ SHORT = "its weights {} have the shape \\({}\\) where \\({}\\) fits 4 units"
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        ("Gather <axis = 2> (x, at)", "index 7 of 'at': 'x' has 5 along axis 2"),
-        ("Gather <axis = -1> (x, below)", "index -6 of 'below': 'x' has 5 along axis -1"),
-        ("GatherElements <axis = 1> (x, cells)", "index 4 of 'cells': 'x' has 4 along axis 1"),
+        ("Gather <axis = 2> (x, at)", "index 7 of 'at': 'x' has 5 elements along axis 2"),
+        ("Gather <axis = -1> (x, below)", "index -6 of 'below': 'x' has 5 elements along axis -1"),
+        ("GatherElements <axis = 1> (x, cells)", "index 4 of 'cells': 'x' has 4 elements along axis 1"),
         ("Conv (x, w)", r"its kernel reaches over \[6\] where its input with its pads has \[5\]"),
         (
             "Conv <pads = [1, 1], dilations = [2], strides = [5]> (x, w)",
