@@ -33,9 +33,9 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 SplitKind = Literal["rows", "cut", "sums"]
 """"rows": fused height tiles; "cut": one layer in shares or copies; "sums": one layer in partial sums."""
 CANDIDATE_RUNS_PER_S = 10_000
-"""Number of candidate runs that are built, and priced in some states, in a second of the reference computer.
+"""Number of candidate runs that count as one second of the reference computer in the search's budget.
 
-The measured number was 20 000.
+The reference computer built 20 000 runs, and priced them in some states, in a second.
 """
 _HOPELESS_RATIO = 2.0  # A block is not extended if it is this many times slower than its separate layers.
 _RowDemand = RowIntervals | None  # The rows of a tensor that each member needs; None if all need the whole tensor.
@@ -321,8 +321,8 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 class RowBlock:
     """Consecutive layers in fused height tiles, to which one layer after another is added at the front.
 
-    It records the rows of every tensor that each member (device) of the team needs. If a layer's output is also read
-    after the block, each member computes at least its share of that output's rows, in proportion to its weight.
+    The object records the rows of every tensor that each member (device) of the team needs. If a layer's output is also
+    read after the block, each member computes at least its share of that output's rows, in proportion to its weight.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:

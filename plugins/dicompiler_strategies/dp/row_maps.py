@@ -97,9 +97,8 @@ class RowMap:
     def align_rows(self, rows: RowIntervals) -> RowIntervals:
         """Return the intervals of rows that the layer must compute if the intervals `rows` are requested.
 
-        They are larger if the layer can compute rows only in groups. Empty intervals stay empty. Both ends of the
-        computed interval never decrease from one row to the next, so the first and the last requested row determine the
-        result.
+        The result is larger than `rows` if the layer can compute rows only in groups. Empty intervals stay empty. The
+        first and the last requested row determine the result, because a later row never needs an earlier start or end.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]

@@ -34,9 +34,10 @@ class Dp(Strategy):
 
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7
 
-    Within a block nothing is sent: each device computes its rows, and of every earlier layer the rows that they need,
-    including the halo. A dynamic program chooses the blocks, the number of devices, and how every other layer is
-    computed: by channels, by partial sums over input channels, on each device, or on one device.
+    Within a block nothing is sent. Each device computes its rows of the block's last layer, and the rows of the earlier
+    layers that these rows need, including the halo. A dynamic program chooses the blocks, the number of devices, and
+    how every other layer is computed: by channels, by partial sums over input channels, on each device, or on one
+    device.
 
     The barrier model predicts the times: a block computes, then missing elements are sent. For a chain of layers the
     plan is optimal over these choices. With branches, blocks are runs in layer order, and only a limited number of

@@ -25,7 +25,8 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "proportional": ("rate",),
     "all": ("equal", "rate", "memory"),
 }
-# By default, the descent may take this many multiplications, but has at least this many restarts.
+# The default number of restarts is limited so that the descent takes at most this many multiplications. This limit does
+# not apply below _MIN_RESTARTS.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
 _MAX_OTHER_SELECTIONS = 8  # Best selections that are kept. A search with less memory for weights begins with them.
 _MAX_REPAIRS = 8  # If a plan does not fit, the search is repeated at most so often, with less memory for weights.

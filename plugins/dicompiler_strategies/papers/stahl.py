@@ -35,7 +35,10 @@ PartitionScheme = Literal["o", "i", "f", "s"]
 """LOP, LIP, or the first or second layer of a fused pair: o_l, i_l, f_l, s_l of eq. (11)."""
 
 MAX_SOLVER_S = 60.0
-"""Limit of the solver in its deterministic seconds; tens of layers take well below one."""
+"""Limit of the solver's work in CP-SAT's deterministic seconds, which are equal on every machine.
+
+Tens of layers take well below one such second.
+"""
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,8 @@ class Stahl(Strategy):
     LOP splits the output channels of a layer, and LIP its input channels. Weights are split in equal shares, even if
     devices have different speeds. An ILP minimises the communication as the paper counts it, for every objective: every
     device sends all its outputs and receives all its inputs. The plans here send less, because they send only missing
-    elements. Layers that the paper does not mention are split by channels if their inputs are; otherwise they are
-    computed whole on the fastest device.
+    elements. Layers that the paper does not mention are split by channels if their inputs are split by channels.
+    Otherwise they are computed whole on the fastest device.
     """
 
     name: ClassVar[str] = "stahl"

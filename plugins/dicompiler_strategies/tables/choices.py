@@ -187,10 +187,10 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 
 @memoized
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
-    """Return the first layers with multiplications after the network's inputs, by name.
+    """Return the first layer with multiplications behind each network input, by name.
 
-    The result also has the layers behind such a first layer that only keep all its elements, up to the next layer that
-    does not. For their names, it has that first layer.
+    A layer behind such a first layer is in the result too if only layers without multiplications and with equally many
+    output elements lead to it. Its name maps to the first layer.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:

@@ -69,8 +69,8 @@ class CostTables:
     - An element that several devices hold is sent by the device that has it in its share.
     - Keys and values of an attention are sent in one message.
     - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part that is never
-      read is computed. `cost.metrics.measure` counts such a tensor once and omits such a part; otherwise both models
-      agree.
+      read is computed. `cost.metrics.estimate_metrics` counts such a tensor once and omits such a part; otherwise both
+      models agree.
 
     Attributes:
         problem: The problem.

@@ -151,9 +151,9 @@ class LinkLoads:
 
     @cached_property
     def common_latency(self) -> float | None:
-        """The latency in seconds that all pairs on different hosts share; None if pairs differ.
+        """The latency in seconds that all pairs of devices on different hosts have in common.
 
-        It is also None if pairs within a host have a latency.
+        The value is None if the latencies of such pairs differ, or if pairs of devices on one host have a latency too.
         """
         is_linked = self.byte_seconds.any(axis=1)
         latencies = set(self.pair_latency[is_linked].tolist())
