@@ -84,9 +84,9 @@ def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
 def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
     """Lower an average pool in float32.
 
-    `include` is True if averages include the padding (ONNX's attribute count_include_pad). TFLite's padding SAME
-    excludes it. If TFLite counts the elements of some windows differently from ONNX, the input is padded explicitly,
-    and the averages are multiplied by correction factors.
+    `include` is True if averages include the padding (ONNX's attribute count_include_pad). With TFLite's padding SAME,
+    averages exclude the padding. If TFLite counts the elements of some windows differently from ONNX, the input is
+    padded explicitly, and the averages are multiplied by correction factors.
     """
     x = writer.read_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)

@@ -61,7 +61,8 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
     """Return the windows of a node along height and width. `kernel` is the size of a window along each axis."""
     shape, out = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     if len(shape) != 4:
-        raise make_refusal(node, f"it works on {len(shape) - 2} dimensions", "TFLite-micro has 2-D windows only")
+        dimensions = f"it works on {len(shape) - 2} dimensions, but TFLite-micro has 2-D windows only"
+        raise make_refusal(node, dimensions, "use target sockets")
     strides = node.get_attribute("strides", [1, 1])
     dilations = node.get_attribute("dilations", [1, 1])
     pads = node.get_attribute("pads", [0, 0, 0, 0])
@@ -229,7 +230,9 @@ def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAx
     """Return one window over the whole image."""
     shape = graph.get_shape(node.inputs[0])
     if len(shape) != 4:
-        raise make_refusal(node, f"its input has rank {len(shape)}", "TFLite-micro pools images of rank 4")
+        raise make_refusal(
+            node, f"its input has rank {len(shape)}, but TFLite-micro pools images of rank 4", "use target sockets"
+        )
     return [WindowAxis(extent, 1, extent, 1, 0, 0) for extent in shape[2:]]
 
 

@@ -176,7 +176,7 @@ def _check_types(graph: SegmentGraph, node: SegmentNode) -> None:
         dtype = graph.dtypes.get(name, "float32")
         if node.op not in _ANY_TYPE_LOWERINGS and dtype != "float32" and name not in graph.quantizations:
             raise make_refusal(
-                node, f"tensor {name!r} is of type {dtype}", "TFLite-micro computes in float32 or quantised"
+                node, f"tensor {name!r} is of type {dtype}", "compute in float32, or quantise the network to int8"
             )
 
 

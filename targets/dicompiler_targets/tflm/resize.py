@@ -83,7 +83,7 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
         )
     mode = node.get_attribute("mode", "nearest")
     if mode not in ("nearest", "linear", "bilinear") or node.get_attribute("antialias", 0):
-        raise make_refusal(node, f"it has mode {mode!r}", "TFLite-micro has nearest and linear without antialias")
+        raise make_refusal(node, f"it has mode {mode!r}", "use nearest, or linear without antialias")
     scales = _read_scales(writer, node)
     positions = [_source_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
     x = writer.read_tensor(node.inputs[0], "image")

@@ -134,7 +134,7 @@ def _run_frame(
                 moved = True
                 if time.monotonic() > deadline:
                     raise RunError(
-                        f"device {device_state.name!r} did not finish within {timeout:g} s: allow more (--timeout)"
+                        f"device {device_state.name!r} did not finish within {timeout:g} s: allow more time (--timeout)"
                     )
         if not moved:
             waiting = next(
@@ -167,7 +167,8 @@ def _run_step(
         payload = device_state.tensors[transfer["name"]]
         if len(payload) != transfer["bytes"]:
             raise RunError(
-                f"device {device_state.name!r}: {transfer['name']!r}: {len(payload)} bytes, not {transfer['bytes']}"
+                f"device {device_state.name!r}: {transfer['name']!r} has {len(payload)} bytes instead of "
+                f"{transfer['bytes']}: compile the model again"
             )
         device_states[transfer["receiver"]].tensors[transfer["name"]] = payload
         device_state.sent_bytes[index] = device_state.sent_bytes.get(index, 0) + len(payload)
