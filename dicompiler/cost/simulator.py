@@ -101,7 +101,7 @@ _Handler = Callable[[float, _FrameState, Any], None]
 
 
 class _RoleSchedule:
-    """The jobs of one role (a replica of the plan). They are numbered through all devices.
+    """The jobs of one role (a replica of the plan), numbered consecutively over all devices.
 
     The jobs of device i have the indices from `first_jobs[i]` to `job_ends[i]` - 1.
     """

@@ -218,6 +218,6 @@ class _NetworkBuilder:
         if result.returncode:
             cause = (result.stderr.strip().splitlines() or ["no error message"])[0]
             raise DicompilerError(
-                f"emulate: this host cannot create the network ({' '.join(arguments[:6])}: {cause}): its kernel needs "
+                f"emulate: this host cannot create the network ({' '.join(arguments[:6])}: {cause}): use a kernel with "
                 "network namespaces, veth and tbf"
             )

@@ -64,7 +64,8 @@ def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subpr
     if not process.stdout.readline():
         lines = process.stderr.read().decode(errors="replace").strip().splitlines() or ["no error message"]
         process.wait()
-        raise DicompilerError(f"emulate: links with latency or with rates of their own need /dev/net/tun: {lines[-1]}")
+        cause = f"links with latency or with rates of their own need /dev/net/tun ({lines[-1]})"
+        raise DicompilerError(f"emulate: {cause}: load the kernel module 'tun'")
     return process
 
 

@@ -40,10 +40,11 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
 def _split_heads(
     operation: Operation, region: Region, counts: tuple[int, ...], can_split_rows: bool
 ) -> tuple[Region, list[Region], tuple[Interval, Interval]]:
-    """Return the extended output region, the regions of query, key and value, and the ranges of query and key heads.
+    """Return the computed output region, the regions of query, key and value, and the ranges of query and key heads.
 
-    Heads are an axis (rank 4) or blocks of the last axis (rank 3). `counts` are the numbers of query heads and of key
-    heads. Rows of the query can be split if `can_split_rows`.
+    The output region is the requested `region`, extended to all query heads that share a key head, and to all rows
+    unless `can_split_rows` is True. Heads are an axis (rank 4) or blocks of the last axis (rank 3). `counts` are the
+    numbers of query heads and of key heads.
     """
     shape, shared = operation.out_shape, counts[0] // counts[1]
     row_axis, head_axis, head_size = (1, 2, shape[2] // counts[0]) if len(shape) == 3 else (2, 1, 1)

@@ -66,7 +66,7 @@ class BlockQuantizer:
         self.builder = builder
 
     def encode(self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str) -> PlacedTensor:
-        """Add an encoder of a tensor with at least one value; return the tensor that is sent, with the name `name`."""
+        """Add nodes that encode a tensor with at least one value; return the encoded tensor, which is called `name`."""
         count = volume(tensor.region)
         blocks, rows = block_count(count), min(BLOCK_SIZE, count)
         steps = _NodeChain(self.builder, name, place, origin)
@@ -95,7 +95,10 @@ class BlockQuantizer:
     def decode(
         self, sent: PlacedTensor, region: Region, dtype: int, name: str, place: NodePlacement, origin: str
     ) -> PlacedTensor:
-        """Add a decoder of a sent tensor; return the tensor `name` of a region, with the element type `dtype`."""
+        """Add nodes that decode the received tensor `sent`; return the decoded tensor, which is called `name`.
+
+        The decoded tensor contains `region` of the model's tensor, and has the element type `dtype`.
+        """
         count = volume(region)
         blocks, rows = block_count(count), min(BLOCK_SIZE, count)
         steps = _NodeChain(self.builder, name, place, origin)

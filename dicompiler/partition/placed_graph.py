@@ -124,7 +124,7 @@ class TensorSend(NamedTuple):
     Attributes:
         producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
         tensor: Name of the tensor.
-        rank: Index of the receiver among all devices that read the tensor. It determines the order of sending.
+        rank: Index of the receiver among all devices that read the tensor, which are sent the tensor in this order.
         receiver: Name of the receiving device.
     """
 

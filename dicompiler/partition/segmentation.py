@@ -134,7 +134,11 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 
 
 def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
-    """Return the first node of each encoder, by its last node, which computes a sent tensor (both as indices)."""
+    """Return the index of the first node of each encoder, by the index of its last node.
+
+    An encoder is the group of nodes that convert a tensor to the wire type int8-block before it is sent. Its last node
+    computes the sent tensor.
+    """
     starts: dict[int, int] = {}
     for send in graph.sends:
         start = send.producer

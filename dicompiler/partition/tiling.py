@@ -296,7 +296,7 @@ def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[R
     order = sorted(chosen, key=lambda layer: layers.position[layer.name], reverse=True)
     for layer in order:
         if layer.whole_reason:
-            raise DicompilerError(f"layer {layer.name!r} cannot be in a fused tile: {layer.whole_reason}")
+            raise DicompilerError(f"layer {layer.name!r} cannot be in a fused tile ({layer.whole_reason}): omit it")
     result = []
     for region in tiles:
         demands: dict[str, Region] = {last.output: region}

@@ -45,7 +45,7 @@ def read_samples(path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
         _check_array(path, value, arrays)
     counts = {len(arrays[name]) for name in names}
     if not counts:
-        raise DicompilerError(f"{path}: the network has no inputs, so it cannot be calibrated")
+        raise DicompilerError(f"{path}: the network has no inputs, so it cannot be calibrated: omit the samples")
     if len(counts) > 1:
         raise DicompilerError(
             f"{path}: the numbers of samples of the inputs are {sorted(counts)}: give the same number for every input"

@@ -124,7 +124,8 @@ class AnnotationPass(Pass):
         intervals = split_axis(graph, layer, axis, shares or [1.0] * parts)
         if any(start >= stop for start, stop in intervals):
             noun = {"height": "rows", "width": "columns", "channel": "output channels"}[label]
-            raise self.error(f"layer {layer.name!r} has {whole[axis][1]} {noun}, too few for {parts} parts")
+            fault = f"layer {layer.name!r} has {whole[axis][1]} {noun}, too few for {parts} parts"
+            raise self.error(f"{fault}: use fewer parts")
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:

@@ -69,10 +69,12 @@ class LipPass(LayerAnnotationPass):
         extent = reduction_length(graph, layer)
         if extent is None:
             raise self.error(
-                f"layer {layer.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, layer)}"
+                f"layer {layer.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, layer)}: "
+                "omit it"
             )
         if extent < self.parts:
-            raise self.error(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
+            fault = f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts"
+            raise self.error(f"{fault}: use fewer parts")
         homes = self.assign_devices(self.parts, devices)
         cuts = split_proportionally(extent, [1.0] * self.parts)
         partials = [Part(d, reduce=cut, lane=lane) for (d, lane), cut in zip(homes, cuts, strict=True)]
@@ -128,7 +130,8 @@ class FusePass(AnnotationPass):
         extent = reduction_length(graph, last)
         if extent is None:
             raise self.error(
-                f"layer {last.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, last)}"
+                f"layer {last.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, last)}: "
+                "choose another last layer"
             )
         axis = labelled_axis(graph, first, "channel")
         channels = output_shape(graph, first)[axis]

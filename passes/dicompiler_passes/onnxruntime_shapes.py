@@ -163,7 +163,10 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _hide_nodes(model: onnx.ModelProto, outputs: Mapping[int, list[onnx.ValueInfoProto]]) -> onnx.ModelProto:
-    """Return a copy of the model in which some nodes, given by index, are opaque and have outputs of known shapes."""
+    """Return a copy of the model in which ONNX infers nothing for some nodes and uses given shapes instead.
+
+    `outputs` has the type and shape of each output of these nodes, by index of the node.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.opset_import.append(helper.make_opsetid(_OPAQUE_DOMAIN, 1))

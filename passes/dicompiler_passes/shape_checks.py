@@ -32,7 +32,10 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
     except onnx.shape_inference.InferenceError as error:
         if not _ort_accepts(bare):
             reason = " ".join(str(error).split())
-            raise DicompilerError(f"{place}: infer-shapes: the shapes do not fit the model: {reason}") from error
+            raise DicompilerError(
+                f"{place}: infer-shapes: the shapes do not fit the model: {reason}: give other shapes (--shape), or "
+                "correct the model"
+            ) from error
         return propagate_shapes(bare)
 
 

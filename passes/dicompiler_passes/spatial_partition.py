@@ -93,7 +93,7 @@ def even_grid(
     """
     tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:
-        raise annotation.error(f"layer {layer.name!r} is too small for {rows}×{columns} tiles")
+        raise annotation.error(f"layer {layer.name!r} is too small for {rows}×{columns} tiles: use fewer tiles")
     return tiles
 
 

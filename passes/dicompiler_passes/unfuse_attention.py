@@ -92,7 +92,7 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
     node, is_changed = preceding.node, False
     inputs = [index for index in range(3) if _has_input(node, index)]
     ranks = [len(shapes[index] or ()) for index in inputs]
-    if ranks in ([5], [3, 5]):  # (batch, rows, heads, 3 or 2, size)
+    if ranks in ([5], [3, 5]):  # The last input is packed: its shape is (batch, rows, heads, 3 or 2 tensors, size).
         packed = node.inputs[inputs[-1]]
         batch, rows, heads, count, size = shapes[inputs[-1]] or ()
         pieces = preceding.add_split(packed, [1] * count, 3)
@@ -110,7 +110,8 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    has_bias = _has_input(node, 3)  # With a Concat, the bias would be added to the past keys too.
+    # A node with a bias keeps its cache: after a Concat with the past keys, the bias would be added to these too.
+    has_bias = _has_input(node, 3)
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
     )

@@ -162,7 +162,7 @@ def _add_values(
 ) -> None:
     """Add inputs, outputs and types of tensors to the message `new`.
 
-    An input that is also an initializer keeps its position.
+    `tensors` and `constants` are those of `graph`, by name. An input that is also an initializer keeps its position.
     """
     inputs, outputs, values = (graph.value_infos[field] for field in ("input", "output", "value_info"))
     new_inputs = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]

@@ -146,7 +146,7 @@ def _map_external_data(
     if offset < 0 or length < 0 or offset + length > len(data):
         raise DicompilerError(
             f"{data_place}: bytes {offset} to {offset + length} are outside the {len(data)} bytes of {location!r}: "
-            "the file is truncated, or belongs to another model"
+            "the file is truncated, or belongs to another model: copy the right file"
         )
     return data[offset : offset + length]
 

@@ -88,7 +88,10 @@ def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the peaks of tensors that are read and not exact, but are computed from exact tensors only."""
+    """Return the peaks (bounds of their numbers) of tensors that are not exact, but are computed from exact ones only.
+
+    Tensors that nothing reads are omitted.
+    """
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}
     read = [(index, peak) for index, peak in peaks if facts.readers(peak.tensor) != ()]

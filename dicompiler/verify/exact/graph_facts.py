@@ -129,10 +129,10 @@ class GraphFacts:
 
 
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
-    """Return the facts about a network. Types are inferred on a copy without weights.
+    """Return the types, shapes, readers and operator rules of a network's graph, which its check models need.
 
-    The default of `rules` is the built-in rules. If `layers` are given, their shapes are used too, and nodes in layers
-    that cannot be cut are marked as whole.
+    Types are inferred on a copy without weights. The default of `rules` is the built-in rules. If `layers` are given,
+    their shapes are used too, and nodes in layers that cannot be cut are marked as whole.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)
@@ -158,7 +158,7 @@ def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | 
 
 
 def facts_for_model(facts: GraphFacts, model: Model) -> GraphFacts:
-    """Return the facts for a model with the same graph but other constants."""
+    """Return a copy of `facts` for a model with the same graph but other constants."""
     return replace(facts, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
 
 

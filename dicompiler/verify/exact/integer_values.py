@@ -129,7 +129,10 @@ def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
 
 
 def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
-    """Follow the output of a node through BatchNormalizations, constant factors and constant shifts."""
+    """Return the nodes behind a node that multiply by a constant, and whether an addition of two tensors follows.
+
+    The path is followed as long as each tensor has a single reader that preserves or flips the sign of whole channels.
+    """
     links: list[int] = []
     readers = facts.readers(facts.nodes[index].output[0])
     while readers is not None and len(readers) == 1:

@@ -268,7 +268,7 @@ def _row_blocks(
     weight_bytes: Mapping[str, int],
     singles: dict[int, tuple[float, float]],
 ) -> Iterator[CandidateRun]:
-    """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the block before.
+    """Yield blocks of layers in fused height tiles that end before layer `stop`, each one layer longer than the last.
 
     A block that is not faster than its layers computed separately is skipped, because these layers are candidates too.
     The loop ends if a block takes at least twice as long as its separate layers, or at least as long as on one device.

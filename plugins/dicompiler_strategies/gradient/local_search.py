@@ -68,10 +68,11 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return the selections that are found while prices of memory are adapted (dual ascent).
+        """Return the selections, and those that are found while prices of memory are adapted (dual ascent).
 
-        Each byte of weights on a host has a price, which rises while the host has too many weights and falls otherwise.
-        In each round, sequences of layers get the choices that cost least at the current prices.
+        A selection has the number of each layer's choice. Each byte of weights on a host has a price, which rises while
+        the host has too many weights and falls otherwise. In each round, sequences of layers get the choices that cost
+        least at the current prices.
         """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)

@@ -59,23 +59,23 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """A view of the tables in which the choices of all layers are numbered consecutively: n columns of an array."""
+    """The tables of a relaxation as flat arrays, with one column for each of the n choices of all layers together."""
 
     tables: ObjectiveTables
 
     @cached_property
     def first_columns(self) -> Selections:
-        """First column of each layer, shape (layers,)."""
+        """Column of the first choice of each layer, shape (layers,)."""
         return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
     def column_layers(self) -> Selections:
-        """Layer of each column, shape (n,)."""
+        """Position of the layer to which each column belongs, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
     def layer_columns(self) -> tuple[slice, ...]:
-        """Range of columns of each layer."""
+        """Range of columns with the choices of each layer."""
         return tuple(
             slice(int(start), int(start) + len(costs))
             for start, costs in zip(self.first_columns, self.tables.node, strict=True)

@@ -122,7 +122,7 @@ class Gradient(Strategy):
         )
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
-        """Return the best plan over the tables that fits into the hosts' memory.
+        """Return the best plan that consists of choices in the cost tables and fits into the hosts' memory.
 
         The tables count weights but no activations. If a plan needs too much memory, the search is repeated with the
         missing bytes reserved.
@@ -157,7 +157,7 @@ class Gradient(Strategy):
         descent: bool = True,
         budget: WorkBudget | None = None,
     ) -> BestSelection:
-        """Return the best selection over tables for the objective of their problem.
+        """Return the best selection (a choice for each layer) in cost tables, by the objective of their problem.
 
         Args:
             cost_tables: The cost tables.
@@ -205,7 +205,7 @@ class Gradient(Strategy):
 def _search_objective(
     tables: ObjectiveTables, settings: DescentSettings | None, hints: Sequence[Sequence[int]], budget: WorkBudget
 ) -> BestSelection | None:
-    """Return the best selection over one ObjectiveTables.
+    """Return the best selection (a choice for each layer) by the costs in one ObjectiveTables.
 
     The descent uses `settings`, or is omitted if they are None. Local search then improves the selections that the
     descent found, and the selections `hints`. Hints with choices that are not in the tables are ignored. If no

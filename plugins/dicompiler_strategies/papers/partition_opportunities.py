@@ -180,7 +180,7 @@ class _SpaceBuilder:
         return tuple(map(tuple, opportunities))
 
     def _basic_opportunities(self, layer: Layer) -> Iterator[PartitionOpportunity]:
-        """Yield the PO of the whole layer and those of its slices."""
+        """Yield the partition opportunities of a layer that is not fused: the whole layer, and slices of its height."""
         whole = None if layer.whole_reason else full_region(output_shape(self.layers, layer))
         yield PartitionOpportunity(self._new_group(1), (whole,), (whole,))
         axis = find_cuttable_axis(self.layers, layer, "height")

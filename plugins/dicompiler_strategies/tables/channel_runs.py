@@ -90,9 +90,10 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """
     if not (length := summed_length(layers, last)):
         return None
-    # The first and the last channel show which layers belong to the run. A layer that only one of the two needs
-    # contributes just some of the channels (for example, before a Concat). If both together do not span a layer's
-    # output, the output is cut for another reason (for example, because a row is picked).
+    # The regions that the first and the last channel need show which layers belong to the run. A layer that only one of
+    # the two channels needs contributes just some of the channels (for example, before a Concat). If the bounding box
+    # of the two regions is not the layer's whole output, then the output is cut for another reason (for example,
+    # because a row is picked).
     ends = ((0, 1), (length - 1, length))
     demands = [_demanded_regions(layers, last, end) if length > 1 else {} for end in ends]
     whole = frozenset(
@@ -171,10 +172,10 @@ def _needed_regions(layers: LayerGraph, last: Layer, interval: Interval) -> Mapp
 def _demanded_regions(
     layers: LayerGraph, last: Layer, interval: Interval, inside: Collection[str] | None = None
 ) -> dict[str, Region]:
-    """Return, by layer name, the output region that one range of the summing layer's reduction axis needs.
+    """Return, by layer name, the output region that a partial sum of the layer `last` over `interval` needs.
 
-    The walk goes backwards from the summing layer `last`. It passes through the layers named in `inside`; if that is
-    None, through every layer of which only a piece is needed.
+    The regions are followed backwards from `last` through the layers named in `inside`. If `inside` is None, they are
+    followed through every layer of which only a piece is needed.
     """
     demands: dict[str, Region] = {}
     open_positions: list[int] = []

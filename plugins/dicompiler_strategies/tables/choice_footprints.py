@@ -186,7 +186,8 @@ class _FootprintBuilder:
         key = share, (device.rate, device.memory_bandwidth) if is_analytic else device.name
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        if part.reduce is None:  # Only lookups in a range of a table, which are partial sums, copy data in addition.
+        # A lookup in a range of a table copies data in addition. Such a lookup is a partial sum.
+        if part.reduce is None:
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*copied)
@@ -199,9 +200,9 @@ class _FootprintBuilder:
 
 
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
-    """Return the index of each state that a layer reads.
+    """Return a number for each state that a layer reads, by the model input of the state.
 
-    The indices count from −1 down, so that they differ from the indices of the layer's inputs.
+    Footprints use these numbers like indices of layer inputs. They count from −1 down, so that they differ from those.
     """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
@@ -224,7 +225,8 @@ def region_to_box(region: Region) -> Region:
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
     """Return the needed boxes by index of the input.
 
-    Elements that a device reads both for a partial sum and for its final output are counted once.
+    `reads` has the boxes that devices read, by (index of the input, 1 if read for partial sums). Elements that a device
+    reads both for a partial sum and for its final output are counted once.
     """
     by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):

@@ -347,10 +347,10 @@ class _TableFiller:
 def flows_on_edge(
     layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
 ) -> list[BoxFlow]:
-    """Return a flow for each tensor of an edge between two layers whose regions are known.
+    """Return a flow for each tensor of an edge between two layers, if the regions of the tensor are known.
 
-    A flow says which boxes of the tensor the devices store under each choice of the producer, and which they need under
-    each choice of the consumer.
+    A flow says which boxes (regions as arrays) of the tensor the devices store under each choice of the producer, and
+    which they need under each choice of the consumer.
     """
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
@@ -363,7 +363,7 @@ def flows_on_edge(
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
     """Return the flows of network inputs to a layer, and the flows of network outputs from it.
 
-    A flow says which boxes of a tensor the devices store, and which they need.
+    A flow says which boxes (regions as arrays) of a tensor the devices store, and which they need.
     """
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []

@@ -40,9 +40,9 @@ class RuntimeArrays:
 
     @cached_property
     def coalesced(self) -> RuntimeArrays:
-        """Costs of messages that are coalesced with another message to the same receiver.
+        """Costs of messages that are coalesced (sent together) with another message to the same receiver.
 
-        The receiver's segment is called because of the other message, so this call costs nothing more.
+        The call of the receiver's segment is counted for the other message, so it costs 0 here.
         """
         send, receive = self.send * self.coalesced_share, self.receive * self.coalesced_share
         return replace(self, send=send, receive=receive, calling=0 * self.calling)
@@ -139,7 +139,7 @@ class LinkLoads:
 
     @cached_property
     def coalesced(self) -> LinkLoads:
-        """The loads of messages that are coalesced with others: no latency, and lower runtime costs."""
+        """The loads of messages that are coalesced (sent together) with others: no latency, and lower runtime costs."""
         if self.runtime is None:
             return self
         return replace(self, pair_latency=0 * self.pair_latency, runtime=self.runtime.coalesced)
@@ -161,7 +161,7 @@ class LinkLoads:
 
 
 def build_link_loads(problem: Problem) -> LinkLoads:
-    """Return the links of the problem's network with the costs of its runtimes."""
+    """Return for how long bytes and messages keep the network's links busy, and the costs of the devices' runtimes."""
     platform = problem.platform
     devices = platform.devices
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
@@ -188,8 +188,8 @@ def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
 def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     """Return the seconds per byte, the seconds per message and the latency of each pair of devices, as three arrays.
 
-    The index of a pair is sender · number of devices + receiver. Bytes include the message headers. The latency
-    includes the latency of the receiver's runtime; within a host, it is only the latter.
+    The index of a pair is sender · number of devices + receiver. Bytes include the message headers. The latency is the
+    sum of the network's latency, which is 0 within a host, and of the latency of the receiver's runtime.
     """
     byte_s, message_s, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)

@@ -49,7 +49,7 @@ class SegmentNode:
         return self.outputs[0]
 
     def has_input(self, index: int) -> bool:
-        """Return True if the node has the input and it is not omitted."""
+        """Return True if the node has an input with this index that is not omitted."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def get_attribute(self, name: str, default: Any = None) -> Any:

@@ -64,7 +64,7 @@ class _QuantizedTensors:
     """The quantized tensors of a graph.
 
     Attributes:
-        dequantized: For the output of each DequantizeLinear, that node.
+        dequantized: The DequantizeLinear nodes, each by the name of its output.
         params: Quantization of each quantized tensor.
     """
 
@@ -180,7 +180,7 @@ def _convert_node(
 
 
 def _dequantize_constants(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with dequantized constants replaced by float constants."""
+    """Return the graph with each DequantizeLinear of a constant replaced by a float constant."""
     constants, nodes = dict(graph.constants), list[SegmentNode]()
     for node in graph.nodes:
         if node.op == DEQUANTIZE_OP and node.inputs[0] in constants:

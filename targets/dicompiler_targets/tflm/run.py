@@ -107,7 +107,8 @@ def _make_interpreter(path: Path, arena: int, device: str) -> Any:
     except DicompilerError:
         raise
     except Exception as error:  # Damaged files raise errors of many types.
-        raise RunError(f"device {device!r}: {path.name}: TFLite-micro cannot run it: {error}") from None
+        cause = f"TFLite-micro cannot run it ({error})"
+        raise RunError(f"device {device!r}: {path.name}: {cause}: compile the model again") from None
 
 
 def _run_frame(
