@@ -75,7 +75,7 @@ def check_writable(path: Path | None) -> None:
     if path is None:
         return
     if not path.parent.is_dir():
-        raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it first")
+        raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:
         path.is_symlink()  # A name that is too long raises an OSError.
         tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-").cleanup()

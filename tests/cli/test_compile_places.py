@@ -73,8 +73,11 @@ class TestPlaces:
         (tmp_path / "directory").mkdir()
         for path, cause in (
             (tmp_path / "directory", "it is a directory: give the name of a file"),
-            (model / "y", f"there is no directory {str(model)!r}"),
-            (tmp_path / "none" / "y", f"there is no directory {str(tmp_path / 'none')!r}"),
+            (model / "y", f"there is no directory {str(model)!r}: create it, or choose another place"),
+            (
+                tmp_path / "none" / "y",
+                f"there is no directory {str(tmp_path / 'none')!r}: create it, or choose another place",
+            ),
             (tmp_path / ("x" * 300), "it cannot be written: File name too long: choose another place"),
             (Path("/proc/y"), "it cannot be written: No such file or directory: choose another place"),
         ):

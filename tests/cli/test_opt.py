@@ -66,6 +66,8 @@ class TestOpt:
         line = failed(2, "opt", open_model, "-p", "infer-shapes", *SHAPE, "--save-plan", plan, "-o", out)
         assert line == "dicompiler: error: --save-plan: the pipeline has no pass that makes a plan"
         line = failed(1, "opt", open_model, "-p", "infer-shapes", "-o", tmp_path / "no" / "o.onnx")
-        assert line.endswith(f"no/o.onnx: there is no directory '{tmp_path / 'no'}': create it first")
+        assert line.endswith(
+            f"no/o.onnx: there is no directory '{tmp_path / 'no'}': create it, or choose another place"
+        )
         assert "gone.onnx" in failed(1, "opt", tmp_path / "gone.onnx", "-p", "infer-shapes", "-o", out)
         assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

@@ -137,7 +137,7 @@ class TestPrerequisites:
     def test_rejects_unwritable_depfile_before_the_work(self, place: Path) -> None:
         line = ("compile", "net.onnx", *SPLIT, "-o", "net", "--depfile")
         said = dicompiler(place, *line, "no/net.d", code=1)
-        assert said == "dicompiler: error: no/net.d: there is no directory 'no': create it first\n"
+        assert said == "dicompiler: error: no/net.d: there is no directory 'no': create it, or choose another place\n"
         assert ".: it is a directory: give the name of a file" in dicompiler(place, *line, ".", code=1)
         assert "Make or Ninja cannot read ';' in a name" in dicompiler(
             place, *line, "n.d", "--depfile-target", "a;b", code=1
