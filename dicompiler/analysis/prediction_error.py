@@ -258,8 +258,8 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
 def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
-    The first frame is excluded, because caches are still cold. The result is the median. If the plan has `roles`
-    replicas, it is the mean of their medians.
+    The first frame is excluded, because caches are still cold. The result is the median, or the mean of the replicas'
+    medians if the plan has several replicas (`roles`).
     """
     by_role = [list(frames_s[role::roles]) for role in range(roles)]
     if len(frames_s) > roles:

@@ -349,7 +349,7 @@ class _EventSimulator:
             self.links.enqueue(now, path.flow, (frame, path), path.seconds, rank)
 
     def _schedule_departures(self, frame: _FrameState) -> None:
-        """Turn the departures that the links have planned into events."""
+        """Turn the departures (ends of the sending of a message) that the links have planned into events."""
         for at, flow, version in self.links.departures:
             heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
         self.links.departures.clear()

@@ -85,7 +85,7 @@ def normalization_from_axis(
     """Split a LayerNormalization or a similar operator: the axes over which it normalizes stay whole.
 
     The first of these axes is the attribute `axis` (`default_axis` if the node omits it), and `axis_count` is their
-    number. If it is None, all axes from the first one on are included.
+    number. If `axis_count` is None, the operator normalizes over all axes from the first one on.
     """
     axes = range(len(region))[operation.attribute("axis", default_axis) % len(region) :]
     return elementwise(operation, _with_full_axes(operation, region, axes[:axis_count]), reduce)

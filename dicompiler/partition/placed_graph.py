@@ -450,7 +450,7 @@ class PlacedGraphBuilder:
     def add_node(
         self, op: str, inputs: Sequence[str], output: PlacedTensor, place: NodePlacement, origin: str, **attributes: Any
     ) -> PlacedTensor:
-        """Add a new node that is named like its output."""
+        """Add a new node that is named like its output, and return the output."""
         name = unique_name(output.name, self.node_name_counts)
         self.tensor_knowledge[output.name] = output
         self.nodes.append(

@@ -193,7 +193,9 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
 def _without_growth(graph: ModelGraph, nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> list[gs.Node]:
     """Return the nodes without those that would make the model much larger.
 
-    Expand(small constant) → Add(x, ·)               ⇒  (), because the large result would be stored
+    In the examples, Add is not folded, and the nodes after the arrow are returned:
+
+    Expand(small constant) → Add(x, ·)               ⇒  none, because the large result would be stored
     Expand(small constant) → ReduceSum → Add(x, ·)   ⇒  Expand, ReduceSum, because only the sum would be stored
 
     A ConstantOfShape that computes weights is always folded. `sizes` has the bytes of the results.

@@ -229,7 +229,7 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return, for each input tensor, the region that each member needs for its share; None means no share."""
+        """Return, for each input tensor, the region that each member needs for its entry of `shares` (None: none)."""
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
         for index, share in zip(self.members, shares, strict=True):
