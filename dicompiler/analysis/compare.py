@@ -93,7 +93,7 @@ def compare(
     """Return the results of all strategies. If a strategy fails, its result contains the error.
 
     Args:
-        problem: The problem.
+        problem: Problem that every strategy solves.
         strategies: The strategies by name.
         progress: Function that is called with the name of each strategy before its search.
         tolerate_failures: Failures of devices for which each strategy also makes plans, as in `compile`.

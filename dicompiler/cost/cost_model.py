@@ -54,10 +54,10 @@ class CostModel(ABC):
 
         Args:
             layers: The layers of the network.
-            layer: The layer.
+            layer: Layer of which the device computes a share.
             share: The share: the region of the output, the range of the reduction axis, and the number of partial sums
                 that are added up.
-            device: The device.
+            device: Device that computes the share.
 
         Returns:
             Seconds, infinite if the device does not compute.
@@ -78,9 +78,9 @@ class CostModel(ABC):
 
         Args:
             layers: The layers of the network.
-            layer: The layer.
+            layer: Layer of which the device computes a share.
             share: The share of the layer.
-            device: The device.
+            device: Device that computes the share.
             local_bytes: Bytes of the share's inputs that the device has just computed and that the share reads uncut.
 
         Returns:
@@ -92,7 +92,7 @@ class CostModel(ABC):
         """Return the costs of a target's runtime on a device.
 
         Args:
-            device: The device.
+            device: Device on which the runtime runs.
             stated: Costs that the target states for its reference host.
             target: Name of the target.
 
@@ -117,7 +117,7 @@ class CostModel(ABC):
 
         Args:
             layers: The layers of the network.
-            layer: The layer.
+            layer: Layer of which the shares are parts.
             shares: Shares of the layer.
             devices: Devices.
 

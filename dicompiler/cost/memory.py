@@ -85,7 +85,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     result is for the case that needs the most memory.
 
     Args:
-        program: The program.
+        program: Program that the devices run.
         frames: Number of frames in flight, at least 1.
         added: Bytes that the target adds, by device.
 
@@ -121,7 +121,7 @@ def segment_value_sizes(segment: Segment) -> dict[str, int]:
     """Return the bytes of every tensor that a segment reads or computes, without constants.
 
     Args:
-        segment: The segment.
+        segment: Segment with its ONNX model.
 
     Returns:
         Bytes by tensor name; 0 if the shape is unknown.
@@ -145,7 +145,7 @@ def constant_sizes(segment: Segment) -> dict[str, int]:
     """Return the bytes of each constant of a segment. A sparse constant counts as if it were dense.
 
     Args:
-        segment: The segment.
+        segment: Segment with its ONNX model.
 
     Returns:
         Bytes by constant name.

@@ -27,7 +27,7 @@ def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, r
 
     Args:
         layers: The layers of the network.
-        layer: The layer.
+        layer: Layer of which the share is a part.
         region: Region of the layer's output that is computed; None for all of it.
         reduce: Range of the reduction axis if the share is a partial sum; None for the whole axis.
 
@@ -108,7 +108,7 @@ def count_operations(
 
     Args:
         layers: The layers of the network.
-        layer: The layer.
+        layer: Layer of which the share is a part.
         region: Region of the layer's output that is computed; None for all of it.
         reduce: Range of the reduction axis if the share is a partial sum; None for the whole axis.
         merge: Number of partial sums that the share adds up; 0 if it computes from the layer's inputs.

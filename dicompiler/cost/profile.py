@@ -181,7 +181,7 @@ class Profile(Memoizing):
 
         Args:
             layers: The layers of the network.
-            layer: The layer.
+            layer: Layer of which the share is a part.
             share: The share of the layer.
             isolated_s: Seconds of the share if it runs repeatedly on its own.
             local_bytes: Bytes of inputs that the device has just computed in the same session.

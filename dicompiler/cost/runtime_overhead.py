@@ -108,7 +108,7 @@ class RuntimeCosts:
         """Return the seconds for which a message from this device occupies a link.
 
         Args:
-            link: The link.
+            link: Link, or network, that carries the message.
             nbytes: Bytes of the message.
             message_s: Seconds that the network itself needs for each message, in addition to its bytes.
 

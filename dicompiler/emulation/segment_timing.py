@@ -65,7 +65,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
 
     Args:
         target: The target; its way of calling segments is timed.
-        program: The program.
+        program: Program with the segments.
         inputs: Arrays by name of the graph input.
         long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
     """
@@ -101,8 +101,8 @@ def make_timer(program: Program, call: SegmentCall, memory: dict[str, Any]) -> C
     """Return a timer for a call of a segment, with the copies that the runtime makes before and after the call.
 
     Args:
-        program: The program.
-        call: The call.
+        program: Program to which the segment belongs.
+        call: Call of the segment, with its copies.
         memory: Tensors of the device in a frame, by name. Tensors that the copies create are added.
     """
     if call.segment is None:

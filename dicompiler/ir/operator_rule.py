@@ -295,7 +295,7 @@ def whole_tensor(operation: Operation, region: Region, reduce: Interval | None) 
     """Return the piece that computes the whole output from all inputs, as for operators without a rule.
 
     Args:
-        operation: The operation.
+        operation: Node that is computed, with its tensors.
         region: Requested region, which is ignored.
         reduce: Range of the reduction axis, which is ignored.
 

@@ -19,7 +19,7 @@ def read_output_names(model: onnx.ModelProto) -> dict[str, str]:
     """Return the outputs of a model that have another name for users.
 
     Args:
-        model: The model.
+        model: Model with the names in its metadata.
 
     Returns:
         Name for users by the name of the graph output.

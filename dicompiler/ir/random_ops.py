@@ -26,7 +26,7 @@ def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
     Such a node is a random operator, a Dropout in training mode, or a node whose body or function contains one of them.
 
     Args:
-        node: The node.
+        node: Node of a graph or of a function.
         model: Model of the node. Its functions are searched, and its constants can show that a Dropout is inactive.
 
     Returns:

@@ -49,7 +49,7 @@ def read_states(model: onnx.ModelProto) -> StatePairs | None:
     """Return the model input and the model output of each state, as the model's metadata list them.
 
     Args:
-        model: The model.
+        model: Model that may have states in its metadata.
 
     Returns:
         Pairs of the names of the model input and the model output; None if the metadata do not mention states.

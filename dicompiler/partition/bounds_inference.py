@@ -70,7 +70,7 @@ def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: One of the layers.
 
     Returns:
         Number of elements; None if the layer has no such axis.
@@ -90,7 +90,7 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: One of the layers.
 
     Returns:
         Axes in ascending order.
@@ -108,7 +108,7 @@ def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> Shar
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer of which the share is a part.
         share: Region of the layer's output, and range of the reduction axis.
 
     Returns:

@@ -67,7 +67,7 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
     Args:
         platform: The cluster.
         layers: The model's layers.
-        plan: The plan.
+        plan: Plan of these layers on devices of the platform.
 
     Returns:
         The routing.

@@ -129,7 +129,7 @@ def labelled_axis(layers: LayerGraph, layer: Layer, label: AxisLabel) -> int:
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer with this axis in its output.
         label: `height`, `width` or `channel`.
 
     Returns:
@@ -153,7 +153,7 @@ def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[fl
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer that is split.
         axis: Axis of the layer's output.
         weights: Relative lengths of the intervals.
 
@@ -171,7 +171,7 @@ def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int])
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer that is split.
         axis: Axis of the layer's output.
         ends: Ends of the intervals in elements, in ascending order.
 
@@ -200,7 +200,7 @@ def tile_layer(
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer that is split.
         label: `height`, `width` or `channel`.
         weights: Relative sizes of the parts, one per device.
         devices: Names of the devices.
@@ -221,7 +221,7 @@ def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tup
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer that is split.
         rows: Number of rows of the grid.
         columns: Number of columns of the grid.
 
@@ -240,7 +240,7 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
 
     Args:
         layers: The model's layers.
-        layer: The layer.
+        layer: Layer that other layers may read.
         names: Names of layers.
 
     Returns:

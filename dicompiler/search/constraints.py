@@ -186,7 +186,7 @@ def needed_memory(problem: Problem, plan: Plan) -> Mapping[str, int]:
 
     Args:
         problem: The problem that the plan solves.
-        plan: The plan.
+        plan: Plan for the problem's layers.
 
     Returns:
         Needed bytes by host name.
@@ -203,7 +203,7 @@ def missing_memory(problem: Problem, plan: Plan) -> dict[str, int]:
 
     Args:
         problem: The problem that the plan solves.
-        plan: The plan.
+        plan: Plan for the problem's layers.
 
     Returns:
         Missing bytes by host name, only for hosts with too little memory.

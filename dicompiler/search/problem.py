@@ -143,7 +143,7 @@ class Problem:
         layer.
 
         Args:
-            plan: The plan.
+            plan: Plan for the problem's layers.
 
         Returns:
             The estimated metrics.
@@ -183,7 +183,7 @@ class Problem:
         include the memory that the target adds to the program.
 
         Args:
-            plan: The plan.
+            plan: Plan for the problem's layers.
 
         Returns:
             The simulated metrics.
@@ -248,7 +248,7 @@ class Problem:
         The processes of the executor receive plans and shapes, but no weights.
 
         Args:
-            plans: The plans.
+            plans: Plans for the problem's layers.
 
         Returns:
             For each plan, in order, its metrics or the error that `evaluate` raised.
@@ -264,7 +264,7 @@ class Problem:
         """Simulate the program of a plan for a stream of frames.
 
         Args:
-            plan: The plan.
+            plan: Plan for the problem's layers.
             frames: Number of frames.
             in_flight: Number of frames that are computed at the same time.
 
@@ -280,7 +280,7 @@ class Problem:
         """Return the routing of a plan and the workload for the simulator, without writing segments as ONNX.
 
         Args:
-            plan: The plan.
+            plan: Plan for the problem's layers.
 
         Returns:
             The routing and the workload.
@@ -336,7 +336,7 @@ class Problem:
         """Return the routing and the program of a plan without checking the placed model.
 
         Args:
-            plan: The plan.
+            plan: Plan for the problem's layers.
 
         Returns:
             A pipeline state with routing and program.

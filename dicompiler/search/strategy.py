@@ -88,7 +88,7 @@ class Strategy(ABC):
         If the strategy is not built in, the error also names the strategy.
 
         Args:
-            problem: The problem.
+            problem: Problem that the plan solves.
             plan: A plan of this strategy.
 
         Raises:

@@ -81,7 +81,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
     """Return the model with the given input shapes, and the shapes of all other tensors inferred.
 
     Args:
-        model: The model.
+        model: Model, which may have open dimensions.
         shapes: Shapes by input name or pattern (past*).
 
     Returns:

@@ -73,7 +73,7 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
     """Return the model with the states that `texts` select.
 
     Args:
-        model: The model.
+        model: Model with static shapes.
         texts: Patterns such as `past*=present*`; `auto` selects usual names of exporters, `none` selects nothing.
 
     Returns:

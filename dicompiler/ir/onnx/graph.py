@@ -320,7 +320,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         """Turn a computed tensor into an initializer. The caller must remove the node that computed it.
 
         Args:
-            tensor: The tensor.
+            tensor: Tensor that a node of the graph computes.
             values: Values of the initializer.
         """
         tensor.to_constant(values)
@@ -344,7 +344,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         """Remove nodes from the graph, and disconnect them from their tensors.
 
         Args:
-            nodes: The nodes.
+            nodes: Nodes of the graph.
         """
         removed_ids = {id(node) for node in nodes}
         self.nodes = [node for node in self.nodes if id(node) not in removed_ids]
@@ -381,7 +381,7 @@ def names_read(node: gs.Node) -> Iterator[str]:
     """Yield the names of the tensors that a node and its control-flow bodies read.
 
     Args:
-        node: A node.
+        node: Node of a graph.
 
     Yields:
         Names of tensors.

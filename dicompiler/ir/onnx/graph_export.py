@@ -211,7 +211,7 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
     """Return the message of a node, with all data of its original message that the graph does not represent.
 
     Args:
-        node: The node.
+        node: Node of an edited graph.
         outer: Names of constants of enclosing graphs. A control-flow body of the node refers to them without a copy.
         namesake: For a node that graphsurgeon made, the original node of the same name. It is ignored if the operator
             differs.

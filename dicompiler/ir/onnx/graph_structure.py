@@ -92,7 +92,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     """Return the names of the outer tensors that a node's control-flow bodies read.
 
     Args:
-        node: A node.
+        node: Node that may have control-flow bodies.
 
     Returns:
         Names of tensors of the enclosing graphs.

@@ -169,7 +169,7 @@ def copy_without(message: MessageType, *skipped: str) -> MessageType:
     """Return a copy of a protobuf message without some fields. These fields are never read, because they may be large.
 
     Args:
-        message: The message.
+        message: Message that is copied.
         *skipped: Names of the fields that are not copied.
 
     Returns:

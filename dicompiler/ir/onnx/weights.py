@@ -79,7 +79,7 @@ def array_dtype(array: NDArray[Any]) -> int:
     """Return the onnx element type of a numpy array, including the types of ml_dtypes.
 
     Args:
-        array: The array.
+        array: Array of any numeric type.
 
     Returns:
         An onnx.TensorProto.DataType.

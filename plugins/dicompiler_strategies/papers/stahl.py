@@ -107,7 +107,7 @@ def solve_ilp(
     to be integers. Equal inputs give equal results.
 
     Args:
-        layers: The layers.
+        layers: Layers of the ILP, in network order.
         N: Number of devices.
         reuse: Count reuse in the first layer of FUSE as well.
         lip: Allow LIP for layers that are not fused.

@@ -110,7 +110,7 @@ def make_program_source(
     """Return the text of program.cc with the tables that program.h declares.
 
     Args:
-        program: The program.
+        program: Program of all devices.
         device: The device's part of the program.
         layout: Memory layout of the device.
         models: Models of the device.

@@ -137,10 +137,10 @@ def write_program(program: Program, margin: float, boards: Mapping[str, Host], d
     """Write the artifact to a directory.
 
     Args:
-        program: The program.
+        program: Program of all devices.
         margin: Share by which arenas are larger than necessary.
         boards: Host of each device, for memory.json.
-        directory: The directory.
+        directory: Directory that is filled.
 
     Raises:
         DicompilerError: A device's name cannot be the name of a directory, or TFLite-micro cannot express a segment.

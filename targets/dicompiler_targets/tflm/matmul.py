@@ -88,11 +88,11 @@ def _add_product(
     its results in the same way, but those of FULLY_CONNECTED differently.
 
     Args:
-        writer: The writer.
-        x: The left operand.
+        writer: Writer of the TFLite graph.
+        x: Index of the left operand.
         weight: Name, rows (shape (N, K)) and quantization of the weight.
-        bias: The bias; -1 for none.
-        output: The output.
+        bias: Index of the bias; -1 for none.
+        output: Index of the tensor for the result.
         activation: TFLite's activation.
     """
     name, rows, quantization = weight

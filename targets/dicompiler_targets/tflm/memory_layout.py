@@ -82,7 +82,7 @@ def plan_memory(
     """Return the memory layout of a device.
 
     Args:
-        program: The program.
+        program: Program of all devices.
         device: The device's part of the program.
         hoisted_segments: Segments of the device.
         models: For each segment, the index of its model; None if the segment only copies data.
