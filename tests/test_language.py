@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,13 @@ def sources() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
-def docstrings() -> Iterator[tuple[str, str, bool]]:
-    """Yield place, text, and whether it is a function's docstring."""
+@cache
+def docstrings() -> tuple[tuple[str, str, bool], ...]:
+    """Return the place and text of all docstrings, and whether it is a function's docstring."""
+    return tuple(find_docstrings())
+
+
+def find_docstrings() -> Iterator[tuple[str, str, bool]]:
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -53,7 +59,13 @@ def docstrings() -> Iterator[tuple[str, str, bool]]:
                     yield f"{path.relative_to(ROOT)}:{line}", text, function
 
 
-def comments() -> Iterator[tuple[str, str]]:
+@cache
+def comments() -> tuple[tuple[str, str], ...]:
+    """Return the place and text of all comments."""
+    return tuple(find_comments())
+
+
+def find_comments() -> Iterator[tuple[str, str]]:
     for path in sources():
         for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
             text = token.string.lstrip("#: ").strip()
