@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "profile": "Measure a model's layers, pieces of them, and the overhead of runtimes.",
     "calibrate": "Correct the figures of a platform or profile with measured runs.",
     "opt": "Run passes on a model.",
+    "platform": "Write a platform as a TOML file.",
     "list": "List passes, strategies, targets and other plugins, or the built-in networks.",
     "demo": "Split ResNet-50 over four boards, verify it, and explain the speed-up.",
 }

@@ -24,6 +24,37 @@ _PI4_DESCRIPTION = (
     " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
     " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
+_TOP500 = "geerlingguy/top500-benchmark, README"
+_GIGABIT = " Network: a gigabit switch, of which TCP gets 941 Mbit/s; latency 0.1 ms is an assumption."
+_PI4_GIGABIT_DESCRIPTION = _PI4_DESCRIPTION.removesuffix(_PI_NETWORK) + _GIGABIT
+# Check of the doubled Linpack rate with onnxruntime on a Raspberry Pi 5: YOLO11n (6.5 GFLOP) takes 168 ms and YOLO11s
+# (21.5 GFLOP) 324 ms (Ultralytics' guide for Raspberry Pi, release 8.3.39). These are 39 and 66 GFLOP/s.
+_PI5_DESCRIPTION = (
+    "Raspberry Pi 5: four Cortex-A76 at 2.4 GHz, 8 GB. 60.5 GFLOP/s in float32: twice the 30.249 GFLOP/s of Linpack in"
+    f" float64 ({_TOP500}). Memory: 10 GB/s is an assumption, 60 % of the peak of 32 bits of LPDDR4X at 4267 MT/s."
+    f" Power: 11 W with four cores busy (the same Linpack run); 4 W idle (geerlingguy/pi-isp, issue 6).{_GIGABIT}"
+)
+_ORANGE_PI5_DESCRIPTION = (
+    "Orange Pi 5: RK3588S with four Cortex-A76 and four Cortex-A55, 8 GB. 107 GFLOP/s in float32: twice the 53.333"
+    f" GFLOP/s of Linpack in float64 on all eight cores ({_TOP500}). Memory: 20 GB/s is an assumption, 60 % of the peak"
+    " of 64 bits of LPDDR4X at 4267 MT/s. Power: 11.5 W with all cores busy (the same Linpack run); 3 W idle is an"
+    f" assumption. The NPU is not counted.{_GIGABIT}"
+)
+_N100_DESCRIPTION = (
+    "Mini-PC with Intel N100: four cores at up to 3.4 GHz, 8 GB. 74.4 GFLOP/s in float32: twice the 37.224 GFLOP/s of"
+    f" Linpack in float64 on a Radxa X4, which cools it to about 2 GHz ({_TOP500} and issue 38). Memory: 20 GB/s is an"
+    " assumption, half of the peak of 64 bits of DDR5 at 4800 MT/s. Power: 16 W with four cores busy (the same Linpack"
+    f" run); 7 W idle is an assumption.{_GIGABIT}"
+)
+# Rates of the Jetson Orin Nano: its peak in float32 is 16 FLOP x 6 cores x 1.7 GHz = 163 GFLOP/s, of which the share is
+# taken that Linpack reaches on a Raspberry Pi 5 (60.5 of 153.6). The GPU computes YOLO11s (21.5 GFLOP) in 13.91 ms.
+_ORIN_NANO_DESCRIPTION = (
+    "NVIDIA Jetson Orin Nano Super: six Cortex-A78AE at 1.7 GHz and an Ampere GPU, 8 GB. Rates: 64 GFLOP/s for the CPU"
+    " are an assumption, the share of its peak that Linpack reaches on a Raspberry Pi 5; 1546 GFLOP/s for the GPU is"
+    " YOLO11s in onnxruntime at 13.91 ms (Ultralytics' guide for NVIDIA Jetson). Memory: 102 GB/s for both devices, the"
+    " peak of 128 bits of LPDDR5 (NVIDIA's data sheet). Power: 25 W, the largest power mode of the module (the same"
+    f" data sheet), shared as 8 W for the CPU and 17 W for the GPU, and 2 W idle for each: assumptions.{_GIGABIT}"
+)
 # Rates of the Jetson Xavier NX: in Table II of the AutoDiCE paper, ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on
 # six cores and at 21.767 images/s on the GPU. The rates of the two devices are therefore 91 and 342 GFLOP/s.
 # Active power: in the same table, energy per image times images/s is at most 10.7 W with the CPU (VGG-19) and 22.4 W
@@ -104,10 +135,23 @@ _NX_DEVICES = (
     Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0, memory_bandwidth=51.2e9),
     Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True, memory_bandwidth=51.2e9),
 )
+_GIGABIT_SWITCH = Network("switch", 941e6, 0.1e-3)
+_PI5_DEVICES = (Device("", "", 60.5e9, cores=4, power_active=11.0, power_idle=4.0, memory_bandwidth=10e9),)
+_OPI5_DEVICES = (Device("", "", 107e9, cores=8, power_active=11.5, power_idle=3.0, memory_bandwidth=20e9),)
+_N100_DEVICES = (Device("", "", 74.4e9, cores=4, power_active=16.0, power_idle=7.0, memory_bandwidth=20e9),)
+_ORIN_DEVICES = (
+    Device("_cpu", "", 64e9, cores=6, power_active=8.0, power_idle=2.0, memory_bandwidth=102e9),
+    Device("_gpu", "", 1546e9, cores=1, power_active=17.0, power_idle=2.0, gpu=True, memory_bandwidth=102e9),
+)
 
 BOARDS = (
     BuiltinBoard("rpi3x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
     BuiltinBoard("rpi4x", _PI4_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK),
     BuiltinBoard("jetson-nx", _NX_DESCRIPTION, "nx", Host("", 8 * GIB), _NX_DEVICES, Network("switch", 1e9)),
+    BuiltinBoard("rpi4-switch-x", _PI4_GIGABIT_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GIGABIT_SWITCH),
+    BuiltinBoard("rpi5x", _PI5_DESCRIPTION, "pi", Host("", 8 * GIB), _PI5_DEVICES, _GIGABIT_SWITCH),
+    BuiltinBoard("orangepi5x", _ORANGE_PI5_DESCRIPTION, "opi", Host("", 8 * GIB), _OPI5_DEVICES, _GIGABIT_SWITCH),
+    BuiltinBoard("n100x", _N100_DESCRIPTION, "pc", Host("", 8 * GIB), _N100_DEVICES, _GIGABIT_SWITCH),
+    BuiltinBoard("orin-nano-x", _ORIN_NANO_DESCRIPTION, "orin", Host("", 8 * GIB), _ORIN_DEVICES, _GIGABIT_SWITCH),
     *_MICROCONTROLLERS,
 )

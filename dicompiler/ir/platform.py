@@ -9,13 +9,14 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 from dicompiler.base.memoize import Memoizing, memoized
+from dicompiler.base.option_specs import instantiate, parse_spec
 from dicompiler.base.schema import read_text, validate
 from dicompiler.base.units import (
     BANDWIDTH,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = "dicompiler.platform/2"
+THIS_HOST = "this"
+"""Name of the platform that consists of this host. Its rate is measured, so it is available only as a file."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ class Platform(Memoizing):
         """Return a platform from a TOML file or by the name of a built-in platform (`rpi4x4`).
 
         Args:
-            source: Path, name, or a platform, which is returned unchanged.
+            source: Path, name, or a platform, which is returned unchanged. A name can have options, which are the
+                fields of `PlatformOptions`: `rpi5x4{bandwidth="2.5 Gbit/s"}`.
             known: Families and file formats of platforms to search; default: the built-in families. If none of them
                 accepts `source`, it is read as a TOML file, provided that it is a Path or has a file suffix or a
                 directory.
@@ -191,23 +195,81 @@ class Platform(Memoizing):
 
         Raises:
             DicompilerError: The file is missing or invalid.
-            UsageError: The name is unknown.
+            UsageError: The name or an option is unknown, or a file has options.
         """
         if isinstance(source, Platform):
             return source
         families = tuple(builtin_families() if known is None else known)
+        name, options = _split_options(source)
         for family in families:
-            platform = family.find(str(source))
+            platform = family.find(name)
             if platform is not None:
-                return platform
-        path, names = Path(source), ", ".join(family.name for family in families)
+                return _apply_options(platform, str(source)) if options else platform
+        path, names = Path(name), ", ".join(family.name for family in families)
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
+            if options:
+                raise UsageError(f"platform {str(source)!r}: a file has no options: change the values in {name}")
             text = read_text(path, f"no such platform file (built-in platforms: {names})")
             return platform_from_toml(text, str(path))
+        if name == THIS_HOST:
+            raise UsageError("platform 'this': run 'dicompiler platform this -o this.toml', and give this file")
         examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
-        close = did_you_mean(str(source), examples)
+        close = did_you_mean(name, examples)
         hint = close if "did you mean" in close else ""
         raise UsageError(f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999)")
+
+
+@dataclass(frozen=True)
+class PlatformOptions:
+    """Options behind the name of a built-in platform. They replace values of the platform; None keeps a value.
+
+    Attributes:
+        bandwidth: Bandwidth of the network, such as "2.5 Gbit/s".
+        latency: Latency of the network, such as "0.2 ms".
+        network: Kind of the network.
+        memory: RAM of each host, such as "16 GiB".
+    """
+
+    bandwidth: str | None = field(default=None, metadata={"help": 'bandwidth of the network, such as "2.5 Gbit/s"'})
+    latency: str | None = field(default=None, metadata={"help": 'latency of the network, such as "0.2 ms"'})
+    network: NetworkKind | None = field(default=None, metadata={"help": "kind of the network"})
+    memory: str | None = field(default=None, metadata={"help": 'RAM of each host, such as "16 GiB"'})
+
+    def apply(self, platform: Platform) -> Platform:
+        """Return the platform with these values.
+
+        Raises:
+            DicompilerError: A text is not a quantity of the right unit.
+        """
+        old, place = platform.network, platform.name
+        network = replace(
+            old,
+            kind=self.network or old.kind,
+            bandwidth=_changed(self.bandwidth, old.bandwidth, BANDWIDTH, f"{place}: bandwidth"),
+            latency=_changed(self.latency, old.latency, TIME, f"{place}: latency"),
+        )
+        hosts = platform.hosts
+        if self.memory is not None:
+            ram = parse_bytes(self.memory, f"{place}: memory")
+            hosts = tuple(replace(host, memory=ram + host.flash) for host in hosts)
+        given = ", ".join(f"{key} = {value}" for key, value in vars(self).items() if value is not None)
+        description = f"{platform.description} Replaced values: {given}."
+        return replace(platform, hosts=hosts, network=network, description=description)
+
+
+def _changed(text: str | None, old: float, quantity: Quantity, place: str) -> float:
+    return old if text is None else parse_quantity(text, quantity, place)
+
+
+def _split_options(source: str | Path) -> tuple[str, bool]:
+    """Return the name or path in `source` without options, and whether there are options."""
+    if isinstance(source, Path) or not source.endswith("}"):
+        return str(source), False
+    return source.partition("{")[0], True
+
+
+def _apply_options(platform: Platform, source: str) -> Platform:
+    return instantiate(PlatformOptions, parse_spec(source, "platform")).apply(platform)
 
 
 @dataclass(frozen=True)
@@ -259,11 +321,12 @@ class PlatformFormat(PlatformFamily):
 
 def platform_file(source: str, families: Iterable[PlatformFamily]) -> Path | None:
     """Return the file that `Platform.load` reads for `source`; None if `source` is a built-in name such as rpi4x4."""
+    name, _ = _split_options(source)
     for family in families:
         if isinstance(family, PlatformFormat):
             if Path(source).match(family.name):
                 return Path(source)
-        elif family.find(source) is not None:
+        elif family.find(name) is not None:
             return None
     return Path(source)
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.cluster import Host, Network
-from dicompiler.ir.platform import Platform, builtin_families, platform_from_toml, platform_to_toml
+from dicompiler.ir.platform import Platform, builtin_families, platform_file, platform_from_toml, platform_to_toml
 
 
-@pytest.mark.parametrize("name", ["rpi3x1", "rpi4x4", "jetson-nx12", "rpi4x150"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rpi3x1",
+        "rpi4x4",
+        "jetson-nx12",
+        "rpi4x150",
+        "rpi4-switch-x4",
+        "rpi5x4",
+        "orangepi5x2",
+        "n100x3",
+        "orin-nano-x2",
+    ],
+)
 def test_built_in_platforms_round_trip(name: str) -> None:
     platform = Platform.load(name)
     assert platform.name == name
@@ -28,6 +41,41 @@ def test_built_in_platforms_have_the_numbers_of_the_papers() -> None:
     assert Platform.load("rpi3x1").hosts == (Host("pi01", 2**30),)
     for family, paper in zip(builtin_families()[:3], ("CoopAI", "CoopAI", "AutoDiCE"), strict=True):
         assert paper in family.description
+
+
+def test_options_replace_the_network_and_memory() -> None:
+    plain = Platform.load("rpi5x4")
+    assert plain.network == Network("switch", 941e6, 0.1e-3)
+    faster = Platform.load('rpi5x4{bandwidth="2.5 Gbit/s" latency="0.2 ms" memory="16 GiB"}')
+    assert faster.network == Network("switch", 2.5e9, 0.2e-3) and faster.devices == plain.devices
+    assert {host.memory for host in faster.hosts} == {16 * 2**30}
+    assert "bandwidth = 2.5 Gbit/s" in faster.description
+    assert Platform.load("rpi5x2{network=shared}").network == Network("shared", 941e6, 0.1e-3)
+    assert Platform.load('nano33x1{memory="128 KiB"}').hosts[0] == Host("nano01", 2**17 + 2**20, flash=2**20)
+    assert platform_file("rpi5x4{network=shared}", builtin_families()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rpi5x4{bandwith=1}", "unknown option 'bandwith' of 'rpi5x4' (did you mean 'bandwidth'?)"),
+        ('rpi5x4{bandwidth="fast"}', "rpi5x4: bandwidth: 'fast'"),
+        ('rpi5x4{bandwidth="0 Gbit/s"}', "rpi5x4: bandwidth: '0 Gbit/s'"),
+        ("rpi5x4{network=star}", "option 'network' of 'rpi5x4': expected switch|shared|gateway, got star"),
+        ("rpi5y4{network=shared}", "unknown platform 'rpi5y4{network=shared}' (did you mean 'rpi5x4'?)"),
+        ("pis.toml{network=shared}", "a file has no options: change the values in pis.toml"),
+        ("this", "run 'dicompiler platform this -o this.toml'"),
+    ],
+)
+def test_wrong_options_are_named(name: str, message: str) -> None:
+    with pytest.raises(DicompilerError) as caught:
+        Platform.load(name)
+    assert message in str(caught.value)
+
+
+def test_new_boards_name_their_sources() -> None:
+    for name in ("rpi5x1", "orangepi5x1", "n100x1", "orin-nano-x1"):
+        assert "Linpack" in Platform.load(name).description and "assumption" in Platform.load(name).description
 
 
 @pytest.mark.parametrize(

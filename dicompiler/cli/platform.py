@@ -1,0 +1,34 @@
+"""`dicompiler platform`: write a platform as a TOML file, to adapt it to your boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dicompiler.cli.options import check_output_file, output_option
+
+
+@click.command("platform")
+@click.argument("name")
+@output_option(metavar="PLATFORM.toml", required=False, help="Write to this file. Default: print the text.")
+def command(name: str, output: Path | None) -> None:
+    """Write a platform as a TOML file.
+
+    NAME is a built-in platform, with options if you like, a file, or `this`: this host, whose rate is measured. Change
+    the values in the file to those of your boards.
+
+    Example: dicompiler platform 'rpi5x4{bandwidth="2.5 Gbit/s"}' -o cluster.toml
+    """
+    from dicompiler.cli.file_io import write_text
+    from dicompiler.driver.prepare import resolve_platform
+    from dicompiler.ir.platform import THIS_HOST, platform_to_toml
+    from dicompiler.measure.this_host import measure_this_host
+
+    check_output_file(output)
+    text = platform_to_toml(measure_this_host() if name == THIS_HOST else resolve_platform(name))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text)
+        click.echo(f"written: {output}")

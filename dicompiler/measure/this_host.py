@@ -1,0 +1,50 @@
+"""This host as a platform: one device with all cores, whose rate and memory bandwidth are measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from dicompiler.ir.cluster import Device, Host, Network
+from dicompiler.ir.platform import THIS_HOST, Platform
+
+MATRIX_SIZE = 1024
+COPIED_BYTES = 1 << 27
+"""Bytes of the array whose copying is timed: larger than the caches of processors."""
+REPEATS = 7
+_DESCRIPTION = (
+    f"This host. Rate: product of two float32 matrices of {MATRIX_SIZE} rows and columns in numpy, the fastest of"
+    f" {REPEATS}. Memory: copying {COPIED_BYTES >> 20} MiB in numpy, read and written bytes. Powers are unknown. The"
+    " network is not used, because there is one host."
+)
+
+
+def measure_this_host() -> Platform:
+    """Measure this host for about a second, and return it as a platform with one device.
+
+    Returns:
+        The platform "this". Its rate is in FLOP/s (float32) and its memory bandwidth in byte/s.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    a = np.random.default_rng(0).standard_normal((MATRIX_SIZE, MATRIX_SIZE), np.float32)
+    product, copied = np.empty_like(a), np.zeros(COPIED_BYTES, np.uint8)
+    rate = 2 * MATRIX_SIZE**3 / _shortest_seconds(lambda: np.matmul(a, a, out=product))
+    target = np.zeros_like(copied)
+    bandwidth = 2 * COPIED_BYTES / _shortest_seconds(lambda: np.copyto(target, copied))
+    device = Device(THIS_HOST, THIS_HOST, float(f"{rate:.3g}"), cores, memory_bandwidth=float(f"{bandwidth:.3g}"))
+    return Platform(THIS_HOST, (Host(THIS_HOST, memory),), (device,), Network("switch", 1e9), _DESCRIPTION)
+
+
+def _shortest_seconds(work: Callable[[], object]) -> float:
+    """Return the shortest time that one call of `work` took. The first call, which allocates memory, is not counted."""
+    work()
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
