@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import check_output_file, output_option
+from dicompiler.cli.options import check_output_file, json_option, output_option
 
 
 @click.command("platform")
 @click.argument("name")
 @output_option(metavar="PLATFORM.toml", required=False, help="Write to this file. Default: print the text.")
-def command(name: str, output: Path | None) -> None:
+@json_option
+def command(name: str, output: Path | None, as_json: bool) -> None:
     """Write a platform as a TOML file.
 
     NAME is a built-in platform, with options if you like, a file, or `this`: this host, whose rate is measured. Change
@@ -21,14 +22,19 @@ def command(name: str, output: Path | None) -> None:
     Example: dicompiler platform 'rpi5x4{bandwidth="2.5 Gbit/s"}' -o cluster.toml
     """
     from dicompiler.cli.file_io import write_text
+    from dicompiler.cli.table import print_json
     from dicompiler.driver.prepare import resolve_platform
     from dicompiler.ir.platform import THIS_HOST, platform_to_toml
     from dicompiler.measure.this_host import measure_this_host
 
     check_output_file(output)
-    text = platform_to_toml(measure_this_host() if name == THIS_HOST else resolve_platform(name))
-    if output is None:
-        click.echo(text, nl=False)
-    else:
+    platform = measure_this_host() if name == THIS_HOST else resolve_platform(name)
+    text = platform_to_toml(platform)
+    if output is not None:
         write_text(output, text)
-        click.echo(f"written: {output}")
+    if as_json:
+        outputs = [] if output is None else [str(output)]
+        devices = [device.name for device in platform.devices]
+        print_json({"name": platform.name, "devices": devices, "text": text, "outputs": outputs})
+    else:
+        click.echo(text if output is None else f"written: {output}\n", nl=False)

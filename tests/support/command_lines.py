@@ -16,6 +16,7 @@ LINES = {
     "simulate": "simulate tiny.onnx --platform rpi4x2 --plan plan.json --frames 3",
     "report": "report net -o report.html",
     "profile": "profile tiny.onnx --repeat 1 --tiles 1,2 --target none -o profile.json",
+    "platform": "platform rpi4x2 -o cluster.toml",
     "opt": "opt tiny.onnx -p infer-shapes,form-layers,tile-height{layers=stem} --timing --statistics"
     " --save-plan own.json -o split.onnx",
     "demo": "demo --network tiny --platform rpi4x2 --strategy modnn",
