@@ -108,9 +108,10 @@ def _unread_outputs(call: StandInCall) -> list[NodeProto]:
 
 
 def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
-    """Return nodes that compute Y: the tensor `mixed`, plus a term for each mask, plus row numbers if needed.
+    """Return nodes that compute Y: the sum of the tensor `mixed`, a term for each mask, and row numbers if needed.
 
-    `is_flat` says that heads are ranges of the last axis of Y, and not an axis of their own.
+    `mixed` is the sum of the query, all keys and all values, which `attention_body` computes. `is_flat` says that heads
+    are ranges of the last axis of Y, and not an axis of their own.
     """
     inputs = MASK_INPUTS.get(call.op, ()) if call.opset >= 13 else ()
     masks = [i for i in inputs if i < len(call.input_types) and call.input_types[i] and call.input_ranks[i]]

@@ -187,10 +187,10 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 
 @memoized
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
-    """Return the first layer with multiplications behind each network input, by name.
+    """Return the first layers of the network: those with multiplications that read only a network input, by name.
 
-    A layer behind such a first layer is in the result too if only layers without multiplications and with equally many
-    output elements lead to it. Its name maps to the first layer.
+    A layer behind a first layer is in the result too if the layers up to and including it have no multiplications, one
+    reader each, and as many output elements as the first layer. Its name maps to the first layer.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:

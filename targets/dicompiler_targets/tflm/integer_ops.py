@@ -33,7 +33,7 @@ SCALE_PRESERVING_OPERATORS = (
 output, or for Concat the inputs.
 """
 FIXED_SCALE_OPERATORS = {"Softmax": (1 / 256, -128), "Sigmoid": (1 / 256, -128), "Tanh": (1 / 128, 0)}
-"""Scale and zero point that the int8 output of an operator must have. With other values, it stays in float32."""
+"""Scale and zero point that TFLite requires for the int8 output of an operator. With others, it stays in float32."""
 DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 
 
