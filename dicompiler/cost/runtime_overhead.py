@@ -123,7 +123,7 @@ class RuntimeCosts:
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
-        """Return the seconds of all segment calls in a frame, without computing.
+        """Return the seconds of all segment calls of a device in a frame, without the seconds of computing.
 
         The call of a single segment is never cold, because the device runs nothing else between two frames.
 

@@ -268,7 +268,8 @@ def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
 def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
     """Return the times of segments on the boards, from their times on this host.
 
-    On the fastest board, times are longer by the factor `slower`; on other boards, also in proportion to their rates.
+    On the fastest board, times are longer by the factor `slower`. On a board with a lower rate, they are longer by the
+    ratio of the two rates as well.
     """
     times = {}
     for name, seconds in host_s.items():

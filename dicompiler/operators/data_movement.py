@@ -15,7 +15,7 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Element types of tables whose rows can be stored on different devices (LIP).
+"""Element types of tables whose rows can be stored on different devices.
 
 Each device looks up all indices, with the result 0 for rows that it does not store, and the results are added.
 """
@@ -175,7 +175,7 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of a Gather's table, if partial sums (LIP) can divide these rows.
+    """Return the number of rows of a Gather's table, if partial sums can divide these rows.
 
     This is possible if the table is constant, the indices are computed, and onnxruntime can add values of the table's
     element type. Otherwise the result is None.
@@ -240,7 +240,7 @@ RULES = (
     *counted_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=zero_cost),
     OperatorRule("Tile", tile, cost=zero_cost),
-    # Partial sums of a Gather (LIP) divide the rows of an embedding table.
+    # Partial sums of a Gather divide the rows of an embedding table.
     OperatorRule(
         "Gather", gather, reduction_length=table_rows, cost=zero_cost, stand_in="indexed", constant_stand_ins="shift -"
     ),

@@ -159,7 +159,7 @@ def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
 
 
 def reduction_length(operation: Operation) -> int | None:
-    """Return the length of the reduced axis that partial results can divide (LIP).
+    """Return the length of the reduced axis that partial results can divide.
 
     The result is None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
     """

@@ -93,7 +93,7 @@ class WindowAttributes:
 
     @property
     def is_same(self) -> bool:
-        """True if the pads follow from `auto_pad`."""
+        """True if `auto_pad` is SAME_UPPER or SAME_LOWER, so that the pads are computed from the shapes."""
         return self.auto_pad.startswith("SAME")
 
     def span(self, axis: int) -> int:
@@ -167,7 +167,10 @@ class WindowAttributes:
         return self.distribute(max(0, self.uncut_extent(axis, count) - extent))
 
     def has_disputed_transposed(self, counts: Shape) -> bool:
-        """Return True if ONNX infers another output shape of a transposed convolution than onnxruntime."""
+        """Return True if ONNX infers another output shape of a transposed convolution than onnxruntime.
+
+        `counts` are the spatial extents of the input.
+        """
         if self.output_shape:
             return any(extent < count for extent, count in zip(self.output_shape, counts, strict=True))
         return self.is_same and any(self.output_padding)

@@ -64,7 +64,7 @@ def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
 
 @memoized
 def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the length of a layer's reduction axis, which partial sums (LIP) can divide.
+    """Return the length of a layer's reduction axis, which partial sums can divide.
 
     Quantized layers have no such axis, because partial sums of rounded numbers would give other results.
 

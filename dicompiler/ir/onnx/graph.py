@@ -364,7 +364,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.nodes[index:index] = nodes
 
     def prune(self) -> None:
-        """Remove the nodes with outputs that nothing reads, then the initializers that nothing reads."""
+        """Remove the nodes of which no output is read, then the initializers that nothing reads."""
         live = {tensor.name for tensor in self.outputs}
         dead = []
         for node in reversed(self.nodes):

@@ -36,9 +36,10 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
 
 
 def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
-    """Rename tensors with the prefix that onnxruntime reserves in place, and return the new names by old name.
+    """Rename the tensors of a graph whose names begin with a prefix that onnxruntime reserves.
 
-    Inputs and outputs of the graph keep their names, because callers use them.
+    The graph is changed in place; the result is the new names by old name. Inputs and outputs of the graph keep their
+    names, because callers use them.
     """
     fixed = {value.name for value in (*graph.input, *graph.output)}
     produced = dict.fromkeys(produced_names(graph))

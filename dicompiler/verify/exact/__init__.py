@@ -102,7 +102,7 @@ class CheckModel:
 
     @property
     def excluded(self) -> Mapping[str, str]:
-        """Reasons for excluded nodes, by node name."""
+        """Nodes that the check excludes: the reason, by node name."""
         return self.relaxation.excluded
 
 
@@ -167,9 +167,9 @@ def build_check_model(
 
 
 def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """Return `relaxation` extended by the exclusion of nodes that draw random numbers.
+    """Return `relaxation` with the nodes that draw random numbers added to its excluded nodes.
 
-    Nodes with control-flow bodies are not excluded.
+    Nodes with control-flow bodies are not added.
     """
     nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
     excluded = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}

@@ -187,7 +187,8 @@ def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, sh
 def _row_numbers(call: StandInCall, is_flat: bool) -> list[NodeProto]:
     """Return nodes that compute the tensor `numbers` of shape (1, 1, rows, 1): row numbers or zeros.
 
-    They are zeros if the causal attribute of the calling node is 0. (`prepare_node` sets it for windows too.)
+    The numbers are zeros if the causal attribute of the calling node is 0. If the node has a window, `prepare_node` has
+    set this attribute to 1.
     """
     return [
         *_position_numbers(call, "X0", 1 if is_flat else 2, "row", [1, 1, -1, 1]),

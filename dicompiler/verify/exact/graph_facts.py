@@ -39,7 +39,8 @@ class Relaxation:
         schedule: Index into SCHEDULES: higher ones have sparser filters and smaller values.
         bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
         generic_ops: (domain, type) of operators that are replaced by a generic stand-in.
-        excluded: Reasons for excluded nodes, by node name.
+        excluded: Nodes that the check excludes because their numbers cannot be exact or are random: the reason, by node
+            name.
     """
 
     schedule: int = 0

@@ -46,8 +46,8 @@ class CandidateRules:
     """Rules that say which candidate runs are allowed.
 
     Attributes:
-        allow_blocks: Allow partial sums, and blocks with more than one layer with weights (CoopAI's MLS; without them,
-            its baseline SLS).
+        allow_blocks: Allow partial sums, and blocks with more than one layer with weights. They are allowed in CoopAI's
+            method MLS, but not in its baseline SLS.
         max_block_layers: Largest number of layers in a block.
         allow_channels: Allow layers that have rows to be split by channels as well.
     """

@@ -161,7 +161,7 @@ class LocalSearch:
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """By the first layer of each sequence, the layers of the sequence and all layers connected to them."""
+        """For each sequence, given by its first layer: the layers of the sequence and all layers connected to them."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths

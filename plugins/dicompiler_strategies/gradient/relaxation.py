@@ -183,8 +183,9 @@ def minimise_relaxation(
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
     """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family of choices.
 
-    A family is a kind of split with a number of devices. The restarts take the families in turn, in the order of
-    `families_by_value`. The first restart with each family has no noise. n is the number of choices of all layers.
+    A family is a kind of split with a number of devices, such as channels over 3 devices. The restarts
+    take the families in turn, in the order of `families_by_value`. The first restart with each family has no noise. n
+    is the number of choices of all layers.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))
@@ -200,8 +201,8 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 def families_by_value(tables: ObjectiveTables) -> Selections:
     """Return the families, sorted by the cost of the selection that uses the family in every layer.
 
-    A family is a kind of split with a number of devices. Of each family, the choice without extra rows is used. A layer
-    without the family uses its cheapest choice.
+    A family is a kind of split with a number of devices, such as channels over 3 devices. Of each family,
+    the choice without extra rows is used. A layer without the family uses its cheapest choice.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

@@ -123,9 +123,9 @@ def softmax(W: Floats) -> Floats:
 
 
 def softmax_gradient(p: Floats, g: Floats) -> Floats:
-    """Return the gradient of a loss L by logits W from its gradient by their probabilities.
+    """Return the gradient of a loss L by logits W: ∂L/∂W = p · (g − Σ p g).
 
-    With the probabilities p = softmax(W) over the last axis and g = ∂L/∂p, it is ∂L/∂W = p · (g − Σ p g).
+    p = softmax(W) are the probabilities, over the last axis, and g = ∂L/∂p is the gradient by the probabilities.
     """
     centred: Floats = p * (g - (p * g).sum(axis=-1, keepdims=True))
     return centred

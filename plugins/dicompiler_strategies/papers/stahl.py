@@ -32,7 +32,9 @@ from dicompiler.plugin_api.regions import (
 from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 PartitionScheme = Literal["o", "i", "f", "s"]
-"""LOP, LIP, or the first or second layer of a fused pair: o_l, i_l, f_l, s_l of eq. (11)."""
+"""How layer l is split, o_l, i_l, f_l or s_l of eq. (11): LOP (by output channels), LIP (by input channels), or as the
+first or the second layer of a fused pair.
+"""
 
 MAX_SOLVER_S = 60.0
 """Limit of the solver's work in CP-SAT's deterministic seconds, which are equal on every machine.

@@ -1,7 +1,7 @@
 """Channel runs: layers that are cut by channels together, so that nothing is exchanged between them.
 
 Examples are the columns of a first weight matrix, the heads of an attention, and the rows of a last weight matrix. A
-run ends with a layer that sums over channels (LIP). The regions that a range of these channels needs are followed
+run ends with a layer that sums over channels. The regions that a range of these channels needs are followed
 backwards through all layers of which only a piece is needed, as for fused tiles. Heads, channels that a Flatten spreads
 over many features, and key heads that several query heads share need no special treatment: the operator rules give
 their regions.

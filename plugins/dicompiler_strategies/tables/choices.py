@@ -39,7 +39,7 @@ SOURCE_SHARE = "source"
 ROW_CUTS = ("balanced", "nearest", "coarser")
 """Ways to place the borders between the rows of neighbouring devices, explained at `ChoiceSet.row_cuts`."""
 MERGE_KINDS = ("one", "channels", "rows", "all")
-"""Ways to add up the partial sums of LIP, explained at `ChoiceSet.merges`."""
+"""Ways to add up partial sums, explained at `ChoiceSet.merges`."""
 MIN_LAYER_S = 1e-12
 """Seconds that a layer is assumed to take at least, so that its speed is finite."""
 
@@ -78,7 +78,7 @@ class ChoiceSet:
             or one more for the first shares. "nearest": at the row nearest to the exact border, so that the borders of
             layers of different sizes lie within a row of each other. "coarser": at the borders of the next smaller
             layer; extra rows are then multiplied by the stride (doubled before a pool of stride two).
-        merges: How partial sums (LIP) are added up: on one device ("one"), in shares of the channels ("channels") or
+        merges: How partial sums are added up: on one device ("one"), in shares of the channels ("channels") or
             rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
             multiplications may also be computed whole on all devices.
         each_device: True if a whole layer may be on any device; False for the fastest device only.
