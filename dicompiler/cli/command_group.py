@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "simulate": "Simulate a plan on a platform, and show when each device computes, sends and waits.",
     "report": "Write a report of an artifact or Pareto front as one HTML page.",
     "profile": "Measure a model's layers, pieces of them, and the overhead of runtimes.",
+    "tune": "Measure the most promising plans on the boards, and keep the fastest one.",
     "calibrate": "Correct the figures of a platform or profile with measured runs.",
     "opt": "Run passes on a model.",
     "platform": "Write a platform as a TOML file.",

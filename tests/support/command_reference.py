@@ -28,7 +28,7 @@ MODULE_ROW = re.compile(r"^(\| \[?`(dicompiler[\w.]*)`\S* \| ).*( \|)$", re.MULT
 COMMAND_GROUPS = (
     ("Compile and decide", ("compile", "plan", "compare", "explore", "simulate", "opt")),
     ("Run and verify", ("run", "verify", "emulate", "deploy", "status", "keys", "report", "demo")),
-    ("Measure", ("profile", "calibrate", "platform")),
+    ("Measure", ("profile", "calibrate", "tune", "platform")),
     ("Look up", ("list",)),
 )
 PLUGIN_KINDS = (

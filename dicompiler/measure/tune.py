@@ -1,0 +1,342 @@
+"""Tuning: measure the best plans of several strategies, correct the platform by each run, and search again.
+
+A search is only as good as the rates and bandwidths of its platform. Tuning therefore alternates: the strategies search
+on the platform as it is known, the most promising plan that was not measured yet is compiled and run, and the run
+corrects the platform (`measure.calibrate`). It ends when no other plan is predicted to be faster than the fastest
+measured one, or when the time is over.
+
+model + platform + Runner ──tune──► Tuning: measured plans, the fastest one, and the corrected platform
+
+Each plan has a subdirectory with its artifact, run log and corrected platform. `tune.json` lists them, so that an
+interrupted tuning can go on.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from dicompiler.analysis.compare import StrategyResult, compare
+from dicompiler.analysis.prediction_error import measured_timing
+from dicompiler.base.atomic_output import atomic_file
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.base.schema import load_json, validate
+from dicompiler.base.units import format_seconds
+from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
+from dicompiler.driver.run_log import platform_digest
+from dicompiler.ir import plan as plans
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform, platform_to_toml
+from dicompiler.ir.program import Program
+from dicompiler.measure.calibrate import calibrate
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem
+
+TUNING_FILE, PLAN_FILE, PLATFORM_FILE = "tune.json", "plan.json", "platform.toml"
+ARTIFACT_DIRECTORY, LOG_FILE = "artifact", "run.json"
+FORMAT = "dicompiler.tuning/1"
+STRATEGIES = ("single", "pipeline", "modnn", "dp", "auto{budget=10}")
+FIRST_TRIALS = 3
+"""Plans that are measured even if others are predicted to be faster: the prediction is not corrected yet."""
+MAX_FIRST_RATIO = 3.0
+"""Such a plan is not measured if it is predicted to take more than this multiple of the best plan's time."""
+MIN_GAIN = 0.01
+"""A further plan is measured only if its prediction is shorter than that of the fastest plan by this share."""
+MAX_SPREAD = 0.25
+"""A run is repeated, and then marked as disturbed, if its frames differ by more than this share of their median."""
+MAX_FAILURES = 2
+"""The tuning ends after this number of failed runs in a row, for example because a board is off."""
+
+Runner = Callable[[Path, Path], Mapping[str, Any]]
+"""Function that runs the artifact in the first directory and returns its run log (schema `run`) for the second path.
+
+It raises RunError if a board fails. The log must have at least three frames.
+"""
+TrialState = Literal["measured", "disturbed", "failed"]
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of a tuning.
+
+    Attributes:
+        platform: The cluster as it is known before.
+        objective: "latency" or "throughput".
+        strategies: Strategies with their options that search for plans.
+        target: The target that the plans are compiled for.
+        budget_s: Seconds after which no further plan is measured.
+        max_trials: Largest number of measured plans.
+    """
+
+    platform: Platform
+    objective: str = "latency"
+    strategies: Sequence[str] = STRATEGIES
+    target: str = "sockets"
+    budget_s: float = 300.0
+    max_trials: int = 12
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("latency", "throughput"):
+            raise UsageError(f"tune: objective {self.objective!r} cannot be measured: use latency or throughput")
+        if not self.budget_s > 0:
+            raise UsageError(f"tune: the budget must be more than 0 s, not {self.budget_s:g}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan that was run.
+
+    Attributes:
+        directory: Name of its subdirectory.
+        strategy: The strategy that made the plan.
+        state: "measured"; "disturbed" if the frames differed too much, twice; or "failed".
+        predicted_s: Predicted seconds of the objective, with the platform as it was known before the run.
+        measured_s: Measured seconds of a frame; infinite if the run failed.
+        spread: Difference of the quartiles of the frames' times, as a share of their median.
+        error: Reason of the failure.
+    """
+
+    directory: str
+    strategy: str
+    state: TrialState
+    predicted_s: float
+    measured_s: float = float("inf")
+    spread: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """State of a tuning.
+
+    Attributes:
+        platform: The platform, corrected by all runs so far.
+        trials: The plans that were run, in the order of their runs.
+        plans: Their plans.
+        reason: Why the tuning ended; empty before its end.
+    """
+
+    platform: Platform
+    trials: tuple[Trial, ...] = ()
+    plans: tuple[Plan, ...] = field(default=(), compare=False)
+    reason: str = ""
+
+    @property
+    def best(self) -> int | None:
+        """Index of the fastest trial; None if no run succeeded. Undisturbed runs are preferred."""
+        ran = [i for i, trial in enumerate(self.trials) if trial.state != "failed"]
+        key = lambda i: (self.trials[i].state == "disturbed", self.trials[i].measured_s)  # noqa: E731
+        return min(ran, key=key, default=None)
+
+    @property
+    def keeps_failing(self) -> bool:
+        """True if the last MAX_FAILURES runs failed."""
+        last = self.trials[-MAX_FAILURES:]
+        return len(last) == MAX_FAILURES and all(trial.state == "failed" for trial in last)
+
+
+def tune(
+    model: Model,
+    options: TuneOptions,
+    run: Runner,
+    directory: Path,
+    progress: Callable[[str], None] = lambda _text: None,
+) -> Tuning:
+    """Find the fastest plan by measuring the most promising ones.
+
+    Args:
+        model: The model.
+        options: The options.
+        run: Runs an artifact on the boards, or on emulated ones.
+        directory: Directory for artifacts and logs. If it has the trials of an earlier call with the same model and
+            options, the tuning goes on after them.
+        progress: Is called with a line of text before each step.
+
+    Returns:
+        All trials. The fastest plan and the corrected platform are in `plan.json` and `platform.toml`.
+
+    Raises:
+        DicompilerError: No strategy has a plan, or no run succeeded; the message gives the reason of the last failure.
+        UsageError: The directory has a tuning of another model or with other options.
+    """
+    deadline = time.monotonic() + options.budget_s
+    problem = load_problem(model, options.platform, objective=options.objective, target=options.target)
+    identity = _identity(model, options)
+    tuning = _load_tuning(directory, identity, options.platform)
+    while not tuning.reason:
+        tuning = _next_trial(model, options, problem, tuning, run, directory, deadline, progress)
+        _save_tuning(directory, identity, tuning)
+    if tuning.best is None:
+        raise DicompilerError(f"tune: no plan could be run: {tuning.trials[-1].error}")
+    _write(directory / PLAN_FILE, plans.dumps(tuning.plans[tuning.best]))
+    _write(directory / PLATFORM_FILE, platform_to_toml(tuning.platform))
+    return tuning
+
+
+def _next_trial(
+    model: Model,
+    options: TuneOptions,
+    problem: Problem,
+    tuning: Tuning,
+    run: Runner,
+    directory: Path,
+    deadline: float,
+    progress: Callable[[str], None],
+) -> Tuning:
+    """Return the tuning after one more trial, or with the reason why there is none."""
+    reason = _end_reason(options, tuning, deadline)
+    if reason:
+        return replace(tuning, reason=reason)
+    problem = replace(problem, platform=tuning.platform)
+    progress("searching" if not tuning.trials else f"searching again after {len(tuning.trials)} measured plans")
+    chosen = _choose_plan(problem, options, tuning)
+    if chosen is None:
+        return replace(tuning, reason="no other plan is predicted to be faster")
+    if tuning.trials and time.monotonic() > deadline:
+        return replace(tuning, reason=f"the budget of {options.budget_s:g} s is over")
+    assert chosen.plan is not None and chosen.metrics is not None
+    predicted_s = chosen.metrics.objective_value(options.objective)
+    progress(f"measuring the plan of {chosen.strategy}, predicted {format_seconds(predicted_s)}")
+    trial = Trial(f"{len(tuning.trials) + 1:02d}", chosen.strategy, "failed", predicted_s)
+    place = directory / trial.directory
+    place.mkdir(parents=True, exist_ok=True)
+    artifact = place / ARTIFACT_DIRECTORY
+    try:
+        compiled = compile(
+            model,
+            tuning.platform,
+            plan=chosen.plan,
+            objective=options.objective,
+            target=options.target,
+            output=artifact,
+        )
+        trial = _measure(trial, compiled.program, run, artifact, place / LOG_FILE)
+        platform = _corrected(tuning.platform, place, artifact)
+    except DicompilerError as error:
+        trial, platform = replace(trial, state="failed", error=str(error)), tuning.platform
+    return Tuning(platform, (*tuning.trials, trial), (*tuning.plans, chosen.plan))
+
+
+def _end_reason(options: TuneOptions, tuning: Tuning, deadline: float) -> str:
+    if len(tuning.trials) >= options.max_trials:
+        return f"{len(tuning.trials)} plans were measured"
+    if tuning.keeps_failing:
+        return f"{MAX_FAILURES} runs in a row failed"
+    # The first plan is measured even if the budget is very small.
+    return f"the budget of {options.budget_s:g} s is over" if tuning.trials and time.monotonic() > deadline else ""
+
+
+def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> StrategyResult | None:
+    """Return the plan to measure next: the one with the best prediction that was not measured yet.
+
+    The result is None if its prediction is not better than that of the fastest measured plan.
+    """
+    strategies = {text: registry().resolve("strategies", text) for text in options.strategies}
+    found = compare(problem, strategies)
+    valid = [result for result in found.results if result.plan is not None]
+    if not valid:
+        raise DicompilerError(f"tune: no strategy has a plan: {found.results[0].error}")
+    measured = {plans.dumps(plan) for plan in tuning.plans}
+    new = [result for result in valid if result.plan is not None and plans.dumps(result.plan) not in measured]
+    if not new:
+        return None
+    chosen = min(new, key=found.objective_value)
+    predicted_s = found.objective_value(chosen)
+    known = [problem.evaluate(plan).objective_value(options.objective) for plan in _working_plans(tuning)]
+    if not known:
+        return chosen
+    if len(tuning.trials) < FIRST_TRIALS:
+        best_s = min(min(known), min(map(found.objective_value, valid)))
+        return chosen if predicted_s <= MAX_FIRST_RATIO * best_s else None
+    assert tuning.best is not None
+    fastest_s = problem.evaluate(tuning.plans[tuning.best]).objective_value(options.objective)
+    return chosen if predicted_s < (1 - MIN_GAIN) * fastest_s else None
+
+
+def _working_plans(tuning: Tuning) -> Iterator[Plan]:
+    return (plan for plan, trial in zip(tuning.plans, tuning.trials, strict=True) if trial.state != "failed")
+
+
+def _measure(trial: Trial, program: Program, run: Runner, artifact: Path, log: Path) -> Trial:
+    """Run the artifact, a second time if the frames differ too much, and return the trial with its measurements."""
+    for state in ("measured", "disturbed"):
+        document = run(artifact, log)
+        _write(log, json.dumps(document))
+        if document.get("events"):
+            raise RunError(f"{log}: a device failed during the run")
+        measured_s, spread = measured_timing(document, program).frame_s, _spread(document["frames_s"])
+        trial = replace(trial, state=state, measured_s=measured_s, spread=spread)
+        if spread <= MAX_SPREAD:
+            return replace(trial, state="measured")
+    return trial
+
+
+def _spread(frames_s: Sequence[float]) -> float:
+    """Return the difference of the quartiles of the frames' times as a share of the median, without the first frame."""
+    lower, median, upper = statistics.quantiles(frames_s[1:], n=4) if len(frames_s) > 2 else (1.0, 1.0, 1.0)
+    return (upper - lower) / median
+
+
+def _corrected(platform: Platform, place: Path, artifact: Path) -> Platform:
+    """Return the platform corrected by the run in `place`, and write it there."""
+    corrected = calibrate([place / LOG_FILE], artifact, force=True, platform=platform).platform
+    _write(place / PLATFORM_FILE, platform_to_toml(corrected))
+    return corrected
+
+
+# -- tune.json
+
+
+def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
+    """Return the entries of `tune.json` that must be the same if a tuning goes on."""
+    return {
+        "format": FORMAT,
+        "model": model.digest(),
+        "platform": platform_digest(options.platform),
+        "objective": options.objective,
+        "target": options.target,
+    }
+
+
+def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -> None:
+    for trial, plan in zip(tuning.trials, tuning.plans, strict=True):
+        _write(directory / trial.directory / PLAN_FILE, plans.dumps(plan))
+    # JSON has no infinity.
+    trials = [
+        asdict(trial) | {"measured_s": None if trial.state == "failed" else trial.measured_s} for trial in tuning.trials
+    ]
+    _write(directory / TUNING_FILE, json.dumps({**identity, "trials": trials}, indent=1) + "\n")
+
+
+def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platform) -> Tuning:
+    """Return the tuning in a directory without its end, or a new one for `platform` if there is none."""
+    path = directory / TUNING_FILE
+    if not path.exists():
+        return Tuning(platform)
+    document = load_json(path)
+    validate(document, "tuning", str(path))
+    for key, value in identity.items():
+        if document[key] != value:
+            raise UsageError(f"{path}: it belongs to another {key}: give another directory (-o), or remove this one")
+    trials = tuple(
+        Trial(**(entry | {"measured_s": float("inf") if entry["measured_s"] is None else entry["measured_s"]}))
+        for entry in document["trials"]
+    )
+    corrected = [directory / trial.directory / PLATFORM_FILE for trial in trials if trial.state != "failed"]
+    platform = Platform.load(corrected[-1]) if corrected else platform
+    known = tuple(plans.load_plan(directory / trial.directory / PLAN_FILE) for trial in trials)
+    while trials and trials[-1].state == "failed":  # The board may be on again.
+        trials, known = trials[:-1], known[:-1]
+    return Tuning(platform, trials, known)
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_file(path) as stage:
+        stage.write_text(text, encoding="utf-8")
