@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """First output of each node of a layer whose name does not occur in the file, by the node's name."""
+        """The nodes in layers with names that no node of the file has: the first output of each, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()

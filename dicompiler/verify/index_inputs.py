@@ -25,6 +25,7 @@ PASS_THROUGH_OPS = frozenset(
 """Operators that copy values of their first input to the output (Concat: of all inputs)."""
 InputUse = tuple[onnx.NodeProto, int]
 MASK_VALUES = 2
+"""Number of valid values of a mask, which contains 0 and 1."""
 INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
 """Operators with indices of rows of the first input in their second input. Negative indices count from the end."""
 
@@ -170,13 +171,13 @@ def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES for an integer input of a ReduceSum, which may count the ones of a mask."""
+    """Return MASK_VALUES if the input of a ReduceSum is an integer tensor: the node may count the ones of a mask."""
     tensor = inputs[0]
     return MASK_VALUES if tensor is not None and tensor.dtype in (TensorProto.INT32, TensorProto.INT64) else None
 
 
 def _inverted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES for the input of a Sub that computes `1 - input`: some exporters invert masks in this way."""
+    """Return MASK_VALUES if a Sub computes `1 - input`, because some exporters invert masks in this way."""
     minuend = None if inputs[0] is None else inputs[0].value
     return MASK_VALUES if minuend is not None and minuend.size == 1 and minuend.flat[0] == 1 else None
 

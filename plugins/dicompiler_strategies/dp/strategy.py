@@ -117,8 +117,7 @@ class Dp(Strategy):
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
         """Return the cheapest sequence of runs on the devices `names`.
 
-        If `limited` is False, the search does not stop when the budget is used up, but its work is subtracted all the
-        same.
+        If `limited` is False, the search does not stop when the budget is used up, but its work is still counted.
         """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)

@@ -285,7 +285,7 @@ class _SplitInputs:
 
     @property
     def is_sequence_or_vector(self) -> bool:
-        """True if the output is no larger than a sequence, so that copies on all devices may be worthwhile."""
+        """True if the output has no separate width axis, so that copies on all devices may be worthwhile."""
         labels = named_axes(self.problem.layers).get(self.layer.output, {})
         return labels.get("width", labels.get("height")) == labels.get("height")
 
