@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -30,10 +30,10 @@ from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.ir.plan import LayerShare, Plan
+from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Region, Shape, contains, full_region
+from dicompiler.ir.regions import Region, contains, full_region
 from dicompiler.search.pareto_front import ParetoFront
 from dicompiler.target.manifest import ARTIFACT_FILE
 from dicompiler.target.run_records import RunOptions, RunResult
@@ -132,9 +132,10 @@ def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
             value,
             piece=WrappedFunction(value.piece, name, guard, _check_piece) if value.can_cut else value.piece,
             reduction_length=value.reduction_length
-            and WrappedFunction(value.reduction_length, name, guard, _unchanged),
-            cost=WrappedFunction(value.cost, name, guard, _check_op_cost),
-            read_share=value.read_share and WrappedFunction(value.read_share, name, guard, _unchanged),
+            and WrappedFunction(value.reduction_length, name, guard, _OperationCheck(describe_reduction_length_error)),
+            cost=WrappedFunction(value.cost, name, guard, _OperationCheck(describe_op_cost_error)),
+            read_share=value.read_share
+            and WrappedFunction(value.read_share, name, guard, _OperationCheck(describe_read_share_error)),
         )
     if isinstance(value, PlatformFamily):
         made = _instance_check(Platform, "make()")
@@ -318,10 +319,59 @@ def _check_piece(_call: WrappedFunction, result: Any, operation: Operation, regi
     return result
 
 
-def _check_op_cost(_call: WrappedFunction, result: Any, operation: Operation, _out: Shape, _needs: Any) -> Any:
-    if not isinstance(result, OpCost) or not all(isinstance(count, Integral) and count >= 0 for count in result):
-        cause = f"its cost is {result!r}: expected an OpCost of integers of at least 0"
-        raise _InvalidResult(cause, f", for node {operation.node.name!r}")
+def describe_op_cost_error(cost: Any) -> str:
+    """Return a description of the mistake in the cost that an operator rule returned; '' if there is none."""
+    if isinstance(cost, OpCost) and all(isinstance(count, Integral) and count >= 0 for count in cost):
+        return ""
+    return f"its cost is {cost!r}: expected an OpCost of integers of at least 0"
+
+
+def describe_reduction_length_error(length: Any) -> str:
+    """Return a description of the mistake in a result of `OperatorRule.reduction_length`; '' if there is none."""
+    is_valid = length is None or (isinstance(length, Integral) and int(length) >= 0)
+    return "" if is_valid else f"its reduction_length is {length!r}: expected None or an integer of at least 0"
+
+
+def describe_read_share_error(share: Any) -> str:
+    """Return a description of the mistake in a result of `OperatorRule.read_share`; '' if there is none."""
+    is_valid = isinstance(share, Real) and 0 <= float(share) <= 1
+    return "" if is_valid else f"its read_share is {share!r}: expected a number from 0 to 1"
+
+
+def describe_plan_error(plan: Any) -> str:
+    """Return a description of a plan that is not a Plan with tuples of parts; '' if there is no such mistake.
+
+    Whether the plan suits the layers and the platform is not checked.
+    """
+    if not isinstance(plan, Plan):
+        return f"{type(plan).__name__} instead of a Plan"
+    if not isinstance(plan.layers, Mapping):
+        return f"a Plan whose layers are of type {type(plan.layers).__name__}: expected the parts by layer name"
+    for name, parts in plan.layers.items():
+        if not isinstance(parts, Sequence) or not all(isinstance(part, Part) for part in parts):
+            return f"a Plan with {parts!r} for layer {name!r}: expected a tuple of Part"
+    return ""
+
+
+@dataclass(frozen=True)
+class _OperationCheck:
+    """Check of the result of a rule's function whose first argument is an Operation.
+
+    Attributes:
+        describe_error: Function that returns a description of the mistake in a result; '' if there is none.
+    """
+
+    describe_error: Callable[[Any], str]
+
+    def __call__(self, _call: WrappedFunction, result: Any, operation: Operation, *_: Any) -> Any:
+        if cause := self.describe_error(result):
+            raise _InvalidResult(cause, f", for node {operation.node.name!r}")
+        return result
+
+
+def _check_plan(_strategy: Any, result: Any, *_: Any) -> Any:
+    if cause := describe_plan_error(result):
+        raise _InvalidResult(f"plan() returned {cause}")
     return result
 
 
@@ -378,7 +428,7 @@ def _check_seconds_table(
 _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "pass": {"run": _instance_check(PipelineState, "run()")},
     "strategy": {
-        "plan": _instance_check(Plan, "plan()"),
+        "plan": _check_plan,
         "front": _instance_check(ParetoFront, "front()"),
         "own_platform": _unchanged,
     },

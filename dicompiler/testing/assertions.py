@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-from dicompiler.base.errors import describe_exception
+from dicompiler.base.errors import describe_exception, one_line
 from dicompiler.plugin.registry import plugin_kind
 from dicompiler.plugin_api import registry
+from dicompiler.testing.fingerprints import field_fingerprints
+
+LIMIT_S = 300.0
+"""Seconds that the calls of a plugin for one sample may take by default."""
+
+
+class _TimeLimitError(KeyboardInterrupt):
+    """Raised in the plugin's code after the time limit.
+
+    All code handles it like an interrupt by the user: it is not caught with Exception, and processes are ended.
+    """
+
+
+class _ProcessEndError(BaseException):
+    """Raised instead of `os._exit`."""
 
 
 def require(condition: Any, message: str) -> None:
@@ -19,12 +38,76 @@ def require(condition: Any, message: str) -> None:
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Turn any exception in the block into an AssertionError, with `place` and a colon before its message."""
+    """Turn any exception in the block into an AssertionError, with `place` and a colon before its message.
+
+    This includes `sys.exit` and `os._exit`, which would end a test run as if it had succeeded.
+    """
+    try:
+        with _process_end_as_error():
+            yield
+    except (Exception, SystemExit, _TimeLimitError, _ProcessEndError) as error:
+        raise AssertionError(f"{place}: {_describe_error(error)}") from error
+
+
+def _describe_error(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ends the process by sys.exit({error.code!r}): raise DicompilerError instead"
+    is_message = isinstance(error, AssertionError | _TimeLimitError | _ProcessEndError)
+    return one_line(str(error)) if is_message else describe_exception(error)
+
+
+@contextmanager
+def _process_end_as_error() -> Iterator[None]:
+    """Let `os._exit` raise an error in this process and thread; forked children may call it."""
+    real_exit, owner = os._exit, (os.getpid(), threading.get_ident())
+
+    def exit_process(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) != owner:
+            real_exit(status)
+        raise _ProcessEndError(f"it ends the process by os._exit({status}): raise DicompilerError instead")
+
+    os._exit = exit_process
     try:
         yield
-    except Exception as error:
-        text = str(error) if isinstance(error, AssertionError) else describe_exception(error)
-        raise AssertionError(f"{place}: {text}") from error
+    finally:
+        os._exit = real_exit
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt the block after a number of seconds by an error that names the running function.
+
+    The limit holds in the main thread, on systems with timer signals. Elsewhere it has no effect.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(_signal: int, frame: FrameType | None) -> None:
+        code = None if frame is None else frame.f_code
+        place = "" if code is None else f" (it is in {code.co_qualname}, {os.path.basename(code.co_filename)})"
+        raise _TimeLimitError(f"it did not end within {seconds:g} s{place}: end sooner, or raise limit_s of the check")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    # If the plugin catches the error, it is raised again.
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def unchanged(**arguments: Any) -> Iterator[None]:
+    """Require that the block changes none of the given arguments of a plugin's function, which callers use again."""
+    before = field_fingerprints(arguments)
+    try:
+        yield
+    finally:  # A change is often the cause of an error.
+        after = field_fingerprints(arguments)
+        changed = ", ".join(name for name in before if before[name] != after.get(name))
+        require(not changed, f"it changes its argument {changed}: change a copy")
 
 
 def describe(plugin: Any) -> str:
@@ -34,4 +117,7 @@ def describe(plugin: Any) -> str:
 
 def as_instance(plugin: Any) -> Any:
     """Return the object, or an instance with the default options if the object is a class."""
-    return plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(plugin, type):
+        return plugin
+    with error_context(f"{plugin.__module__}.{plugin.__name__}()"):
+        return plugin()

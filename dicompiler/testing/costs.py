@@ -19,12 +19,14 @@ from dicompiler.plugin_api.regions import (
     reduction_length,
     with_interval,
 )
-from dicompiler.testing.assertions import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
 from dicompiler.testing.samples import Sample, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
 
 
-def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | None = None) -> None:
+def check_cost_model(
+    cost: CostModel | type[CostModel], on: Iterable[Sample] | None = None, limit_s: float = LIMIT_S
+) -> None:
     """Check that a cost model returns valid, consistent and reproducible times.
 
     Every layer of each sample is timed on each device in four forms: as a whole, in halves, as a partial sum (over half
@@ -32,11 +34,13 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
 
     - seconds are finite and not negative (they may be infinite if the device has no compute);
     - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (shares, devices);
-    - both functions return equal values when they are called again, in this process and in one with another hash seed.
+    - both functions return equal values when they are called again, in this process and in one with another hash seed;
+    - the cost model does not change its arguments, end the process, or run without end.
 
     Args:
         cost: The cost model, or its class.
         on: The samples to use. Default: `samples()`. Their objectives are ignored.
+        limit_s: Seconds that the calls of the cost model for one sample may take.
 
     Raises:
         AssertionError: A requirement does not hold. The message names cost model, sample, layer and device.
@@ -44,10 +48,12 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
     model = as_instance(cost)
     chosen = list({(s.name, s.platform.name): s for s in (samples() if on is None else on)}.values())
     require(chosen, f"{describe(model)}: there are no samples")
-    results = _all_seconds(model, chosen)
-    repetitions = {"when it is called again": _all_seconds(model, chosen)}
+    results = _all_seconds(model, chosen, limit_s)
+    repetitions = {"when it is called again": _all_seconds(model, chosen, limit_s)}
     with error_context(describe(model)):
-        repetitions["in another process"] = call_in_subprocess(_all_seconds, model, chosen)
+        repetitions["in another process"] = call_in_subprocess(
+            _all_seconds, model, chosen, limit_s, limit_s=limit_s * len(chosen)
+        )
     for place, repeated in repetitions.items():
         for sample, first, other in zip(chosen, results, repeated, strict=True):
             same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
@@ -55,17 +61,18 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
             require(same, f"{describe(model)} {on_sample}: it returns other seconds {place}")
 
 
-def _all_seconds(cost: CostModel, on: Sequence[Sample]) -> list[list[NDArray[np.float64]]]:
-    return [_checked_seconds(cost, sample) for sample in on]
+def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> list[list[NDArray[np.float64]]]:
+    return [_checked_seconds(cost, sample, limit_s) for sample in on]
 
 
-def _checked_seconds(cost: CostModel, sample: Sample) -> list[NDArray[np.float64]]:
+def _checked_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[NDArray[np.float64]]:
     """Check the seconds of each layer of a sample and return them as arrays of shape (shares, devices)."""
     layers, devices = sample.problem.layers, sample.platform.devices
-    seconds = []
-    for layer in layers.layers:
-        with error_context(f"{describe(cost)} on {sample.name} on {sample.platform.name}, layer {layer.name}"):
-            seconds.append(_layer_seconds(cost, layers, layer, devices))
+    place, seconds = f"{describe(cost)} on {sample.name} on {sample.platform.name}", []
+    with error_context(place), unchanged(layers=layers, devices=devices):
+        for layer in layers.layers:
+            with error_context(f"layer {layer.name}"), time_limit(limit_s):
+                seconds.append(_layer_seconds(cost, layers, layer, devices))
     return seconds
 
 

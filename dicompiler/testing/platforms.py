@@ -7,34 +7,36 @@ from typing import Any
 
 from dicompiler.ir.platform import platform_from_toml, platform_to_toml
 from dicompiler.plugin_api import Platform, PlatformFamily, PlatformFormat
-from dicompiler.testing.assertions import error_context, require
+from dicompiler.testing.assertions import LIMIT_S, error_context, require, time_limit
 
 
-def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -> None:
+def check_platform_family(family: PlatformFamily, members: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
     """Check the platforms of a platform family.
 
     A family finds a platform by a name that ends in the number of hosts, such as "rpi4x3". The check requires that:
 
     - each platform is found by its name, and has this number of hosts and a description;
     - an equal platform is found by a second search, and read from a TOML file to which the platform was written;
-    - the family finds no platform for other names.
+    - the family finds no platform for other names;
+    - the search does not end the process, or run without end.
 
     Args:
         family: The family, or a platform file format.
         members: Names of platforms. Default: those with 1, 2 and 4 hosts. For a file format, paths must be given.
+        limit_s: Seconds that the search for one platform may take.
 
     Raises:
         AssertionError: A requirement does not hold. The message names the family.
     """
     is_counted = not isinstance(family, PlatformFormat)
     if is_counted:
-        with error_context(f"platform {family.name!r}"):
+        with error_context(f"platform {family.name!r}"), time_limit(limit_s):
             require(family.name.endswith("N"), "its name does not end in N, the number of hosts")
             for name in (family.name, f"{family.name[:-1]}0", f"x{family.name[:-1]}2"):
                 require(family.find(name) is None, f"it claims {name!r}")
     chosen = members or [f"{family.name.removesuffix('N')}{count}" for count in (1, 2, 4)]
     for name in chosen:
-        with error_context(f"platform {name!r} of {family.name!r}"):
+        with error_context(f"platform {name!r} of {family.name!r}"), time_limit(limit_s):
             platform: Any = family.find(name)
             require(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
             require(family.find(name) == platform, "a second find() returns another platform")

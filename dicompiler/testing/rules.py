@@ -6,8 +6,9 @@ node for each region. onnxruntime runs these nodes and the whole node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
 
@@ -17,12 +18,18 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from dicompiler.partition.segmentation import build_program
-from dicompiler.plugin.plugin_wrappers import describe_piece_error
+from dicompiler.plugin.plugin_wrappers import (
+    describe_op_cost_error,
+    describe_piece_error,
+    describe_read_share_error,
+    describe_reduction_length_error,
+)
 from dicompiler.plugin.registry import temporarily_registered
 from dicompiler.plugin_api import (
     Interval,
     LayerGraph,
     Model,
+    Operation,
     OperatorRule,
     Part,
     PipelineState,
@@ -37,9 +44,10 @@ from dicompiler.plugin_api.regions import (
     is_empty,
     output_shape,
     reduction_length,
+    region_shape,
     with_interval,
 )
-from dicompiler.testing.assertions import error_context, require
+from dicompiler.testing.assertions import LIMIT_S, error_context, require, time_limit, unchanged
 
 Array = NDArray[Any]
 
@@ -117,25 +125,29 @@ def _describe_array(name: str, array: Array) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
 
-def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20) -> None:
+def check_operator_rule(
+    rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20, limit_s: float = LIMIT_S
+) -> None:
     """Check that an operator rule splits nodes correctly.
 
     For each case and seed, the node is split at a random region, and the result is compared with that of the whole
     node. The bits must be equal unless the case is inexact. If the rule has a reduction, partial sums over ranges of
-    the input channels are checked too. The rule need not be registered.
+    the input channels are checked too. The cost of each piece must be an OpCost. The rule need not be registered.
 
     Args:
         rule: The rule.
         cases: Nodes of the rule's operator, with inputs.
         seeds: Number of random splits of each case.
+        limit_s: Seconds that one case may take.
 
     Raises:
         AssertionError: A piece does not cover its region, reads outside an input, computes other values than the whole
-            node, or sends other bytes than predicted; or no axis of a case can be cut.
+            node, or sends other bytes than predicted; no axis of a case can be cut; a function of the rule returns a
+            value of another type, changes its arguments, ends the process, or does not end.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")
-    with temporarily_registered(rule):
+    with temporarily_registered(_with_argument_checks(rule)):
         for number, case in enumerate(cases):
             place = f"{name}, case {number}"
             require((case.op, case.domain) == (rule.op, rule.domain), f"{place}: its operator is {case.op!r}")
@@ -143,12 +155,48 @@ def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: in
                 model = case.model()
             with error_context(f"{place}: onnxruntime refuses the node"):
                 expected = np.asarray(run_model(model, case.inputs, optimization="none")["y"])
-            layers = form_layers(model)
-            with error_context(place):
+            with error_context(place), time_limit(limit_s):
+                layers = form_layers(model)
+                _check_rule_facts(layers)
                 require(cuttable_axes(layers, layers.layers[0]), "no axis can be cut: every piece is the whole output")
-            for seed in range(seeds):
-                with error_context(f"{place}, seed {seed}"):
-                    check_split(layers, model, case, expected, Random(seed).randint)
+                for seed in range(seeds):
+                    with error_context(f"seed {seed}"):
+                        check_split(layers, model, case, expected, Random(seed).randint)
+
+
+def _with_argument_checks(rule: OperatorRule) -> OperatorRule:
+    """Return the rule with functions that raise AssertionError if they change the operation that they get."""
+    return replace(
+        rule,
+        piece=_with_argument_check(rule.piece) if rule.can_cut else rule.piece,
+        cost=_with_argument_check(rule.cost),
+        reduction_length=rule.reduction_length and _with_argument_check(rule.reduction_length),
+        read_share=rule.read_share and _with_argument_check(rule.read_share),
+    )
+
+
+def _with_argument_check(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(operation: Operation, *arguments: Any) -> Any:
+        with unchanged(operation=operation):
+            return function(operation, *arguments)
+
+    return call
+
+
+def _check_rule_facts(layers: LayerGraph) -> None:
+    """Check the type of the results of the rule's functions that describe the whole node."""
+    operation, rule = _get_operation_and_rule(layers)
+    extent = None if rule.reduction_length is None else rule.reduction_length(operation)
+    share = 1.0 if rule.read_share is None else rule.read_share(operation)
+    error = describe_reduction_length_error(extent) or describe_read_share_error(share)
+    require(not error, error)
+
+
+def _get_operation_and_rule(layers: LayerGraph) -> tuple[Operation, OperatorRule]:
+    (layer,) = layers.layers
+    (node,) = layer.nodes
+    return layers.operation_of(node), layers.rule_of(node)
 
 
 def form_layers(model: Model) -> LayerGraph:
@@ -168,8 +216,13 @@ def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Arra
     output = run_split(model, layers, choose_parts(choose, layers), case.inputs)
     require(output.dtype == expected.dtype, f"the parts compute {output.dtype}, the whole node {expected.dtype}")
     rtol, atol = (1e-5, 1e-6) if case.is_inexact else (0, 0)
-    message = "the parts compute other values than the whole node"
-    np.testing.assert_allclose(output, expected, rtol, atol, err_msg=message)
+    require(output.shape == expected.shape, f"the parts compute the shape {output.shape}, the node {expected.shape}")
+    differing = np.argwhere(~np.isclose(output, expected, rtol, atol, equal_nan=True))
+    if len(differing):
+        first = tuple(int(i) for i in differing[0])
+        places = f"{len(differing)} of {expected.size} elements differ, the first at {first}"
+        values = f"{output[first]} instead of {expected[first]}"
+        raise AssertionError(f"the parts compute other values than the whole node: {places}: {values}")
 
 
 def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
@@ -196,12 +249,13 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 
     `reduce` is a range of input channels if the piece is a partial sum.
     """
-    (layer,) = layers.layers
-    (node,) = layer.nodes
-    operation, rule = layers.operation_of(node), layers.rule_of(node)
+    operation, rule = _get_operation_and_rule(layers)
     place = f"region {region}{f', input channels {reduce}' if reduce else ''}"
     piece = rule.piece(operation, region, reduce)
     error = describe_piece_error(operation, region, piece)
+    require(not error, f"{place}: {error}")
+    needs = [() if need is None else region_shape(need) for need in piece.needs]
+    error = describe_op_cost_error(rule.cost(operation, region_shape(piece.out), needs))
     require(not error, f"{place}: {error}")
     own_out = rule.piece(operation, piece.out, reduce).out
     require(own_out == piece.out, f"{place}: out is {piece.out}, but for that region out is {own_out}: make them equal")

@@ -6,22 +6,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from dicompiler.ir.plan import dumps
+from dicompiler.plugin.plugin_wrappers import describe_plan_error
 from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Strategy
 from dicompiler.search.constraints import check_memory
-from dicompiler.testing.assertions import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
 from dicompiler.testing.plans import check_legal, check_plan
 from dicompiler.testing.samples import Sample, memory_limited, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
 
 
 def check_strategy(
-    strategy: Strategy | type[Strategy], on: Iterable[Sample] | None = None, memory: bool = True
+    strategy: Strategy | type[Strategy],
+    on: Iterable[Sample] | None = None,
+    memory: bool = True,
+    limit_s: float = LIMIT_S,
 ) -> None:
     """Check the plans of a strategy.
 
     On each sample, the plan must be valid, compute the same bits as the whole network, and send the predicted bytes.
     The strategy must make an equal plan when it is run again, in this process and in one with another hash seed, unless
-    the plan has a note that says why not.
+    the plan has a note that says why not. It must not change the problem, end the process, or run without end.
 
     On platforms with several devices, the strategy is also run with less memory than a single device needs. It may
     raise DicompilerError if it finds no plan, but not for every sample.
@@ -30,6 +34,7 @@ def check_strategy(
         strategy: The strategy, or its class.
         on: The samples to use. Default: `samples()`.
         memory: True if plans must respect the memory limit. If False, plans that exceed it are not checked.
+        limit_s: Seconds that the strategy may take for one sample.
 
     Raises:
         AssertionError: A requirement does not hold. The message names strategy, sample and cause.
@@ -38,15 +43,15 @@ def check_strategy(
     chosen = list(samples() if on is None else on)
     require(chosen, f"{describe(instance)}: there are no samples")
     tried = [*chosen, *_memory_limited_samples(chosen)]
-    plans = [plan_or_error(instance, sample) for sample in tried]
+    plans = [plan_or_error(instance, sample, limit_s) for sample in tried]
     refused = next((plan for plan in plans if isinstance(plan, str)), "")
     require(any(isinstance(plan, Plan) for plan in plans), f"{describe(instance)} refuses every sample: {refused}")
     with error_context(describe(instance)):
-        others = call_in_subprocess(plan_texts, instance, tried)
+        others = call_in_subprocess(plan_texts, instance, tried, limit_s, limit_s=limit_s * len(tried))
     seen: list[tuple[str, str, Plan]] = []
     for sample, plan, other in zip(tried, plans, others, strict=True):
         with error_context(f"{describe(instance)} on {sample}"):
-            _check_same_plan(plan, plan_or_error(instance, sample), "when it is called again")
+            _check_same_plan(plan, plan_or_error(instance, sample, limit_s), "when it is called again")
             _check_same_plan(plan, other, "in another process")
             if isinstance(plan, Plan) and (memory or _fits_memory(sample, plan)):
                 check_legal(sample.problem, plan)
@@ -74,22 +79,25 @@ def _fits_memory(sample: Sample, plan: Plan) -> bool:
     return True
 
 
-def plan_or_error(strategy: Strategy, sample: Sample) -> Plan | str:
+def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) -> Plan | str:
     """Return the strategy's plan, or the error message if the strategy finds no plan."""
+    problem = sample.problem
     with error_context(f"{describe(strategy)} on {sample}"):
         try:
-            plan: Any = strategy.plan(sample.problem)
+            with unchanged(problem=problem), time_limit(limit_s):
+                plan: Any = strategy.plan(problem)
         except PluginError:
             raise
         except DicompilerError as error:
             return str(error)
-        require(isinstance(plan, Plan), f"plan() returned {type(plan).__name__} instead of a Plan")
+        fault = describe_plan_error(plan)
+        require(not fault, f"plan() returned {fault}")
     return plan  # type: ignore[no-any-return]
 
 
-def plan_texts(strategy: Strategy, on: list[Sample]) -> list[str]:
+def plan_texts(strategy: Strategy, on: list[Sample], limit_s: float = LIMIT_S) -> list[str]:
     """Return the strategy's plans as JSON, so that another process can return them."""
-    return [_plan_text(plan_or_error(strategy, sample)) for sample in on]
+    return [_plan_text(plan_or_error(strategy, sample, limit_s)) for sample in on]
 
 
 def _plan_text(plan: Plan | str) -> str:

@@ -15,42 +15,61 @@ from dicompiler.testing.assertions import require
 
 T = TypeVar("T")
 
+_CHILD_VARIABLE = "DICOMPILER_TESTING_CHILD"
+"""Environment variable that is set in the process of a call."""
 _CHILD_CODE = """
 import pickle, sys
 from pathlib import Path
-file = Path(sys.argv[1])
-path, call = pickle.loads(file.read_bytes())
+path, call = pickle.loads(Path(sys.argv[1], "call").read_bytes())
 sys.path[:] = path
 function, arguments = pickle.loads(call)
-file.write_bytes(pickle.dumps(function(*arguments)))
+Path(sys.argv[1], "result").write_bytes(pickle.dumps(function(*arguments)))
 """
 
 
-def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
+def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
     """Return `function(*arguments)`, computed in a new process with another hash seed.
 
     The function and the classes of the arguments must be in modules that can be imported, not in the script that is
     run.
 
+    Args:
+        function: The function.
+        *arguments: Its arguments.
+        limit_s: Seconds after which the process is killed.
+
+    Returns:
+        The result.
+
     Raises:
-        AssertionError: A class is in the script itself, or the process fails.
+        AssertionError: A class is in the script itself, its module calls the check when it is imported, or the process
+            fails, ends without a result, or does not end in time.
     """
     for argument in arguments:
         name = type(argument).__name__
         can_import = type(argument).__module__ != "__main__"
         require(can_import, f"{name} is defined in the script itself: move it to a module that can be imported")
+    require(
+        _CHILD_VARIABLE not in os.environ,
+        "its module calls the check when it is imported: call the check in a test function",
+    )
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory, "call")
-        file.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
-        process = subprocess.run(
-            [sys.executable, "-c", _CHILD_CODE, str(file)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        *_, last_line = ["", *process.stderr.strip().splitlines()]
+        Path(directory, "call").write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
+        try:
+            process = subprocess.run(
+                [sys.executable, "-c", _CHILD_CODE, directory],
+                env={**os.environ, "PYTHONHASHSEED": seed, _CHILD_VARIABLE: "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the call in another process did not end within {limit_s:g} s") from None
+        *_, last_line = [f"exit code {process.returncode}", *process.stderr.strip().splitlines()]
         require(process.returncode == 0, f"the call fails in another process: {last_line}")
-        result: T = pickle.loads(file.read_bytes())
+        result_file = Path(directory, "result")
+        require(result_file.is_file(), "the call ends the other process with exit code 0, but without a result")
+        result: T = pickle.loads(result_file.read_bytes())
     return result

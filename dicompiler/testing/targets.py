@@ -20,9 +20,10 @@ from dicompiler.plugin_api.costs import program_memory
 from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
 from dicompiler.plugin_api.regions import single_device_plan, tile_layer
 from dicompiler.target.manifest import ARTIFACT_FILE
-from dicompiler.testing.assertions import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
 from dicompiler.testing.samples import Sample, make_cluster, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
+from dicompiler.testing.written_files import writes_inside
 from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.run_inputs import reference_outputs, verification_frames
 from dicompiler.verify.tolerances import output_tolerances
@@ -38,6 +39,8 @@ keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, f
   [max] y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (present)
 }"""
 RUN_TIMEOUT_S = 120.0
+TARGET_LIMIT_S = 2 * LIMIT_S
+"""Seconds that the calls of a target for one sample may take by default."""
 
 
 def default_target_samples() -> tuple[Sample, ...]:
@@ -50,13 +53,15 @@ def check_target(
     on: Iterable[Sample] | None = None,
     splits: Sequence[str] = SPLIT_STRATEGIES,
     runs: bool = True,
+    limit_s: float = TARGET_LIMIT_S,
 ) -> None:
     """Check the artifacts of a target.
 
     Each sample is split by each strategy and written as an artifact. The check requires that:
 
     - the artifact has the same bytes when it is written again, in this process and in one with another hash seed;
-    - artifact.json names this target;
+    - artifact.json names this target, and no file is written outside of the artifact's directory;
+    - no call changes its arguments, ends the process, or runs without end;
     - `memory_overhead` returns a number of bytes for every device;
     - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes,
       and returns a report for every device.
@@ -70,6 +75,7 @@ def check_target(
         on: The samples to use. Default: two networks on three devices of different speed.
         splits: Names of the strategies that split the samples.
         runs: True to run the artifacts. Use False for targets that cannot run on this host.
+        limit_s: Seconds that the calls of the target for one sample may take.
 
     Raises:
         AssertionError: A requirement does not hold. The message names target, sample and cause.
@@ -81,16 +87,16 @@ def check_target(
         emitter = plugins.resolve("targets", emitter)
         for sample in chosen:
             for strategy in splits:
-                with error_context(f"{describe(emitter)} on {sample}, split by {strategy}"):
+                with error_context(f"{describe(emitter)} on {sample}, split by {strategy}"), time_limit(limit_s):
                     plan = registry().make("strategies", strategy).plan(sample.problem)
-                    _check_sample(emitter, sample, plan, runs)
+                    _check_sample(emitter, sample, plan, runs, limit_s)
         first = chosen[0]
         if len(first.platform.computing_devices) > 1:
-            with error_context(f"{describe(emitter)} on {first}, with replicas"):
+            with error_context(f"{describe(emitter)} on {first}, with replicas"), time_limit(limit_s):
                 _check_replicas(emitter, first, runs)
-            with error_context(f"{describe(emitter)} on {first}, with a failure plan"):
+            with error_context(f"{describe(emitter)} on {first}, with a failure plan"), time_limit(limit_s):
                 _check_failures(emitter, first, runs)
-        with error_context(f"{describe(emitter)} on {first.platform.name}, with a state"):
+        with error_context(f"{describe(emitter)} on {first.platform.name}, with a state"), time_limit(limit_s):
             _check_states(emitter, first.platform, runs)
 
 
@@ -98,19 +104,31 @@ def _compile_plan(sample: Sample, plan: Plan) -> PipelineState:
     return compiler.compile(sample.model, platform=sample.platform, plan=plan)
 
 
-def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> None:
+def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool, limit_s: float) -> None:
     compilation = _compile_plan(sample, plan)
     assert compilation.program is not None
-    _check_memory(target, compilation.program)
+    with unchanged(program=compilation.program):
+        _check_memory(target, compilation.program)
+    _check_emission(target, compilation)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         first, second = Path(directory, "first"), Path(directory, "a longer name")
         compiler.write_artifact(compilation, target, first)
         emitted = file_digests(first)
         compiler.write_artifact(_compile_plan(sample, plan), target, second)
         _check_same_files(emitted, file_digests(second), "again")
-        _check_same_files(emitted, call_in_subprocess(emitted_digests, target, sample, plan), "in another process")
+        other = call_in_subprocess(emitted_digests, target, sample, plan, limit_s=limit_s)
+        _check_same_files(emitted, other, "in another process")
         if runs:
             _check_run(target, compilation, first)
+
+
+def _check_emission(target: Target, compilation: PipelineState) -> None:
+    """Check that `emit` changes nothing but the files in its directory."""
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as parent:
+        directory = Path(parent, "out")
+        directory.mkdir()
+        with unchanged(compilation=compilation), writes_inside(directory, "emit()"):
+            target.emit(compilation, directory)
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
@@ -150,7 +168,8 @@ def _check_run(
     program, model = compilation.program, compilation.reference
     assert program is not None and model is not None
     frames_in = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
-    result = target.run(artifact, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
+    with unchanged(frames=frames_in):
+        result = target.run(artifact, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
     allowed = {**output_tolerances(model), **target.tolerances(model)}
     for i, inputs in enumerate(frames_in):
         reference = run_model(model, inputs, optimization=target.reference_optimization)

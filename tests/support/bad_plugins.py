@@ -6,6 +6,8 @@ They have a module of their own so that a second process can import them.
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +21,12 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, cost_per_output
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Interval, Region, full_region
+from dicompiler.ir.regions import Interval, Region, Shape, full_region
 from dicompiler.operators.conv_pool import pool
 from dicompiler.plugin.pass_base import Pass
 from dicompiler.plugin.registry import registry
@@ -40,7 +42,7 @@ class BadStrategy(Strategy):
     """A strategy that places all layers on the first computing device, except for its fault."""
 
     name: ClassVar[str] = "bad-strategy"
-    fault: Literal["none", "half", "camera", "counts", "hash", "memory", "source", "refuses", "type"] = "none"
+    fault: str = "none"
 
     def plan(self, problem: Problem) -> Plan:
         names = [device.name for device in problem.platform.computing_devices]
@@ -60,6 +62,15 @@ class BadStrategy(Strategy):
             raise DicompilerError("bad-strategy: no plan today")
         if self.fault == "type":
             return chosen  # type: ignore[return-value]
+        if self.fault == "layer":
+            del chosen[first.name]
+        if self.fault == "unknown":
+            chosen["c00"] = chosen[first.name]
+        if self.fault == "parts":
+            return Plan({first.name: names[0]}, (names[0],), (names[0],))  # type: ignore[dict-item]
+        end_or_loop(self.fault)
+        if self.fault == "mutates":
+            problem.layers.tensors.clear()  # type: ignore[attr-defined]
         plan = problem.build_plan(chosen)
         if self.fault == "memory" or all(host.memory == 2**30 for host in problem.platform.hosts):
             return replace(plan, source=(names[-1],)) if self.fault == "source" else plan
@@ -67,6 +78,21 @@ class BadStrategy(Strategy):
 
 
 CALLS: list[int] = []
+
+
+def end_or_loop(fault: str) -> None:
+    """End this process, or loop without end, if this is the fault."""
+    if fault == "exit":
+        sys.exit(0)
+    if fault == "os-exit":
+        os._exit(0)
+    if fault == "child-exit" and "DICOMPILER_TESTING_CHILD" in os.environ:
+        os.kill(os.getpid(), 9)
+    while fault == "loop":
+        try:
+            sum(range(1000))
+        except Exception:
+            continue
 
 
 @dataclass(frozen=True)
@@ -105,11 +131,25 @@ class BadTarget(Target):
             (directory / "where").write_text(str(directory.parent))
         if self.fault == "process":
             (directory / "hash").write_text(str(hash("x")))
+        if self.fault == "outside":
+            (directory.parent / "cache").mkdir()
+            (directory.parent / "cache" / "file").write_text("x")
+        if self.fault == "descriptor":
+            os.close(os.open(directory.parent / "opened", os.O_WRONLY | os.O_CREAT))
+        if self.fault == "scratch":
+            with tempfile.TemporaryDirectory() as scratch:
+                Path(scratch, "file").write_text("x")
+        if self.fault == "weights":
+            compilation.model.proto.doc_string = "changed"
+        end_or_loop(self.fault)
         if self.fault == "replicas":
             raise DicompilerError("bad-target: one role only")
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         result = self._sockets.run(directory, frames, options)
+        if self.fault == "inputs":
+            for array in frames[0].values():
+                array[...] = 0
         outputs = result.outputs
         if self.fault == "swap" or (self.fault == "survives" and options.start_without):
             outputs = tuple(dict(zip(own, reversed(own.values()), strict=True)) for own in outputs)
@@ -131,13 +171,22 @@ class BadPass(Pass):
     """A pass that returns an equal model, except for its fault."""
 
     name: ClassVar[str] = "bad-pass"
-    fault: Literal["none", "numbers", "illegal", "changes", "random", "provides", "outputs"] = "none"
+    fault: Literal[
+        "none", "numbers", "illegal", "changes", "random", "provides", "outputs", "layers", "exit", "loop"
+    ] = "none"
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("layers",) if self.fault == "layers" else ()
 
     @property
     def provides(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("routing",) if self.fault == "provides" else ()
 
     def run(self, compilation: PipelineState) -> PipelineState:
+        end_or_loop(self.fault)
+        if self.fault == "layers" and compilation.layers is not None:
+            compilation.layers.tensors.clear()  # type: ignore[attr-defined]
         proto = compilation.model.proto
         if self.fault != "changes":
             proto = onnx.ModelProto()
@@ -163,9 +212,14 @@ class BadCost(CostModel):
     """A cost model that returns the times of the analytic one, except for its fault."""
 
     name: ClassVar[str] = "bad-cost"
-    fault: Literal["none", "negative", "nan", "shape", "fill", "random", "hash", "text"] = "none"
+    fault: Literal["none", "negative", "nan", "shape", "fill", "random", "hash", "text", "exit", "loop", "mutates"] = (
+        "none"
+    )
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
+        end_or_loop(self.fault)
+        if self.fault == "mutates":
+            layers.tensors.pop(layer.output)  # type: ignore[attr-defined]
         found = AnalyticModel().seconds(layers, layer, share, device)
         if self.fault == "text":
             return str(found)  # type: ignore[return-value]
@@ -212,6 +266,9 @@ def bad_rule(fault: str) -> OperatorRule:
     """Return the operator rule of MaxPool, except for the fault."""
 
     def piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+        end_or_loop(fault)
+        if fault == "mutates":
+            operation.node.attributes["pads"] = [0, 0, 0, 0]  # type: ignore[index]
         right = pool(operation, region, reduce)
         (need,) = right.needs
         assert need is not None
@@ -227,7 +284,19 @@ def bad_rule(fault: str) -> OperatorRule:
             return Piece(full_region(operation.out_shape), operation.full_needs())
         return right
 
-    return OperatorRule("MaxPool", piece, is_elementwise=fault == "elementwise")
+    def cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Any:
+        return 1.5 if fault == "cost" else cost_per_output(operation, out, needs)
+
+    def reduction_length(_operation: Operation) -> Any:
+        return "many" if fault == "length" else None
+
+    def read_share(_operation: Operation) -> Any:
+        return 3 if fault == "share" else 1.0
+
+    is_elementwise = fault == "elementwise"
+    return OperatorRule(
+        "MaxPool", piece, "", is_elementwise, reduction_length=reduction_length, cost=cost, read_share=read_share
+    )
 
 
 def broken(*_: object) -> Any:
@@ -239,6 +308,7 @@ def bad_family(fault: str) -> PlatformFamily:
     """Return a platform family of N equal devices, except for the fault."""
 
     def make(count: int) -> Platform:
+        end_or_loop(fault)
         made = make_cluster(
             "switch", *[1.0 + 1e-9 * os.urandom(1)[0] * (fault == "random")] * (count + (fault == "hosts"))
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from dicompiler.testing import (
     samples,
     temporarily_registered,
 )
+from dicompiler.testing.subprocess_call import call_in_subprocess
 
 FEW = tuple(samples(["branches"], [make_cluster("switch", 2.0, 1.0, 0.5)], ["latency"]))
 THREE = tuple(samples(["branches"], objectives=["latency"]))
@@ -139,6 +141,7 @@ def fails(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
     """The text of the AssertionError that a check must end with."""
     with pytest.raises(AssertionError) as caught:
         check(*arguments, **options)
+    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -158,10 +161,78 @@ ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
             "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: bad-strategy: no plan today",
         ),
         ("type", f"{ON} switch1 for latency: plan() returned dict instead of a Plan"),
+        (
+            "layer",
+            "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: plan: layers.c0: missing: ",
+        ),
+        (
+            "unknown",
+            "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: plan: layers.c00: the ",
+        ),
+        (
+            "parts",
+            f"{ON} switch1 for latency: plan() returned a Plan with 'd0' for layer 'c0': expected a tuple of Part",
+        ),
+        ("exit", f"{ON} switch1 for latency: it ends the process by sys.exit(0): raise DicompilerError instead"),
+        ("os-exit", f"{ON} switch1 for latency: it ends the process by os._exit(0): raise DicompilerError instead"),
+        ("mutates", f"{ON} switch1 for latency: it changes its argument problem.layers: change a copy"),
+        (
+            "child-exit",
+            "strategy 'bad-strategy' of module support.bad_plugins: the call fails in another process: exit code -9",
+        ),
     ],
 )
 def test_wrong_strategy_is_caught(fault: Any, text: str) -> None:
     assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
+
+
+def test_endless_loops_end_after_the_limit_with_the_place() -> None:
+    ended = (
+        "it did not end within 2 s (it is in end_or_loop, bad_plugins.py): end sooner, or raise limit_s of the check"
+    )
+    checks: list[tuple[Callable[..., None], Any, Any]] = [
+        (check_strategy, bad.BadStrategy("loop"), THREE),
+        (check_target, bad.BadTarget("loop"), FEW),
+        (check_pass, bad.BadPass("loop"), ["branches"]),
+        (check_cost_model, bad.BadCost("loop"), FEW),
+        (check_operator_rule, bad.bad_rule("loop"), [POOL]),
+        (check_platform_family, bad.bad_family("loop"), ()),
+    ]
+    for check, plugin, on in checks:
+        assert ended in fails(check, plugin, on, limit_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("check", "plugin", "on", "text"),
+    [
+        (check_target, bad.BadTarget("exit"), FEW, "SystemExit: 0 (in end_or_loop, bad_plugins.py:"),
+        (check_pass, bad.BadPass("exit"), ["branches"], "it ends the process by sys.exit(0): raise "),
+        (check_cost_model, bad.BadCost("exit"), FEW, "it ends the process by sys.exit(0): raise "),
+        (check_operator_rule, bad.bad_rule("exit"), [POOL], "SystemExit: 0 (in end_or_loop, bad_plugins.py:"),
+        (check_platform_family, bad.bad_family("exit"), (), "it ends the process by sys.exit(0): raise "),
+    ],
+)
+def test_ending_the_process_is_caught(check: Callable[..., None], plugin: Any, on: Any, text: str) -> None:
+    assert text in fails(check, plugin, on)
+
+
+def test_process_that_ends_without_a_result_is_caught() -> None:
+    assert "ends the other process" in fails(call_in_subprocess, os._exit, 0, limit_s=60.0)
+    assert "did not end within 1 s" in fails(call_in_subprocess, time.sleep, 600, limit_s=1.0)
+
+
+def test_module_that_calls_the_check_when_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "looping.py").write_text(
+        "from support.bad_plugins import BadCost\n"
+        "from dicompiler.testing import check_cost_model\n"
+        "class Mine(BadCost):\n"
+        "    name = 'mine'\n"
+        "check_cost_model(Mine())\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    code = [sys.executable, "-c", "import looping"]
+    done = subprocess.run(code, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert "its module calls the check when it is imported: call the check in a test function" in done.stderr
 
 
 def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
@@ -180,6 +251,10 @@ def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
         ("memory", "memory_overhead() returns -1 for device 'd0'"),
         ("silent", "emit() wrote no artifact.json"),
         ("name", "artifact.json: target is 'sockets': expected 'bad-target'"),
+        ("outside", "emit() writes outside of its directory: "),
+        ("descriptor", "/opened: write below "),
+        ("weights", "it changes its argument compilation.model"),
+        ("inputs", "it changes its argument frames: change a copy"),
     ],
 )
 def test_wrong_target_is_caught(fault: Any, text: str) -> None:
@@ -208,7 +283,8 @@ def test_detects_a_target_that_does_not_tolerate_failures_as_declared() -> None:
     [
         ("numbers", "output 'a' differs by "),
         ("illegal", "after pass 'bad-pass'"),
-        ("changes", "it changes its input model"),
+        ("changes", "it changes its argument state.model: change a copy"),
+        ("layers", "it changes its argument state.layers: change a copy"),
         ("random", "a second run makes another model"),
         ("provides", "it declares that it provides routing, but leaves it None"),
         ("outputs", "the graph's outputs have other names"),
@@ -230,6 +306,7 @@ def test_wrong_pass_is_caught(fault: Any, text: str) -> None:
         ("fill", "by seconds_table()"),
         ("random", "s by seconds(), "),
         ("hash", "it returns other seconds in another process"),
+        ("mutates", "it changes its argument layers.tensors: change a copy"),
     ],
 )
 def test_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
@@ -247,6 +324,10 @@ def test_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
         ("less", "it must contain the region"),
         ("whole", "no axis can be cut"),
         ("elementwise", "although the rule is element-wise"),
+        ("cost", "its cost is 1.5: expected an OpCost of integers of at least 0"),
+        ("length", "its reduction_length is 'many': expected None or an integer of at least 0"),
+        ("share", "its read_share is 3: expected a number from 0 to 1"),
+        ("mutates", "it changes its argument operation.node: change a copy"),
     ],
 )
 def test_wrong_rule_is_caught(fault: str, text: str) -> None:
@@ -271,7 +352,7 @@ def test_wrong_platform_is_caught(fault: str, text: str) -> None:
 
 def test_plugins_without_faults_pass() -> None:
     check_strategy(bad.BadStrategy, THREE)
-    check_target(bad.BadTarget, FEW, splits=["modnn"])
+    check_target(bad.BadTarget("scratch"), FEW, splits=["modnn"])
     check_pass(bad.BadPass)
     check_cost_model(bad.BadCost, FEW)
     check_operator_rule(bad.bad_rule(""), [POOL])

@@ -1,0 +1,68 @@
+"""Fingerprints of the arguments of plugins, which show whether a plugin changed an argument.
+
+    arguments by name ⇒ digests by name and field
+
+Objects of the same content have the same fingerprint. Only the fields of dataclasses count, so that memoized results
+do not. All functions, and all objects of other classes, have the fingerprint of their class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import Message
+
+
+def field_fingerprints(arguments: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the fingerprints of arguments by name; for a dataclass, of its fields: {"problem.platform": …}."""
+    digest = _Fingerprinter().digest
+    fingerprints: dict[str, bytes] = {}
+    for name, value in arguments.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            fingerprints |= {f"{name}.{field.name}": digest(getattr(value, field.name)) for field in fields(value)}
+        else:
+            fingerprints[name] = digest(value)
+    return fingerprints
+
+
+class _Fingerprinter:
+    """Computes fingerprints; objects that occur several times are read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bytes] = {}
+        self._kept_alive: list[Any] = []  # The id of a deleted object may be given to another one.
+
+    def digest(self, value: Any) -> bytes:
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes | PurePath | np.generic):
+            return _hash(type(value).__name__.encode(), repr(value).encode())
+        if id(value) not in self._known:
+            self._known[id(value)] = b"cycle"
+            self._kept_alive.append(value)
+            self._known[id(value)] = _hash(type(value).__name__.encode(), *self._contents(value))
+        return self._known[id(value)]
+
+    def _contents(self, value: Any) -> Iterable[bytes]:
+        if isinstance(value, np.ndarray):
+            data = repr(value.tolist()).encode() if value.dtype.hasobject else np.ascontiguousarray(value).tobytes()
+            return str((value.dtype, value.shape)).encode(), data
+        if isinstance(value, Message):
+            return (value.SerializeToString(deterministic=True),)
+        if is_dataclass(value) and not isinstance(value, type):
+            return [self.digest(getattr(value, field.name)) for field in fields(value)]
+        if isinstance(value, Mapping):
+            return [self.digest(item) for pair in value.items() for item in pair]
+        if isinstance(value, set | frozenset):
+            return sorted(self.digest(item) for item in value)
+        if isinstance(value, list | tuple | bytearray | memoryview):
+            return [self.digest(item) for item in value]
+        return ()
+
+
+def _hash(*parts: bytes) -> bytes:
+    # Each part is hashed on its own, so that ("a", "bc") and ("ab", "c") differ.
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
