@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,23 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
     said = build(tmp_path, code=1 if generator == "Ninja" else 2)
     assert "dicompiler: error: " in said and "plan.json" in said
     assert len((artifact / "plan.json").read_bytes()) > 1
+
+
+@pytest.mark.parametrize("cmake", {OLDER, shutil.which("cmake") or "cmake"})
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -> None:
+    """Also not in a subdirectory, or about the example and the packages of the targets."""
+    (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
+    (tmp_path / "sub").mkdir()
+    project(tmp_path / "sub", "dicompiler_compile(NAME net MODEL net.onnx PLATFORM rpi4x2)\n")
+    text = (tmp_path / "sub" / "CMakeLists.txt").read_text().removeprefix(HEAD)
+    (tmp_path / "sub" / "CMakeLists.txt").write_text(text)
+    compile(networks.build("lenet"), platform="rpi4x2", strategy="single", target="mpi", output=tmp_path / "mpi")
+    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
+    for source in (tmp_path, EXAMPLE, tmp_path / "mpi" / "pi01"):
+        options = ("-G", generator, f"-Ddicompiler_DIR={PACKAGE}", command, f"-DPython3_EXECUTABLE={sys.executable}")
+        said = call(cmake, "-S", source, "-B", tmp_path / f"build {source.name}", *options)
+        assert "Warning" not in re.sub(r"CMake Warning.*:\n  Manually-specified variables", "", said)
 
 
 @pytest.mark.parametrize(

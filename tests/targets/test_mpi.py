@@ -178,6 +178,27 @@ def test_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path: P
     assert (place / "pi01" / "rankfile").read_text() == "rank 0=pi01 slot=0,1,2,3\nrank 1=pi02 slot=0,1,2,3\n"
 
 
+def test_programs_find_their_libraries_next_to_themselves(tmp_path: Path) -> None:
+    """No program has the absolute path of its build directory, so that it can be moved together with `lib`."""
+    place = artifact_of("lenet", "single", tmp_path / "a")
+    tools = toolchain.find_toolchain()
+    cached = build.build_program(place / "pi01", tools)
+    options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DMPI_CXX_COMPILER={tools.mpicxx}"]
+    options += [f"-DONNXRUNTIME_INCLUDE_DIR={tools.include}", f"-DONNXRUNTIME_LIBRARY={tools.library}"]
+    made = tmp_path / "build"
+    subprocess.run([tools.cmake, "-S", place / "pi01", "-B", made, *options], check=True, capture_output=True)
+    subprocess.run([tools.cmake, "--build", made, "--parallel", "2"], check=True, capture_output=True)
+    moved = made.rename(tmp_path / "moved")
+    for program in (cached, moved / "program"):
+        done = subprocess.run(["readelf", "-d", program], check=True, capture_output=True, text=True)
+        (line,) = [line for line in done.stdout.splitlines() if "(RUNPATH)" in line]
+        paths = line.partition("[")[2].rstrip("]").split(":")
+        assert "$ORIGIN/lib" in paths
+        assert not [path for path in paths if path.startswith((str(tmp_path), str(toolchain.get_cache_directory())))]
+        libraries = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+        assert f"libonnxruntime.so.1 => {program.parent / 'lib'}/" in libraries
+
+
 def test_segments_keep_no_slice_and_no_join_at_their_borders(tmp_path: Path) -> None:
     made = compiler.compile(networks.build("lenet", 1), "rpi4x4", strategy="modnn", target="mpi", output=tmp_path / "a")
     assert made.program is not None

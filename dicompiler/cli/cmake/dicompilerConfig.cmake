@@ -71,8 +71,14 @@ function(dicompiler_compile)
   set(byproducts "")
   if(CMAKE_GENERATOR MATCHES "Ninja")
     set(byproducts BYPRODUCTS "${arg_OUTPUT}/artifact.json")
+    # Without these settings, CMake warns that the behaviour OLD is deprecated.
+    if(POLICY CMP0218) # CMake 4.4 and newer
+      cmake_policy(SET CMP0218 NEW)
+      cmake_diagnostic(SET CMD_DEPRECATED IGNORE)
+    else()
+      set(CMAKE_WARN_DEPRECATED OFF)
+    endif()
     cmake_policy(SET CMP0116 OLD)
-    set(CMAKE_WARN_DEPRECATED OFF)
     cmake_path(RELATIVE_PATH target BASE_DIRECTORY "${CMAKE_BINARY_DIR}") # Ninja's name for it
   endif()
   list(APPEND line -o "${arg_OUTPUT}" --depfile "${own}/artifact.d" --depfile-target "${target}")

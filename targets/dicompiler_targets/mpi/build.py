@@ -46,12 +46,21 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
                 copy = Path(shutil.copy2(tree / "build" / EXECUTABLE, Path(temporary, EXECUTABLE)))
                 (digests / program.name).write_text(file_digest(copy), encoding="ascii")
                 os.replace(copy, program)
+            _link_libraries(programs, tree / "build" / "lib")
         os.utime(program)
-        by_last_use = sorted(programs.iterdir(), key=lambda path: path.stat().st_mtime)
+        files = [path for path in programs.iterdir() if path.is_file()]
+        by_last_use = sorted(files, key=lambda path: path.stat().st_mtime)
         for unused in by_last_use[:-MAX_CACHED_PROGRAMS]:
             unused.unlink()
             (digests / unused.name).unlink(missing_ok=True)
     return program
+
+
+def _link_libraries(programs: Path, libraries: Path) -> None:
+    """Make `lib` next to the programs, because they look for their libraries there."""
+    link = programs / "lib"
+    if libraries.is_dir() and not link.is_symlink():
+        link.symlink_to(Path(os.path.relpath(libraries, programs)))
 
 
 def _is_intact(program: Path, digest: Path) -> bool:
