@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ EMULATED_SUBNET = ipaddress.ip_network("10.77.0.0/16")
 UPLINK_ROUTER_ADDRESS, DOWNLINK_ROUTER_ADDRESS = "10.77.255.1", "10.77.255.2"
 """Addresses of the router that hosts send to, and of the one that they receive from."""
 MAX_HOSTS = 4096
+NAMESPACES = Path("/run/netns")
+"""Directory in which `ip netns` keeps the names of namespaces."""
 """Largest number of emulated hosts. The namespaces of more hosts would take unreasonably long to create."""
 SBIN_PATH = ":/usr/sbin:/sbin"
 """Directories of ip and tc on Debian, appended to PATH."""
@@ -57,7 +60,7 @@ class EmulatedNetwork:
 
         At the end of the block, the thread returns to its former network.
         """
-        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.namespaces[host]}") as namespace:
+        with open("/proc/thread-self/ns/net") as before, open(NAMESPACES / self.namespaces[host]) as namespace:
             _enter_namespace(namespace.fileno())
             try:
                 yield
@@ -77,6 +80,8 @@ def _enter_namespace(descriptor: int) -> None:
 def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
     """Create a platform's network, and remove it at the end of the block.
 
+    Networks of processes that were killed before they could remove them are removed first.
+
     Raises:
         DicompilerError: This host cannot emulate the network.
     """
@@ -89,8 +94,17 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
             raise DicompilerError(f"emulate: {name!r} is missing: install iproute2")
     if len(platform.hosts) > MAX_HOSTS:
         raise DicompilerError(f"emulate: {len(platform.hosts)} hosts are too many: use at most {MAX_HOSTS}")
+    _remove_abandoned_networks(str(tools["ip"]))
     with _NetworkBuilder(str(tools["ip"]), str(tools["tc"]), platform) as network:
         yield network
+
+
+def _remove_abandoned_networks(ip: str) -> None:
+    """Remove the namespaces of processes that do not exist any more."""
+    for path in NAMESPACES.glob("dc*x*"):
+        match = re.fullmatch(r"dc(\d+)x\w+", path.name)  # See `_NetworkBuilder.namespace_prefix`.
+        if match and not Path("/proc", match[1]).exists():
+            subprocess.run([ip, "netns", "del", path.name], capture_output=True)
 
 
 class _NetworkBuilder:

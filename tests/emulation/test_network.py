@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.emulation.network import EmulatedNetwork, emulate_network
+from dicompiler.emulation.network import NAMESPACES, EmulatedNetwork, emulate_network
 from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.platform import Platform
 
@@ -88,6 +89,22 @@ def test_link_has_its_own_latency_and_rate() -> None:
     with emulate_network(platform(Network("shared", 20e6, 0.005))) as made:
         assert meeting(made, "a", "b") >= 0.01
         assert max(times(made, "ab", "cd").values()) >= least(20e6, 2 * SENT)
+
+
+def test_removes_networks_of_killed_processes() -> None:
+    code = (
+        "import os, signal\n"
+        "from dicompiler.emulation.network import emulate_network\n"
+        "from dicompiler.ir.platform import Platform\n"
+        "with emulate_network(Platform.load('rpi4x2')):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code])
+    assert killed.wait(60) == -signal.SIGKILL
+    left = set(NAMESPACES.glob(f"dc{killed.pid}x*"))
+    assert left
+    with emulate_network(platform(Network("switch", 1e8))) as made:
+        assert not left & set(NAMESPACES.iterdir()) and len(made.namespaces) == 4
 
 
 def test_removes_network_after_an_error() -> None:
