@@ -118,8 +118,8 @@ PEERS: Mapping[str, tuple[str, Callable[[Path, Inputs, int], Frame]]] = {
 
 def run_in_dicompiler(model: Path, inputs: Inputs, threads: int, engine: str, stack: ExitStack) -> Frame:
     artifact = model.with_name(engine)
-    target = f"sockets{{threads={threads} engine={engine}}}"
-    dicompiler.compile(model, "rpi4x1", "single", target=target, output=artifact)
+    target = f"sockets{{threads={threads}}}"
+    dicompiler.compile(model, "rpi4x1", "single", target=target, engine=engine, output=artifact)
     session = stack.enter_context(dicompiler.connect(artifact, RunOptions(in_flight=1)))
     return lambda: session.infer(inputs)
 

@@ -46,6 +46,7 @@ def explore(
     target: str | Target = DEFAULT_TARGET,
     state: str | Sequence[str] = "auto",
     executor: Executor | None = None,
+    engine: str | None = None,
 ) -> ParetoFront:
     """Return the Pareto front that a strategy finds.
 
@@ -61,6 +62,7 @@ def explore(
         target: As for `compile`.
         state: As for `compile`.
         executor: As for `compile`.
+        engine: As for `compile`.
 
     Raises:
         DicompilerError: The model cannot be explored. Nothing is written.
@@ -69,7 +71,9 @@ def explore(
     explorer: Strategy = registry().resolve("strategies", strategy)
     if output is not None:
         check_output_directory(Path(output), FRONT_FILE, "front")
-    problem = load_problem(model, platform, shape, cost=cost, wire_dtype=wire_dtype, target=target, state=state)
+    problem = load_problem(
+        model, platform, shape, cost=cost, wire_dtype=wire_dtype, target=target, state=state, engine=engine
+    )
     problem = replace(problem, executor=executor)
     assert problem.model is not None
     front = _with_model_digest(explorer.front(problem, progress), problem.model.digest())

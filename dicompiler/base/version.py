@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -21,3 +22,15 @@ def package_version() -> str:
         return "0+unknown"
     settings = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["setuptools_scm"]
     return f"{settings['fallback_version']}+checkout"
+
+
+def parse_release(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, to compare it with an oldest version: "1.26.4rc1" ⇒ (1, 26).
+
+    Args:
+        version: The version.
+
+    Returns:
+        At most two numbers.
+    """
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

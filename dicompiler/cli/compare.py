@@ -76,6 +76,7 @@ def command(
         options.wire_dtype,
         options.target,
         options.state,
+        options.engine,
     )
     with open_executor(executor) as workers, progress("single") as tell:
         comparison = compare(replace(problem, executor=workers), candidates, tell, options.tolerate_failures)

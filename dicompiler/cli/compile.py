@@ -13,6 +13,7 @@ from dicompiler.cli.options import (
     PATH,
     CompileRequest,
     cost_option,
+    engine_option,
     executor_option,
     json_option,
     objective_option,
@@ -41,6 +42,7 @@ from dicompiler.cli.options import (
 @objective_option
 @tolerate_failures_option
 @cost_option
+@engine_option
 @target_option(help="Set the target (see 'dicompiler list targets'). Default: sockets.")
 @shape_options
 @executor_option

@@ -45,10 +45,9 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
         prediction = _prediction_document(result)
         print_json({"devices": devices, **prediction, **failures, **memory, "summary": summary, **written})
         return
-    headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
-    print_table(
-        headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers))
-    )
+    engine = ("engine",) if result.plan.engines else ()
+    headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received", *engine)
+    print_table(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, 6))
     click.echo()
     _show_prediction(result)
     show_failures(result)
@@ -129,12 +128,16 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
 def _device_records(program: Program) -> list[dict[str, Any]]:
     """Return for each device its segments (ONNX submodels), weights, transfers and bytes.
 
+    If a device does not compute with onnxruntime, the records also have the engines.
+
     With replicas, transfers and bytes are those of one frame of each replica. Segments and weights include those of
     failure plans.
     """
+    from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.program import TensorSpec
 
     records = []
+    has_engines = any(device.engine != DEFAULT_ENGINE for device in program.devices)
     for i, device in enumerate(program.devices):
         segments = [segment for role in program.roles for segment in role.devices[i].segments]
         weights = {tensor.name: tensor for segment in segments for tensor in segment.model.graph.initializer}
@@ -149,6 +152,7 @@ def _device_records(program: Program) -> list[dict[str, Any]]:
                 "transfers": len(sent),
                 "sent": sum(transfer.value.nbytes for transfer in sent),
                 "received": sum(transfer.value.nbytes for transfer in received),
+                **({"engine": device.engine} if has_engines else {}),
             }
         )
     return records
@@ -262,6 +266,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "objective": problem.objective,
         "results": results,
         "best": None if best is None else best.strategy,
+        **({"engines": dict(problem.platform.engines)} if problem.platform.engines else {}),
         "lower_bound_s": comparison.lower_bound,
         "single_device": dataclasses.asdict(comparison.single_device),
     }
@@ -290,6 +295,10 @@ def show_comparison(comparison: Comparison) -> None:
         if row.error:
             prefix = f"{row.strategy}: "
             click.echo(wrap_text(f"{prefix}{row.error.removeprefix(prefix)}"))
+    if engines := comparison.problem.platform.engines:
+        from dicompiler.driver.compile_summary import describe_engines
+
+        click.echo(f"\nengines: {describe_engines(engines)}")
     _show_best(comparison)
 
 

@@ -91,6 +91,7 @@ def command(
             options.target,
             options.state,
             workers,
+            options.engine,
         )
     _show_front(front, platform, output, as_json)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform, PlatformFamily
     from dicompiler.plugin.registry import Registry, RegistryEntry
 
-PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "operators", "cost-models", "platforms", "plugins")
+PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "engines", "operators", "cost-models", "platforms", "plugins")
 NETWORKS_KIND_NAME = "networks"
 
 
@@ -26,8 +26,8 @@ NETWORKS_KIND_NAME = "networks"
 def command(kind: str, name: str | None, as_json: bool) -> None:
     """List passes, strategies, targets and other plugins, or the built-in networks.
 
-    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of
-    that kind, prints each option with its meaning and default; for a platform, its hosts and network.
+    KIND is one of passes, strategies, targets, engines, operators, cost-models, platforms, plugins, networks. With a
+    NAME of that kind, prints each option with its meaning and default; for a platform, its hosts and network.
 
     Example: dicompiler list strategies dp
     """

@@ -155,6 +155,12 @@ cost_option = click.option(
     metavar="'NAME{…}'",
     help="Use this cost model (see 'dicompiler list cost-models'). Default: analytic.",
 )
+engine_option = click.option(
+    "--engine",
+    metavar="NAME",
+    help="Compute with this engine: onnxruntime, ncnn (see 'dicompiler list engines'), or auto (the fastest engine of "
+    "each device). Default: the engines in the plan or the platform, otherwise onnxruntime.",
+)
 wire_dtype_option = click.option(
     "--wire-dtype",
     metavar="TYPE",
@@ -182,6 +188,7 @@ problem_options = combine(model_argument, platform_option)
 target_option = functools.partial(click.option, "--target", metavar="'NAME{…}'")
 cost_options = combine(
     cost_option,
+    engine_option,
     target_option(help="Use the message and call overheads of this target. Default: sockets."),
     shape_options,
     json_option,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import UsageError
+from dicompiler.cost.layer_kinds import rate_kinds
 from dicompiler.cost.op_counts import count_flops, count_operations
 from dicompiler.cost.runtime_overhead import RuntimeCosts, scale_to_device
 from dicompiler.ir.cluster import Device
@@ -88,6 +89,20 @@ class CostModel(ABC):
         """
         return self.seconds(layers, layer, share, device)
 
+    def knows_engine(self, device: Device, engine: str) -> bool:
+        """Return True if the model can predict the times of an engine on a device.
+
+        Without this knowledge, the times of onnxruntime are predicted.
+
+        Args:
+            device: The device.
+            engine: Name of the engine.
+
+        Returns:
+            True if the platform states rates of the engine, or if the model has measurements of it.
+        """
+        return device.has_rates(engine)
+
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
         """Return the costs of a target's runtime on a device.
 
@@ -132,6 +147,8 @@ class CostModel(ABC):
 class AnalyticModel(CostModel):
     """Time as the number of operations divided by the compute rate.
 
+    For an engine other than onnxruntime, the compute rate is that of the kind of layer, if the platform states it.
+
     A multiply-add counts as two FLOPs. A pool counts one FLOP for each element of each window. Every other operator
     that computes counts one FLOP for each element of its output. Operators that only move data (Reshape, Concat) are
     free.
@@ -154,10 +171,8 @@ class AnalyticModel(CostModel):
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         counts = count_operations(layers, layer, *share)
         memory_s = counts.weight_bytes / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
-        return max(
-            counts.flops_including(self.pools, self.elementwise) / device.rate if device.rate > 0 else math.inf,
-            memory_s,
-        )
+        rate = device.layer_rate(rate_kinds(layers, layer))
+        return max(counts.flops_including(self.pools, self.elementwise) / rate if rate > 0 else math.inf, memory_s)
 
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
@@ -165,9 +180,8 @@ class AnalyticModel(CostModel):
         flops = [count_flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
         bandwidths = np.array([[device.memory_bandwidth or math.inf for device in devices]], np.float64)
         weight_bytes = [self.weights and count_operations(layers, layer, *share).weight_bytes for share in shares]
-        return np.maximum(
-            seconds_at_rate(flops, devices), np.array(weight_bytes, np.float64).reshape(-1, 1) / bandwidths
-        )
+        compute_s = seconds_at_rate(layers, layer, flops, devices)
+        return np.maximum(compute_s, np.array(weight_bytes, np.float64).reshape(-1, 1) / bandwidths)
 
 
 def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
@@ -181,12 +195,15 @@ def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
     return f"layer {layer.name!r} on {device.name} takes {seconds!r} s: give a number of at least 0"
 
 
-def seconds_at_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
-    """Return the seconds that each device needs for each of the numbers of FLOPs in `operations`.
+def seconds_at_rate(
+    layers: LayerGraph, layer: Layer, operations: Sequence[int], devices: Sequence[Device]
+) -> NDArray[np.float64]:
+    """Return the seconds that each device needs for each of the numbers of FLOPs of a layer in `operations`.
 
     The result has the shape (length of `operations`, number of devices). It is infinite for devices without compute.
     """
     counts = np.array(operations, np.float64).reshape(-1, 1)
-    rates = np.array([[device.rate for device in devices]], np.float64)
+    kinds = rate_kinds(layers, layer)
+    rates = np.array([[device.layer_rate(kinds) for device in devices]], np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(rates > 0, counts / rates, np.inf)

@@ -13,8 +13,8 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import COMPUTE_RATE, parse_quantity
+from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.op_counts import count_operations
-from dicompiler.cost.profile import layer_kind
 from dicompiler.cost.profile_model import ProfileBasedModel
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph

@@ -86,7 +86,7 @@ class LayerProfile:
 
     Attributes:
         signature: Digest of everything that the time depends on, see `layer_signature`.
-        kind: Anchor operator of the layers, see `layer_kind`.
+        kind: Anchor operator of the layers, see `cost.layer_kinds.layer_kind`.
         names: Names of the layers.
         measurements: Times of the whole layer and of pieces of it.
     """
@@ -388,13 +388,6 @@ def _warn_unmeasured(place: str, target: str, noun: str) -> None:
         target,
         target,
     )
-
-
-def layer_kind(layer: Layer) -> str:
-    """Return the anchor (main operator) of a layer, with the prefix "Group" if the operator has groups."""
-    anchor = layer.nodes[layer.anchor]
-    groups = anchor.attributes.get("group")
-    return f"Group{anchor.op}" if isinstance(groups, int) and groups > 1 else anchor.op
 
 
 @memoized

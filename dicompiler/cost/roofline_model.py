@@ -49,7 +49,7 @@ class RooflineModel(CostModel):
         moved_bytes = [count_operations(layers, layer, *share).moved_bytes for share in shares]
         bandwidths = np.array([[self._memory_bandwidth(device) for device in devices]], np.float64)
         memory_s = np.array(moved_bytes, np.float64).reshape(-1, 1) / bandwidths
-        return np.maximum(seconds_at_rate(operations, devices), memory_s)
+        return np.maximum(seconds_at_rate(layers, layer, operations, devices), memory_s)
 
     def _memory_bandwidth(self, device: Device) -> float:
         if device.memory_bandwidth or not device.can_compute:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dicompiler.base.errors import UsageError, check_type
 from dicompiler.base.schema import load_json, validate
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL
+from dicompiler.driver.engines import engine_tolerances, split_program
 from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir import plan as plans
@@ -114,9 +115,10 @@ def reopen_artifact(
         ) from error
     plan = plans.load_plan(path / PLAN_FILE)
     compilation = apply_wire_types(prepare(model), plan.wire_format)
-    compilation = replace(compilation, plan=plan, platform=platform or Platform.load(path / PLATFORM_FILE))
+    engines_platform = (platform or Platform.load(path / PLATFORM_FILE)).with_engines(plan.engines)
+    compilation = replace(compilation, plan=plan, platform=engines_platform)
     problem = make_problem(compilation, objective, cost_model, target)
-    compilation = lower_unchecked(compilation)
+    compilation = split_program(lower_unchecked(compilation))
     compilation = replace(
         compilation,
         metrics=problem.program_metrics(compilation),
@@ -270,7 +272,9 @@ def verify(
             runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
         with deadline_scope(deadline, "verify: real"):
             program, routing = partitioner.partition(model, plan)
-            checks += [check for verified_run in runs for check in verified_run.checks(model, target, routing)]
+            checks += [
+                check for verified_run in runs for check in verified_run.checks(model, target, routing, plan.engines)
+            ]
             if plan.wire_format.dtypes:
                 exact_program = partitioner.make_program(model, exact_plan)
                 checks.append(check_wire_range(exact_program, routing, plan.wire_format, frames[0]))
@@ -320,10 +324,12 @@ class _VerifiedRun:
     result: RunResult
     failed: Sequence[str] = ()
 
-    def checks(self, model: Model, target: Target, routing: Routing) -> list[Check]:
+    def checks(self, model: Model, target: Target, routing: Routing, engines: Mapping[str, str]) -> list[Check]:
+        """Compare the outputs with onnxruntime. `engines` has the other engines by device name."""
         from dicompiler.verify.wire_error import wire_error_bound
 
-        return _compare_outputs(model, self.frames, self.result, target, wire_error_bound(routing), self.failed)
+        extra = wire_error_bound(routing)
+        return _compare_outputs(model, self.frames, self.result, target, engines, extra, self.failed)
 
 
 def verify_run(
@@ -345,7 +351,7 @@ def verify_run(
         assert layers is not None
         extra_tolerance = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
     frames = [first] * len(plan.replica_roles)
-    return Verification(tuple(_compare_outputs(model, frames, result, target, extra_tolerance)))
+    return Verification(tuple(_compare_outputs(model, frames, result, target, plan.engines, extra_tolerance)))
 
 
 def _compare_outputs(
@@ -353,6 +359,7 @@ def _compare_outputs(
     inputs: Sequence[Mapping[str, NDArray[Any]]],
     result: RunResult,
     target: Target,
+    engines: Mapping[str, str],
     extra_tolerance: float,
     failed: Sequence[str] = (),
 ) -> list[Check]:
@@ -364,6 +371,7 @@ def _compare_outputs(
             states.
         result: The result of the run.
         target: The target, which may define tolerances of its own.
+        engines: Engines other than onnxruntime by device name, which may define tolerances too.
         extra_tolerance: Additional tolerance as a fraction of max|reference|, for tensors that are sent in narrower
             types.
         failed: The devices that were regarded as down at the start of the run.
@@ -376,7 +384,7 @@ def _compare_outputs(
     states = read_states(model.proto)
     frame_noun = "step" if states else "replica"
     expected = reference_outputs(model, inputs, target.reference_optimization)
-    tolerances = {**output_tolerances(model), **target.tolerances(model)}
+    tolerances = {**output_tolerances(model), **engine_tolerances(model, engines), **target.tolerances(model)}
     random = random_tensors(model.proto, states or ())
     frames = result.outputs_by_device or tuple({"": outputs} for outputs in result.outputs)
 

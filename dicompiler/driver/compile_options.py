@@ -43,6 +43,7 @@ _EXPECTED_VALUES: Mapping[str, str] = {
     "strategy": "a string such as 'dp' or a Strategy",
     "plan": "the path of a plan or a Plan",
     "target": "a string such as 'sockets' or a Target",
+    "engine": "a string such as 'ncnn' or 'auto'",
     "objective": "a string such as 'latency'",
     "cost": "a string such as 'analytic' or a CostModel",
     "output": "a path",
@@ -69,6 +70,8 @@ class CompileOptions:
         strategy: The strategy that makes the plan. Default: "auto".
         plan: A plan to use instead of a strategy, as a file or a Plan.
         target: The target that writes the programs.
+        engine: The engine that computes segments on devices with CPU cores: "onnxruntime", "ncnn", another one from a
+            plugin, or "auto" (the fastest one of each device). Default: the engines in the plan or the platform.
         objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
         output: Directory to write the artifact to. If it is given, a plan must also leave room for the memory that the
@@ -94,6 +97,7 @@ class CompileOptions:
     _: KW_ONLY
     plan: str | Path | Plan | None = None
     target: str | Target = DEFAULT_TARGET
+    engine: str | None = None
     objective: str = "latency"
     cost: str | CostModel = DEFAULT_COST_MODEL
     output: str | Path | None = None

@@ -6,7 +6,7 @@ The summary is also stored in the file provenance.json of an artifact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ class CompileSummary:
         single_device_period_s: Seconds between consecutive frames on the best single device.
         bottleneck: Description of the bottleneck.
         advice: Suggestion to relieve the bottleneck.
+        engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
     """
 
     strategy: str
@@ -50,6 +51,7 @@ class CompileSummary:
     single_device_period_s: float
     bottleneck: str
     advice: str
+    engines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plan_origin(self) -> str:
@@ -68,6 +70,7 @@ class CompileSummary:
     def lines(self) -> tuple[str, ...]:
         return (
             f"plan: {self.plan_origin}",
+            *([f"engines: {describe_engines(self.engines)}"] if self.engines else []),
             f"predicted: {self.prediction}",
             f"bottleneck: {self.bottleneck}",
             f"advice: {self.advice}",
@@ -76,9 +79,18 @@ class CompileSummary:
     def document(self) -> dict[str, Any]:
         """Return the content of the key `summary` in provenance.json.
 
-        It omits the names of strategies, because provenance.json has other keys for them.
+        It omits the names of strategies, because provenance.json has other keys for them, and empty engines.
         """
-        return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen_strategy")}
+        omitted = ("strategy", "chosen_strategy", *([] if self.engines else ["engines"]))
+        return {key: value for key, value in asdict(self).items() if key not in omitted}
+
+
+def describe_engines(engines: Mapping[str, str]) -> str:
+    """Return the engines of devices as text: {"pi01": "ncnn", "pi02": "ncnn"} ⇒ "ncnn on pi01, pi02"."""
+    return "; ".join(
+        f"{engine} on {', '.join(device for device, name in engines.items() if name == engine)}"
+        for engine in dict.fromkeys(engines.values())
+    )
 
 
 def format_milliseconds(seconds: float) -> str:
@@ -104,6 +116,7 @@ def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, 
         single_device_s=single.latency_s,
         single_device_period_s=single.period_s,
         bottleneck=description,
+        engines=dict(compilation.plan.engines),
         advice=_suggest(bottleneck, decision, metrics, single, is_narrowed=bool(compilation.plan.wire_format.dtypes)),
     )
 

@@ -40,6 +40,7 @@ from dicompiler.driver.compile_options import (
 )
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import summarize
+from dicompiler.driver.engines import check_engine, choose_engines, split_program
 from dicompiler.driver.loadable import check_loadable
 from dicompiler.driver.prepare import make_problem, prepare, resolve_platform, resolve_states
 from dicompiler.driver.progress import forward_progress
@@ -152,6 +153,7 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
     check_instruments(options.instruments)
     failures = FailureSelection.parse(options.tolerate_failures)
     target: Target = registry().resolve("targets", options.target)
+    check_engine(options.engine, target)
     strategy: Strategy | None = None
     if options.plan is None:
         given = DEFAULT_STRATEGY if options.strategy is None else options.strategy
@@ -183,7 +185,7 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
 
 
 def prepare_model(setup: CompileSetup) -> PipelineState:
-    """Load the model, normalize it and form its layers.
+    """Load the model, normalize it and form its layers, and choose the engine of each device.
 
     The result has a model, layers and a platform. The next step is `build_problem`.
 
@@ -195,7 +197,11 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
         Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states
     )
     check_loadable(compilation.reference or compilation.model)
-    return replace(apply_wire_types(compilation, setup.wire_format), platform=setup.platform)
+    compilation = apply_wire_types(compilation, setup.wire_format)
+    assert compilation.layers is not None
+    given = None if setup.given_plan is None else setup.given_plan.engines
+    platform = choose_engines(compilation.layers, setup.platform, setup.cost_model, setup.target, options.engine, given)
+    return replace(compilation, platform=platform)
 
 
 def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
@@ -224,7 +230,7 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
         plan = add_failover_plans(problem, planner, plan, setup.failures, plan_is_fixed=setup.strategy is None)
     if setup.strategy is not None:
         plan = drop_unread_parts(problem, plan)
-    compilation = replace(compilation, plan=plan)
+    compilation = replace(compilation, plan=with_engines(plan, problem.platform))
     if setup.options.wire_samples is not None:
         compilation = replace(compilation, plan=measure_wire_ranges(compilation, Path(setup.options.wire_samples)))
     return compilation
@@ -262,6 +268,12 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
     return plan
 
 
+def with_engines(plan: Plan, platform: Platform) -> Plan:
+    """Return the plan with the engines of the platform's devices that it uses."""
+    engines = platform.engines
+    return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
+
+
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
     """Return the plan without the parts with results that neither another part nor a network output needs.
 
@@ -289,7 +301,7 @@ def lower_plan(compilation: PipelineState, setup: CompileSetup) -> PipelineState
     # of plans that strategies made.
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
     with gc_paused():
-        compilation = lower(compilation, PassManager([partition], setup.options.instruments).run)
+        compilation = split_program(lower(compilation, PassManager([partition], setup.options.instruments).run))
     warn_not_narrowed(compilation)
     return compilation
 

@@ -18,6 +18,7 @@ from dicompiler.base.option_specs import Spec
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, ModelSource
+from dicompiler.driver.engines import choose_engines
 from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
@@ -84,6 +85,7 @@ def load_problem(
     wire_dtype: str | Mapping[str, str] | WireFormat | None = None,
     target: str | Target | None = None,
     state: str | Sequence[str] = "auto",
+    engine: str | None = None,
 ) -> Problem:
     """Return the problem of splitting a model over a platform, for callers that run strategies themselves.
 
@@ -94,7 +96,9 @@ def load_problem(
     runtime: Target | None = None if target is None else registry().resolve("targets", target)
     prepared = prepare(Model.load(model), shape, state=resolve_states(state, runtime))
     prepared = apply_wire_types(prepared, parse_wire_format(wire_dtype) or WireFormat())
-    return make_problem(replace(prepared, platform=resolve_platform(platform)), objective, cost_model, runtime)
+    assert prepared.layers is not None
+    with_engines = choose_engines(prepared.layers, resolve_platform(platform), cost_model, runtime, engine)
+    return make_problem(replace(prepared, platform=with_engines), objective, cost_model, runtime)
 
 
 def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[str, ...]:

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dicompiler.ir.cluster import Device, Host, Network
+from dicompiler.ir.cluster import Device, EngineRate, Host, Network
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _PI_NETWORK = " Network: CoopAI's gateway, which all boards share at 100 Mbit/s, without latency."
+# Rates with ncnn: fitted to the times of AlexNet, VGG16, ResNet-18, ResNet-50, MobileNetV2 and SqueezeNet with four
+# threads in ncnn's benchmark/README.md (commit a4d2ea1), after the time of reading the weights of dense layers. They
+# are scaled to the clocks of the boards below (from 1.8 GHz for the Raspberry Pi 4, from 1.4 GHz for the Pi 3, of which
+# the table lacks VGG16). The fitted times are 0.67 to 1.20 times the published ones for the Pi 4 (SqueezeNet: 0.49),
+# and 1.00 to 1.34 for the Pi 3 (SqueezeNet: 0.61).
+_NCNN_NOTE = (
+    " Rates with ncnn by kind of layer: fitted to ncnn's published benchmark (benchmark/README.md), at this clock."
+)
 _PI3_DESCRIPTION = (
     "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
     " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Memory:"
     " 2 GB/s is an assumption, just over half of the peak of 32 bits of LPDDR2 at 900 MT/s. Power: 1.4 W idle,"
-    " 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+    " 3.7 W with four cores busy (Pi Dramble's measurements)." + _NCNN_NOTE + _PI_NETWORK
 )
 _PI4_DESCRIPTION = (
     "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Memory:"
     " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
-    " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+    " four cores busy (Pi Dramble's measurements)." + _NCNN_NOTE + _PI_NETWORK
 )
 _TOP500 = "geerlingguy/top500-benchmark, README"
 _GIGABIT = " Network: a gigabit switch, of which TCP gets 941 Mbit/s; latency 0.1 ms is an assumption."
@@ -128,9 +136,24 @@ _MICROCONTROLLERS = (
         " data sheet), 2 MB external flash (Raspberry Pi Pico).",
     ),
 )  # fmt: skip
+_PI3_NCNN_RATES = (
+    EngineRate("ncnn", "Conv3x3", 11.3e9), EngineRate("ncnn", "Conv", 12e9), EngineRate("ncnn", "GroupConv", 0.6e9),
+)  # fmt: skip
+_PI4_NCNN_RATES = (
+    EngineRate("ncnn", "Conv3x3", 48.7e9), EngineRate("ncnn", "Conv1x1", 16.5e9), EngineRate("ncnn", "Conv", 17e9),
+    EngineRate("ncnn", "GroupConv", 1.2e9),
+)  # fmt: skip
 _GATEWAY_NETWORK = Network("gateway", 100e6)
-_PI3_DEVICES = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4, memory_bandwidth=2e9),)
-_PI4_DEVICES = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7, memory_bandwidth=4.84e9),)
+_PI3_DEVICES = (
+    Device(
+        "", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4, memory_bandwidth=2e9, engine_rates=_PI3_NCNN_RATES
+    ),
+)
+_PI4_DEVICES = (
+    Device(
+        "", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7, memory_bandwidth=4.84e9, engine_rates=_PI4_NCNN_RATES
+    ),
+)
 _NX_DEVICES = (
     Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0, memory_bandwidth=51.2e9),
     Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True, memory_bandwidth=51.2e9),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NetworkKind = Literal["switch", "shared", "gateway"]
+DEFAULT_ENGINE = "onnxruntime"
+"""Engine of a device unless another one is chosen. It is the reference of `verify`."""
+OTHER_KINDS = "*"
+"""Kind of layer in an `EngineRate` that stands for all kinds without a rate of their own."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,21 @@ class Host:
 
 
 @dataclass(frozen=True)
+class EngineRate:
+    """Compute rate of a device for one kind of layer, if an engine other than onnxruntime computes it.
+
+    Attributes:
+        engine: Name of the engine.
+        kind: Kind of layer, see `rate_kinds` in `dicompiler.cost.layer_kinds`; "*": all other kinds.
+        rate: Sustained compute rate in FLOP/s.
+    """
+
+    engine: str
+    kind: str
+    rate: float
+
+
+@dataclass(frozen=True)
 class Device:
     """Processing element of a host: a group of CPU cores, or a GPU.
 
@@ -48,6 +68,8 @@ class Device:
         gpu: True if it is a GPU.
         power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
+        engine: Name of the engine that computes its segments.
+        engine_rates: Rates of engines other than onnxruntime, whose rate is `rate` for all kinds of layers.
     """
 
     name: str
@@ -59,11 +81,37 @@ class Device:
     gpu: bool = False
     power_network: float = 0.0
     memory_bandwidth: float = 0.0
+    engine: str = DEFAULT_ENGINE
+    engine_rates: tuple[EngineRate, ...] = ()
 
     @property
     def can_compute(self) -> bool:
         """True if the device has a compute rate above zero."""
         return self.rate > 0
+
+    def has_rates(self, engine: str) -> bool:
+        """Return True if the rates of an engine on this device are stated.
+
+        Args:
+            engine: Name of the engine.
+
+        Returns:
+            True if there is at least one rate; always True for onnxruntime.
+        """
+        return engine == DEFAULT_ENGINE or any(entry.engine == engine for entry in self.engine_rates)
+
+    def layer_rate(self, kinds: Sequence[str]) -> float:
+        """Return the compute rate of the device's engine for a layer.
+
+        Args:
+            kinds: Kinds of the layer, the most specific one first.
+
+        Returns:
+            The rate of the first kind with a stated rate, in FLOP/s. Without one, the rate with onnxruntime is
+            returned, because onnxruntime computes the layers that an engine does not support.
+        """
+        stated = {entry.kind: entry.rate for entry in self.engine_rates if entry.engine == self.engine}
+        return next((stated[kind] for kind in (*kinds, OTHER_KINDS) if kind in stated), self.rate)
 
 
 Amount = TypeVar("Amount", float, "NDArray[np.float64]")

@@ -81,8 +81,9 @@ class Plan:
             that replaces it. Devices without an entry are not replaced, nor are sources and sinks. Frame i of a stream
             uses replica i mod n. (): the plan is used as it is.
         wire_format: Element types in which tensors are sent.
-        failures: Failure plans (plans that are used while certain devices are down). Each gets the digest and the wire
-            format of this plan. A failure plan cannot have failure plans of its own.
+        failures: Failure plans (plans that are used while certain devices are down). Each gets the digest, the wire
+            format and the engines of this plan. A failure plan cannot have failure plans of its own.
+        engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
         chosen_strategy: Strategy that made the plan, if another strategy chose it. It is not stored in files.
     """
 
@@ -94,11 +95,16 @@ class Plan:
     replicas: tuple[Mapping[str, str], ...] = ()
     wire_format: WireFormat = field(default_factory=WireFormat)
     failures: tuple[FailurePlan, ...] = ()
+    engines: Mapping[str, str] = field(default_factory=dict)
     chosen_strategy: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.failures:
-            shared: Json = {"model_digest": self.model_digest, "wire_format": self.wire_format}
+            shared: Json = {
+                "model_digest": self.model_digest,
+                "wire_format": self.wire_format,
+                "engines": self.engines,
+            }
             failures = [
                 FailurePlan(entry.failed, replace(entry.plan, **shared, note="", failures=()))
                 for entry in self.failures
@@ -179,6 +185,7 @@ def _plan_from_record(document: Mapping[str, Any], failures: tuple[FailurePlan, 
         tuple(document.get("replicas", ())),
         wire_format_from_json(document),
         failures,
+        document.get("engines", {}),
     )
 
 
@@ -200,7 +207,8 @@ def load_plan(path: str | Path) -> Plan:
 def dumps(plan: Plan) -> str:
     """Return the JSON text of a plan file, with one line per part. `load_plan` reads it as an equal plan."""
     origin = {"model_digest": plan.model_digest, "note": plan.note}
-    text = _format_plan(plan, {"format": FORMAT}, origin, wire_format_to_json(plan.wire_format))
+    last = wire_format_to_json(plan.wire_format) | {"engines": dict(plan.engines)}
+    text = _format_plan(plan, {"format": FORMAT}, origin, last)
     if plan.failures:
         failures = [_format_plan(failure.plan, {"failed": list(failure.failed)}) for failure in plan.failures]
         text = text[:-1] + ',\n "failures": [\n' + ",\n".join(failures) + "]}"

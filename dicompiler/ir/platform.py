@@ -30,7 +30,7 @@ from dicompiler.base.units import (
     parse_quantity,
 )
 from dicompiler.ir.builtin_boards import BOARDS, BuiltinBoard
-from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Device, EngineRate, Host, Link, Network, NetworkKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +72,23 @@ class Platform(Memoizing):
     def host_of(self) -> Mapping[str, str]:
         """Name of the host of each device, by device name."""
         return {device.name: device.host for device in self.devices}
+
+    @cached_property
+    def engines(self) -> Mapping[str, str]:
+        """Name of the engine of each device that does not compute with onnxruntime, by device name."""
+        return {device.name: device.engine for device in self.devices if device.engine != DEFAULT_ENGINE}
+
+    def with_engines(self, engines: Mapping[str, str]) -> Platform:
+        """Return the platform with other engines on some devices.
+
+        Args:
+            engines: Names of engines by device name. Other devices keep their engines.
+
+        Returns:
+            The platform.
+        """
+        devices = (replace(device, engine=engines.get(device.name, device.engine)) for device in self.devices)
+        return replace(self, devices=tuple(devices))
 
     @cached_property
     def _devices(self) -> Mapping[str, Device]:
@@ -384,6 +401,12 @@ def _parse_device(entry: Mapping[str, Any], place: str) -> Device:
         entry.get("gpu", False),
         _quantity(entry, "power_network", POWER, place),
         _quantity(entry, "memory_bandwidth", BANDWIDTH, place) / 8,
+        entry.get("engine", DEFAULT_ENGINE),
+        tuple(
+            EngineRate(engine, kind, parse_quantity(text, COMPUTE_RATE, f"{place}.engine_rates.{engine}.{kind}"))
+            for engine, rates in entry.get("engine_rates", {}).items()
+            for kind, text in rates.items()
+        ),
     )
 
 
@@ -461,6 +484,8 @@ def platform_to_toml(platform: Platform) -> str:
             gpu=device.gpu or None,
             power_network=_format_unless_zero(device.power_network, POWER),
             memory_bandwidth=_format_unless_zero(8 * device.memory_bandwidth, BANDWIDTH),
+            engine=None if device.engine == DEFAULT_ENGINE else device.engine,
+            engine_rates=_format_engine_rates(device.engine_rates),
         )
         tables.append(table)
     for link in network.links:
@@ -469,9 +494,24 @@ def platform_to_toml(platform: Platform) -> str:
     return "\n".join(tables)
 
 
+def _format_engine_rates(rates: Sequence[EngineRate]) -> dict[str, dict[str, str]] | None:
+    """Return the table `engine_rates` of a device: rates by engine and kind of layer; None without rates."""
+    table: dict[str, dict[str, str]] = {}
+    for entry in rates:
+        table.setdefault(entry.engine, {})[entry.kind] = format_quantity(entry.rate, COMPUTE_RATE)
+    return table or None
+
+
+def _toml_value(value: object) -> str:
+    """Return the text of a TOML value. Mappings become inline tables."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(entry)}" for key, entry in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _toml_table(header: str, **values: object) -> str:
     """Return the text of a TOML table. Values that are None are omitted."""
-    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items() if value is not None}
+    texts = {key: _toml_value(value) for key, value in values.items() if value is not None}
     # TOML strings have the escapes of JSON, but DEL must be escaped too.
     return header + "".join(f"{key} = {text}\n" for key, text in texts.items()).replace("\x7f", "\\u007f")
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import onnx
 
+from dicompiler.ir.cluster import DEFAULT_ENGINE
 from dicompiler.ir.onnx.weights import Weight, is_fixed_size, raw_nbytes
 from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
@@ -138,6 +139,7 @@ class DeviceProgram:
         model_outputs: Names of the model outputs that it delivers to the coordinator, by name of the tensor on this
             device.
         states: Pieces of states that it keeps from frame to frame.
+        engine: Name of the engine that computes the segments.
     """
 
     device: str
@@ -147,6 +149,7 @@ class DeviceProgram:
     model_inputs: tuple[str, ...]
     model_outputs: Mapping[str, str]
     states: tuple[DeviceState, ...] = ()
+    engine: str = DEFAULT_ENGINE
 
 
 @dataclass(frozen=True)

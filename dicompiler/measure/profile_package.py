@@ -21,8 +21,9 @@ from typing import Any
 import onnx
 
 from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.op_counts import count_operations
-from dicompiler.cost.profile import Cut, axis_cut, layer_kind, layer_signature, network_digest
+from dicompiler.cost.profile import Cut, axis_cut, layer_signature, network_digest
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model

@@ -5,18 +5,19 @@ For a plan that is only simulated, `build_program_only` leaves out the models, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.placed_graph import ModelFacts
+from dicompiler.partition.placed_graph import ModelFacts, PlacedGraph
 from dicompiler.partition.placed_model import partition, partition_checked
 from dicompiler.partition.placement import place_parts
 from dicompiler.partition.routing import route_on_platform
@@ -46,7 +47,7 @@ def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> Pipelin
     def lower_role(role_plan: Plan) -> tuple[PipelineState, Routing, Program]:
         placed = rewrite(replace(state, plan=role_plan))
         assert placed.routing is not None
-        return placed, placed.routing, build_program(placed.model, devices, platform.host_of)
+        return placed, placed.routing, _build_program(placed.model, devices, platform)
 
     roles = _for_each_role(plan, lower_role)
     routing, program = _combine_roles(plan, [(routing, program) for _, routing, program in roles])
@@ -66,9 +67,17 @@ def build_program_only(
 
     def lower_role(role_plan: Plan) -> tuple[Routing, Program]:
         routing = route_on_platform(platform, layers, role_plan)
-        return routing, build_program(place_parts(facts, routing, role_plan), devices, platform.host_of)
+        return routing, _build_program(place_parts(facts, routing, role_plan), devices, platform)
 
     return _combine_roles(plan, _for_each_role(plan, lower_role))
+
+
+def _build_program(placed: Model | PlacedGraph, devices: Sequence[str], platform: Platform) -> Program:
+    """Return the program of a placed model or graph, with the hosts and the engines of the platform's devices."""
+    program = build_program(placed, devices, platform.host_of)
+    engines = platform.engines
+    with_engines = (replace(entry, engine=engines.get(entry.device, entry.engine)) for entry in program.devices)
+    return replace(program, devices=tuple(with_engines)) if engines else program
 
 
 def _plan_devices(platform: Platform, plan: Plan) -> list[str]:

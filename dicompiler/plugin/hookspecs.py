@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.platform import PlatformFamily
     from dicompiler.plugin.pass_base import Pass
     from dicompiler.search.strategy import Strategy
+    from dicompiler.target.engine import Engine
     from dicompiler.target.target_base import Target
 
 API_VERSION = 2
@@ -70,6 +71,18 @@ def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
         from my_module.targets import Tarballs
 
         yield Tarballs
+    """
+
+
+@hookspec
+def dicompiler_engines() -> Iterable[type[Engine]]:  # type: ignore[empty-body]
+    """Yield engines, which compute segments on devices: frozen dataclasses derived from `Engine`.
+
+    @hookimpl
+    def dicompiler_engines():
+        from my_module.engines import Tensile
+
+        yield Tensile
     """
 
 

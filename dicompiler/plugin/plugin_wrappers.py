@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
+import onnx
 
 from dicompiler.base.errors import DicompilerError, PluginError, describe_exception
 from dicompiler.base.schema import load_json, validate
@@ -35,6 +36,7 @@ from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Region, contains, full_region
 from dicompiler.search.pareto_front import ParetoFront
+from dicompiler.target.engine import Engine, EngineFiles
 from dicompiler.target.manifest import ARTIFACT_FILE
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.target.target_base import Target
@@ -92,7 +94,7 @@ class CallGuard:
                 raise
             # Operator rules, cost models and platform families are called by other code, so the error names their
             # plugin and not the called object.
-            culprit = name if self.kind in ("pass", "strategy", "target") else self.plugin
+            culprit = name if self.kind in ("pass", "strategy", "target", "engine") else self.plugin
             line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
             raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
 
@@ -405,6 +407,24 @@ def _check_memory(_target: Target, result: Any, program: Program) -> Any:
     return result
 
 
+def _check_converted(_engine: Engine, result: Any, _model: onnx.ModelProto, _weights: Any) -> Any:
+    if result is not None and not isinstance(result, EngineFiles):
+        raise _InvalidResult(f"convert() returned {type(result).__name__} instead of EngineFiles or None")
+    return result
+
+
+def _check_unsupported(_engine: Engine, result: Any, model: onnx.ModelProto, _weights: Any) -> Any:
+    if not isinstance(result, Mapping) or not all(i in range(len(model.graph.node)) for i in result):
+        raise _InvalidResult("unsupported_nodes() did not return a mapping from indices of nodes to reasons")
+    return result
+
+
+def _check_extra_memory(_engine: Engine, result: Any, _segments: Any) -> int:
+    if not isinstance(result, Integral) or result < 0:
+        raise _InvalidResult(f"extra_memory() returned {result!r}: expected a number of bytes of at least 0")
+    return int(result)
+
+
 def _check_seconds(
     _cost: CostModel, result: Any, _layers: LayerGraph, layer: Layer, _share: LayerShare, device: Device
 ) -> float:
@@ -437,6 +457,11 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "run": _check_run,
         "memory_overhead": _check_memory,
         **dict.fromkeys(("install", "device_footprints", "extra_checks", "tolerances"), _unchanged),
+    },
+    "engine": {
+        "convert": _check_converted,
+        "unsupported_nodes": _check_unsupported,
+        "extra_memory": _check_extra_memory,
     },
     "cost model": {"seconds": _check_seconds, "seconds_table": _check_seconds_table},
 }

@@ -66,6 +66,7 @@ PLUGIN_KINDS: Mapping[str, PluginKind] = MappingProxyType(
         "passes": PluginKind("pass", "dicompiler_passes", "dicompiler.plugin.pass_base:Pass"),
         "strategies": PluginKind("strategy", "dicompiler_strategies", "dicompiler.search.strategy:Strategy"),
         "targets": PluginKind("target", "dicompiler_targets", "dicompiler.target.target_base:Target"),
+        "engines": PluginKind("engine", "dicompiler_engines", "dicompiler.target.engine:Engine"),
         "operators": PluginKind(
             "operator rule", "dicompiler_operators", "dicompiler.ir.operator_rule:OperatorRule", False
         ),
@@ -116,6 +117,7 @@ class Registry:
         passes: The passes.
         strategies: The strategies.
         targets: The targets.
+        engines: The engines.
         operators: The operator rules.
         cost_models: The cost models.
         platforms: The platform families and file formats.
@@ -127,6 +129,7 @@ class Registry:
     passes: Mapping[str, RegistryEntry] = field(default_factory=dict)
     strategies: Mapping[str, RegistryEntry] = field(default_factory=dict)
     targets: Mapping[str, RegistryEntry] = field(default_factory=dict)
+    engines: Mapping[str, RegistryEntry] = field(default_factory=dict)
     operators: Mapping[str, RegistryEntry] = field(default_factory=dict)
     cost_models: Mapping[str, RegistryEntry] = field(default_factory=dict)
     platforms: Mapping[str, RegistryEntry] = field(default_factory=dict)
@@ -168,7 +171,7 @@ class Registry:
         return known[name]
 
     def make(self, kind: str, spec: str | Spec) -> Any:
-        """Create a pass, strategy, target or cost model from its text or Spec.
+        """Create a pass, strategy, target, engine or cost model from its text or Spec.
 
         Raises UsageError if the text or the Spec is invalid.
         """
@@ -176,7 +179,7 @@ class Registry:
         return plugin_wrappers.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
 
     def resolve(self, kind: str, given: Any) -> Any:
-        """Return an instance of a pass, strategy, target or cost model.
+        """Return an instance of a pass, strategy, target, engine or cost model.
 
         `given` is a text, a Spec or an instance. An instance is wrapped like one that the registry created: invalid
         results are reported, and exceptions become errors that name the plugin. If no plugin provides the class of the
@@ -224,7 +227,7 @@ def temporarily_registered(*things: Any) -> Iterator[Registry]:
     Their plugin has the name "uninstalled". They replace entries of the same kind and name.
 
     Args:
-        *things: Classes of passes, strategies, targets and cost models; operator rules; platform families.
+        *things: Classes of passes, strategies, targets, engines and cost models; operator rules; platform families.
 
     Yields:
         The registry with these things.
@@ -255,7 +258,8 @@ def plugin_kind(value: Any) -> str:
         if not kind.provides_classes and isinstance(value, base):
             return name
     raise TypeError(
-        f"{value!r} is not a Pass, Strategy, Target, CostModel (class), OperatorRule or PlatformFamily (instance)"
+        f"{value!r} is not a Pass, Strategy, Target, Engine, CostModel (class), OperatorRule or PlatformFamily "
+        "(instance)"
     )
 
 

@@ -7,7 +7,7 @@ Functions and less common records are in submodules by topic:
     regions     regions of tensors, tilings of layers, and the tasks and boxes that follow from a plan
     costs       operation counts, cost models, memory and metrics
     onnx        ONNX graphs and weights; running models and comparing their outputs
-    artifacts   files of artifacts, run records, and access to remote devices
+    artifacts   files of artifacts, engines, run records, and access to remote devices
     search      work budgets, memory constraints, objectives and Pareto fronts
     utilities   error texts, bounded output capture, memoization
 
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
     from dicompiler.search.problem import Problem
     from dicompiler.search.strategy import Strategy
     from dicompiler.target.client import Session
+    from dicompiler.target.engine import Engine
     from dicompiler.target.run_records import DeviceReport, RunOptions, RunResult
     from dicompiler.target.target_base import Service, Target
 
 __all__ = [
-    "API_VERSION", "CostModel", "Device", "DeviceProgram", "DeviceReport", "DicompilerError", "Host", "Instrument",
-    "Interval", "Layer", "LayerGraph", "LayerShare", "Link", "Model", "Network", "Operation", "OperatorRule",
-    "Part", "Pass", "PassError", "PassManager", "Piece", "PipelineState", "Plan", "Platform", "PlatformFamily",
-    "PlatformFormat", "PluginError", "Problem", "Program", "Region", "RunError", "RunOptions", "RunResult",
-    "Segment", "Service", "Session", "Shape", "Strategy", "Target", "TensorSpec", "Transfer", "UsageError",
-    "hookimpl", "make_pipeline", "registry",
+    "API_VERSION", "CostModel", "Device", "DeviceProgram", "DeviceReport", "DicompilerError", "Engine", "Host",
+    "Instrument", "Interval", "Layer", "LayerGraph", "LayerShare", "Link", "Model", "Network", "Operation",
+    "OperatorRule", "Part", "Pass", "PassError", "PassManager", "Piece", "PipelineState", "Plan", "Platform",
+    "PlatformFamily", "PlatformFormat", "PluginError", "Problem", "Program", "Region", "RunError", "RunOptions",
+    "RunResult", "Segment", "Service", "Session", "Shape", "Strategy", "Target", "TensorSpec", "Transfer",
+    "UsageError", "hookimpl", "make_pipeline", "registry",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

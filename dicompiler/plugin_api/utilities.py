@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from dicompiler.base.process import memory_limit
     from dicompiler.base.schema import load_json, read_text
     from dicompiler.base.units import format_bytes
-    from dicompiler.base.version import package_version
+    from dicompiler.base.version import package_version, parse_release
 
 __all__ = [
     "CapturedOutput", "Memoizing", "check_type", "did_you_mean", "format_bytes", "load_json", "memoized",
-    "memory_limit", "one_line", "package_version", "read_text",
+    "memory_limit", "one_line", "package_version", "parse_release", "read_text",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

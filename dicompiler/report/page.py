@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
-from dicompiler.driver.compile_summary import find_bottleneck
+from dicompiler.driver.compile_summary import describe_engines, find_bottleneck
 from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable
 from dicompiler.report.layer_graph_svg import device_chip, device_label, draw_layer_graph
 from dicompiler.report.memory_charts import draw_memory
@@ -121,6 +121,7 @@ def _summary_entries(data: ReportData) -> list[tuple[str, str]]:
         ("network", size),
         ("platform", part),
         ("plan", _describe_decision(data) + (f" ({plan.note})" if plan.note else "")),
+        *([("engines", replace_unprintable(describe_engines(plan.engines)))] if plan.engines else []),
         ("predicted", f"by simulation, cost model {data.problem.cost_model.name}{_describe_bound(data)}"),
         ("bottleneck", find_bottleneck(platform, data.metrics, data.problem.objective)[1]),
         *(

@@ -104,7 +104,7 @@ class Problem:
             self.platform.device(name)
 
     def build_plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
-        """Return a plan with these parts and this problem's source, sink and wire types.
+        """Return a plan with these parts and this problem's source, sink, wire types and engines.
 
         A layer that draws random numbers stays whole on the device of its first part, because several parts would draw
         different numbers.
@@ -128,7 +128,13 @@ class Problem:
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
         for name in self._random_layers:
             ordered[name] = (replace(ordered[name][0], region=None, reduce=None),)
-        return Plan(ordered, self.source or first, self.sink or first, wire_format=WireFormat(self.layers.wire_dtypes))
+        return Plan(
+            ordered,
+            self.source or first,
+            self.sink or first,
+            wire_format=WireFormat(self.layers.wire_dtypes),
+            engines=self.platform.engines,
+        )
 
     @cached_property
     def _random_layers(self) -> frozenset[str]:

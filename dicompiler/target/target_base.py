@@ -83,6 +83,8 @@ class Target(ABC):
         can_check_files: Whether `run` and `install` themselves check the artifact's files against the digests in
             artifact.json, for example while they load the files. If not, the caller checks all files before each run.
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.
+        can_use_engines: Whether devices can compute with other engines than onnxruntime (`DeviceProgram.engine`). If
+            not, choosing another engine is an error.
     """
 
     name: ClassVar[str]
@@ -91,6 +93,7 @@ class Target(ABC):
     can_keep_states: ClassVar[bool] = False
     can_check_files: ClassVar[bool] = False
     can_emulate: ClassVar[bool] = False
+    can_use_engines: ClassVar[bool] = False
 
     @abstractmethod
     def emit(self, compilation: PipelineState, directory: Path) -> None:

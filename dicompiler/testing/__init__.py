@@ -14,6 +14,7 @@ process. The classes must therefore be in a module that can be imported, not in 
 
 from dicompiler.plugin.registry import temporarily_registered
 from dicompiler.testing.costs import check_cost_model
+from dicompiler.testing.engines import check_engine
 from dicompiler.testing.passes import check_pass
 from dicompiler.testing.plans import check_legal, check_plan
 from dicompiler.testing.platforms import check_platform_family
@@ -37,6 +38,7 @@ __all__ = [
     "Sample",
     "build_network",
     "check_cost_model",
+    "check_engine",
     "check_legal",
     "check_operator_rule",
     "check_pass",
@@ -55,6 +57,7 @@ CHECKS = {
     "passes": check_pass,
     "strategies": check_strategy,
     "targets": check_target,
+    "engines": check_engine,
     "operators": check_operator_rule,
     "cost_models": check_cost_model,
     "platforms": check_platform_family,

@@ -7,7 +7,6 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,27 +14,14 @@ import numpy as np
 import onnx
 
 from dicompiler.plugin_api import DeviceProgram, Program, Segment, TensorSpec
-from dicompiler.plugin_api.artifacts import Json, make_file_record
+from dicompiler.plugin_api.artifacts import EngineFiles, Json, make_file_record
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 
 WEIGHT_ALIGNMENT_BYTES = 64
 """Each weight starts at a multiple of this offset, so that onnxruntime can use the weight in the mapped file."""
-NETWORK_SUFFIX = ".param"
-"""Suffix of the files of ncnn networks."""
-
-
-@dataclass(frozen=True)
-class NcnnFiles:
-    """An ncnn network.
-
-    Attributes:
-        layers: Content of the .param file.
-        weights: Content of the .bin file.
-    """
-
-    layers: bytes = field(repr=False)
-    weights: bytes = field(repr=False)
+NETWORK_SUFFIX = ".net"
+"""Suffix of the files with the operators of a segment in the format of an engine."""
 
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
@@ -58,16 +44,16 @@ class DeviceContents:
         nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
             bytes.
         segments: Segments by file name.
-        networks: ncnn networks by file name, instead of the segments that ncnn computes.
+        networks: Segments in the format of an engine by file name, instead of their ONNX files.
         segment_files: For each role, the file name of each segment.
     """
 
     def __init__(
-        self, program: Program, index: int, networks: Mapping[bytes, NcnnFiles] = MappingProxyType({})
+        self, program: Program, index: int, networks: Mapping[bytes, EngineFiles] = MappingProxyType({})
     ) -> None:
         """Collect the contents of the device with the given index.
 
-        `networks` has the ncnn networks by the serialized models of the segments that ncnn computes.
+        `networks` has the segments in the format of an engine by their serialized models.
         """
         roles = [(role, role.devices[index].segments) for role in program.roles]
         self.weights = {
@@ -80,7 +66,7 @@ class DeviceContents:
         }
         self.nested_weights = _find_nested_weights(self.weights) if any(role.failed for role, _ in roles) else {}
         self.segments: dict[str, Segment] = {}
-        self.networks: dict[str, NcnnFiles] = {}
+        self.networks: dict[str, EngineFiles] = {}
         self.segment_files: list[list[str]] = []
         files: dict[bytes, str] = {}
         for _, segments in roles:
@@ -107,7 +93,7 @@ class DeviceContents:
         for name, segment in self.segments.items():
             yield name, write_chunks(directory / name, [_serialize_segment(segment, self.weights, offsets)])
         for name, network in self.networks.items():
-            yield name, write_chunks(directory / name, [network.layers])
+            yield name, write_chunks(directory / name, [network.network])
             weights_name = network_weights_file(name)
             yield weights_name, write_chunks(directory / weights_name, [network.weights])
 
@@ -118,7 +104,7 @@ def serialize_model(segment: Segment) -> bytes:
 
 
 def network_weights_file(file: str) -> str:
-    """Return the name of the file with the weights of an ncnn network, whose layers are in `file`."""
+    """Return the file name of a converted segment's weights, given the name of its other file."""
     return f"{file.removesuffix(NETWORK_SUFFIX)}.bin"
 
 

@@ -1,4 +1,4 @@
-"""Registration of the built-in targets, through the same hook that other plugins use."""
+"""Registration of the built-in targets and engines, through the same hooks that other plugins use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dicompiler.plugin_api import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.plugin_api import Target
+    from dicompiler.plugin_api import Engine, Target
 
 dicompiler_api = API_VERSION
 
@@ -21,3 +21,12 @@ def dicompiler_targets() -> Iterable[type[Target]]:
     from dicompiler_targets.tflm import TflmTarget
 
     return [SocketsTarget, MpiTarget, TflmTarget]
+
+
+@hookimpl
+def dicompiler_engines() -> Iterable[type[Engine]]:
+    """Return the default engine, and the engines that devices can use instead."""
+    from dicompiler_targets.engines.ncnn import NcnnEngine
+    from dicompiler_targets.engines.onnxruntime import OnnxruntimeEngine
+
+    return [OnnxruntimeEngine, NcnnEngine]

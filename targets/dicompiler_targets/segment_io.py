@@ -18,8 +18,15 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from dicompiler.plugin_api import DeviceProgram, Program, Shape, TensorSpec
-from dicompiler.plugin_api.artifacts import SENDABLE_TYPES, CopyFunction, Json, SegmentCall, describe_value
-from dicompiler_targets.artifact_files import DeviceContents, NcnnFiles
+from dicompiler.plugin_api.artifacts import (
+    SENDABLE_TYPES,
+    CopyFunction,
+    EngineFiles,
+    Json,
+    SegmentCall,
+    describe_value,
+)
+from dicompiler_targets.artifact_files import DeviceContents
 from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, StridedCopy, hoist_copies, make_copies
 
 HOISTABLE_TYPES = frozenset(TensorProto.DataType.Value(name) for name in SENDABLE_TYPES)
@@ -43,13 +50,13 @@ def make_device_contents(
     program: Program,
     index: int,
     hoisted: Sequence[Sequence[HoistedSegment]],
-    networks: Mapping[bytes, NcnnFiles] = MappingProxyType({}),
+    networks: Mapping[bytes, EngineFiles] = MappingProxyType({}),
 ) -> tuple[DeviceContents, list[list[str]]]:
     """Return the segment and weight files of a device, and for each role the file name of each segment.
 
     A role is the normal plan, a replica or a failure plan. `hoisted` has the device's segments for each role. A segment
-    that only moves data has no file; its file name is "". `networks` has the ncnn networks by the serialized models of
-    the segments that ncnn computes.
+    that only moves data has no file; its file name is "". `networks` has the segments in the format of an
+    engine by their serialized models.
     """
     roles = []
     for role, role_segments in zip(program.roles, hoisted, strict=True):

@@ -10,9 +10,9 @@ from support.layer_graphs import stack
 from support.profiles import FAST, SLOW, document, network, written
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.linear_model import Coefficients, LinearModel, fit_coefficients
 from dicompiler.cost.op_counts import count_flops, count_operations
-from dicompiler.cost.profile import layer_kind
 from dicompiler.cost.roofline_model import RooflineModel
 from dicompiler.ir.plan import LayerShare
 from dicompiler.plugin.registry import registry

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import PluginError
+from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.op_counts import count_flops, count_macs, count_operations
-from dicompiler.cost.profile import layer_kind
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece, whole_tensor

@@ -23,6 +23,7 @@ class TestHooks:
     SOURCE: ClassVar = """
         from dataclasses import dataclass
         from dicompiler.plugin_api import CostModel
+        from dicompiler.plugin_api import Engine
         from dicompiler.plugin_api import Pass
         from dicompiler.plugin_api import Strategy
         from dicompiler.plugin_api import Target
@@ -44,6 +45,11 @@ class TestHooks:
             def run(self, directory, frames, timeout): ...
 
         @dataclass(frozen=True)
+        class Tensile(Engine):
+            name = "tensile"
+            def convert(self, model, weights): ...
+
+        @dataclass(frozen=True)
         class Measured(CostModel):
             name = "measured"
             def seconds(self, layers, layer, share, device): ...
@@ -56,6 +62,7 @@ class TestHooks:
         "passes": "drop-dropout",
         "strategies": "round-robin",
         "targets": "tarballs",
+        "engines": "tensile",
         "operators": "com.example::FusedGelu",
         "cost_models": "measured",
         "platforms": "odroidxN",

@@ -27,6 +27,7 @@ PROVIDED = {
     "passes": "acme-drop-dropout",
     "strategies": "acme-round-robin",
     "targets": "acme-inline",
+    "engines": "acme_numpy",
     "operators": "com.microsoft::QuickGelu",
     "cost-models": "acme-per-call",
     "platforms": "acme-boardxN",

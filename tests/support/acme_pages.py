@@ -23,7 +23,8 @@ def update(text: str) -> str:
     """Return a page's text with the current files of the example; tests and short examples stay."""
 
     def replace_block(match: re.Match[str]) -> str:
-        code = (EXAMPLE / match[1]).read_text(encoding="utf-8") if "/" in match[1] else match[2]
+        file = EXAMPLE / match[1]
+        code = file.read_text(encoding="utf-8") if file.is_file() else match[2]
         return f"```python\n# {match[1]}\n{code}```"
 
     project = f"```toml\n{(EXAMPLE / 'pyproject.toml').read_text(encoding='utf-8')}```"

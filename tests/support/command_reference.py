@@ -35,6 +35,7 @@ PLUGIN_KINDS = (
     ("strategies", "Strategies", "--strategy 'NAME{option=value …}'"),
     ("passes", "Passes", "dicompiler opt -p 'NAME{option=value …},NAME'"),
     ("targets", "Targets", "--target 'NAME{option=value …}'"),
+    ("engines", "Engines", "--engine NAME"),
     ("cost-models", "Cost models", "--cost 'NAME{option=value …}'"),
 )
 EXIT_CODES = """## Exit codes

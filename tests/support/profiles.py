@@ -8,8 +8,9 @@ from typing import Any
 
 from support.layer_graphs import stack
 
+from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.op_counts import count_operations
-from dicompiler.cost.profile import layer_kind, layer_signature, network_digest
+from dicompiler.cost.profile import layer_signature, network_digest
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.regions import full_region, with_interval

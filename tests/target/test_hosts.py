@@ -125,12 +125,17 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_versions_that_boards_need_are_those_of_this_project() -> None:
-    from dicompiler_targets.sockets.deploy import MIN_VERSIONS
+    from dicompiler_targets.engines.ncnn import NcnnEngine
+    from dicompiler_targets.engines.onnxruntime import OnnxruntimeEngine
+    from dicompiler_targets.sockets.artifact import RUNTIME_PACKAGES
+    from dicompiler_targets.sockets.deploy import MIN_PYTHON
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     stated = {"Python": project["requires-python"].removeprefix(">=")}
     entries = (*project["dependencies"], *project["optional-dependencies"]["ncnn"])
     stated |= dict(entry.split(">=") for entry in entries)
-    assert {name: ".".join(map(str, needed)) for name, needed in MIN_VERSIONS.items()} == {
-        n: stated[n] for n in MIN_VERSIONS
-    }
+    engines = {package.name: package.min_version for e in (NcnnEngine, OnnxruntimeEngine) for package in e.packages}
+    needed = {"Python": MIN_PYTHON, **RUNTIME_PACKAGES}
+    assert engines["onnxruntime"] == needed["onnxruntime"]
+    needed |= engines
+    assert {name: ".".join(map(str, version)) for name, version in needed.items()} == {n: stated[n] for n in needed}

@@ -354,7 +354,7 @@ def test_rejects_unsuitable_python(
 
 def test_names_board_without_the_engine(boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     net = tmp_path / "in_ncnn"
-    dicompiler.compile(networks.build("lenet"), "rpi4x2", "modnn", target="sockets{engine=ncnn}", output=net)
+    dicompiler.compile(networks.build("lenet"), "rpi4x2", "modnn", engine="ncnn", output=net)
     script = 'shift; exec $PYTHON -c "import sys; sys.modules[\'ncnn\'] = None; exec(sys.stdin.read())" "$@"'
     own = write_python_wrapper(tmp_path / "own", script)
     line = error_line(deploy_command(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,17 +18,21 @@ from onnx import numpy_helper
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cost.memory import program_memory
-from dicompiler.driver.artifact import run, verify
+from dicompiler.driver.artifact import reopen_artifact, run, verify
 from dicompiler.ir.onnx.model import Model
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler.ir.plan import load_plan
+from dicompiler.target.engine import UnsupportedByEngine
+from dicompiler.target.engine_check import allowed_difference, measure_difference
+from dicompiler_targets.engines.ncnn import NcnnEngine
+from dicompiler_targets.engines.ncnn_converter import CONVERTERS, convert_to_ncnn
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.ncnn.converter import UnsupportedByNcnn, convert_to_ncnn
-from dicompiler_targets.sockets.ncnn.segments import TOLERANCE, measure_difference
+from dicompiler_targets.sockets.runtime.network_session import check_packages
+from dicompiler_targets.sockets.target import SocketsTarget
 
-ENGINE = "sockets{engine=ncnn}"
+NCNN = NcnnEngine()
+TOLERANCE = allowed_difference(NCNN)
 
 
 def parsed(nodes: str, output: str, x: str = "1, 8, 9, 7", opset: int = 17, **constants: np.ndarray) -> onnx.ModelProto:
@@ -50,7 +56,8 @@ def assert_same_as_onnxruntime(model: onnx.ModelProto) -> None:
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     inputs = {"x": floats(*shape, seed=1)}
     before = inputs["x"].copy()
-    assert measure_difference(Model(model), convert_to_ncnn(model, {}), inputs) < 1e-5
+    assert measure_difference(NCNN, Model(model), convert_to_ncnn(model, {}), inputs)[0] < 1e-5
+    assert not NCNN.unsupported_nodes(model, {})
     np.testing.assert_array_equal(inputs["x"], before)
 
 
@@ -165,38 +172,43 @@ def test_convolutions_and_pools_equal_onnxruntime(data: st.DataObject) -> None:
     ],
 )  # fmt: skip
 def test_names_the_node_that_ncnn_does_not_compute(model: onnx.ModelProto, cause: str) -> None:
-    with pytest.raises(UnsupportedByNcnn, match=cause):
+    with pytest.raises(UnsupportedByEngine, match=cause):
         convert_to_ncnn(model, {})
+    reasons = NCNN.unsupported_nodes(model, {})
+    assert all(re.match(cause, reason) for reason in reasons.values())
 
 
 def test_finds_networks_that_compute_something_else() -> None:
     model = parsed("c = Conv (x, w) y = Relu (c)", "1, 4, 7, 5", w=floats(4, 8, 3, 3))
     inputs, files = {"x": floats(1, 8, 9, 7)}, convert_to_ncnn(model, {})
-    assert measure_difference(Model(model), files, inputs) < TOLERANCE
+    assert measure_difference(NCNN, Model(model), files, inputs)[0] < TOLERANCE
     weights = np.frombuffer(files.weights, np.float32).copy()
     weights[7] += 0.1
-    assert measure_difference(Model(model), replace(files, weights=weights.tobytes()), inputs) > TOLERANCE
-    without_relu = replace(files, layers=files.layers.replace(b" 9=1", b""))
-    assert measure_difference(Model(model), without_relu, inputs) > TOLERANCE
-    assert measure_difference(Model(model), replace(files, layers=b"7767517\n"), inputs) == float("inf")
+    assert measure_difference(NCNN, Model(model), replace(files, weights=weights.tobytes()), inputs)[0] > TOLERANCE
+    without_relu = replace(files, network=files.network.replace(b" 9=1", b""))
+    assert measure_difference(NCNN, Model(model), without_relu, inputs)[0] > TOLERANCE
+    broken = measure_difference(NCNN, Model(model), replace(files, network=b"7767517\n"), inputs)
+    assert broken == (float("inf"), "ncnn cannot load network")
 
 
-def compile_network(directory: Path, name: str = "lenet", strategy: str = "modnn", target: str = ENGINE) -> Path:
-    dicompiler.compile(networks.build(name, 0), "rpi4x2", strategy, target=target, output=directory)
+def compile_network(directory: Path, name: str = "lenet", strategy: str = "modnn", engine: str = "ncnn") -> Path:
+    dicompiler.compile(networks.build(name, 0), "rpi4x2", strategy, engine=engine, output=directory)
     return directory
 
 
 def engines(directory: Path) -> list[bool]:
     """Return for each segment with a model whether ncnn computes it."""
     manifests = [load_json(path) for path in sorted(directory.glob("pi*/manifest.json"))]
-    return ["ncnn" in segment for manifest in manifests for segment in manifest["segments"] if "file" in segment]
+    segments = [segment for manifest in manifests for segment in manifest["segments"] if "file" in segment]
+    return [segment.get("engine", {}).get("name") == "ncnn" for segment in segments]
 
 
 def test_tiles_are_computed_by_ncnn_and_verified(tmp_path: Path) -> None:
     directory = compile_network(tmp_path / "a")
     assert all(engines(directory)) and len(engines(directory)) > 2
     assert not list(directory.glob("pi*/*.onnx")) and not list(directory.glob("pi*/weights.bin"))
-    assert [SocketsArtifact.load(directory).required_packages(f"pi0{i}")[-1] for i in (1, 2)] == ["ncnn", "ncnn"]
+    assert [SocketsArtifact.load(directory).required_packages(f"pi0{i}")["ncnn"] for i in (1, 2)] == [(1, 0), (1, 0)]
+    assert load_plan(directory / "plan.json").engines == {"pi01": "ncnn", "pi02": "ncnn"}
     verified = verify(directory)
     assert verified.passed and "allowed: 1e-04" in str(verified.checks)
 
@@ -204,8 +216,8 @@ def test_tiles_are_computed_by_ncnn_and_verified(tmp_path: Path) -> None:
 def test_frames_differ_from_those_of_onnxruntime_only_by_rounding(tmp_path: Path) -> None:
     inputs = {"input": floats(1, 1, 32, 32)}
     results = [
-        run(compile_network(tmp_path / str(i), target=target), inputs, frames=3).outputs[-1]
-        for i, target in enumerate((ENGINE, "sockets"))
+        run(compile_network(tmp_path / str(i), engine=engine), inputs, frames=3).outputs[-1]
+        for i, engine in enumerate(("ncnn", "onnxruntime"))
     ]
     (found,), (expected,) = (result.values() for result in results)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
@@ -214,31 +226,62 @@ def test_frames_differ_from_those_of_onnxruntime_only_by_rounding(tmp_path: Path
 def test_same_bytes_each_time(tmp_path: Path) -> None:
     first, second = (compile_network(tmp_path / name) for name in "ab")
     files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
-    assert any(file.suffix == ".param" for file in files)
+    assert any(file.suffix == ".net" for file in files)
     for file in files:
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
 
 
-def test_segments_that_ncnn_does_not_support_stay_with_onnxruntime(
+ERF_TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 4, 16, 16] y)
+{ c = Conv <pads = [1, 1, 1, 1]> (x, w)  e = Erf (c)  y = Conv <pads = [1, 1, 1, 1]> (e, w) }"""
+
+
+def erf_between_convolutions() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(ERF_TEXT)
+    model.graph.initializer.append(numpy_helper.from_array(floats(4, 4, 3, 3), "w"))
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["single", "modnn"])
+def test_segments_are_split_at_operators_that_ncnn_does_not_support(strategy: str, tmp_path: Path) -> None:
+    result = dicompiler.compile(erf_between_convolutions(), "rpi4x2", strategy, engine="ncnn", output=tmp_path / "a")
+    assert verify(tmp_path / "a").passed
+    assert {*engines(tmp_path / "a")} == {True, False}
+    if strategy == "single":
+        assert engines(tmp_path / "a") == [True, False, True]
+    segments = {device.device: [s.name for s in device.segments] for device in result.program.devices}
+    reopened = reopen_artifact(tmp_path / "a")[0].program
+    assert reopened is not None
+    assert segments == {device.device: [s.name for s in device.segments] for device in reopened.devices}
+
+
+def test_networks_that_ncnn_does_not_support_stay_with_onnxruntime(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 4, 16, 16] y)
-    { c = Conv <pads = [1, 1, 1, 1]> (x, w)  e = Erf (c)  y = Conv <pads = [1, 1, 1, 1]> (e, w) }"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(numpy_helper.from_array(floats(4, 4, 3, 3), "w"))
-    dicompiler.compile(model, "rpi4x2", "modnn", target=ENGINE, output=tmp_path / "a")
-    assert verify(tmp_path / "a").passed
-    assert not all(engines(tmp_path / "a"))
     with caplog.at_level("WARNING", "dicompiler"):
         error_function = parsed("y = Erf (x)", "1, 8, 9, 7")
-        dicompiler.compile(error_function, "rpi4x2", "single", target=ENGINE, output=tmp_path / "b")
-    assert caplog.messages == ["ncnn computes 0 of 1 segments, onnxruntime the others, because of operator Erf (1×)"]
+        dicompiler.compile(error_function, "rpi4x2", "single", engine="ncnn", output=tmp_path / "b")
+    assert caplog.messages[-1] == "ncnn computes 0 of 1 segments, onnxruntime the others, because of operator Erf (1×)"
     assert verify(tmp_path / "b").passed and engines(tmp_path / "b") == [False]
+
+
+def test_operator_that_converts_wrongly_stays_with_onnxruntime(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert_to_tanh(converter: Any, node: onnx.NodeProto, _: Any) -> None:
+        converter.add("TanH", node.input[:1], node.output[0])
+
+    monkeypatch.setitem(CONVERTERS, "Sigmoid", convert_to_tanh)
+    model = parsed("c = Conv (x, w) y = Sigmoid (c)", "1, 4, 7, 5", w=floats(4, 8, 3, 3))
+    with caplog.at_level("WARNING", "dicompiler"):
+        dicompiler.compile(model, "rpi4x1", "single", engine="ncnn", output=tmp_path / "a")
+    assert engines(tmp_path / "a") == [False] and verify(tmp_path / "a").passed
+    wrong = r"segment 'pi01_000': ncnn differs by [\d.]+ of the largest output: onnxruntime computes it"
+    assert any(re.fullmatch(wrong, message) for message in caplog.messages)
 
 
 def test_failure_plans_run_in_ncnn(tmp_path: Path) -> None:
     model = networks.build("lenet", 0)
-    dicompiler.compile(model, "rpi4x2", "modnn", target=ENGINE, tolerate_failures=1, output=tmp_path / "a")
+    dicompiler.compile(model, "rpi4x2", "modnn", engine="ncnn", tolerate_failures=1, output=tmp_path / "a")
     assert verify(tmp_path / "a").passed
 
 
@@ -247,7 +290,7 @@ def test_missing_package_is_named_before_anything_is_written(tmp_path: Path) -> 
 sys.modules["ncnn"] = None
 import dicompiler
 from dicompiler import networks
-dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", target={ENGINE!r}, output={str(tmp_path / "a")!r})
+dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", engine="ncnn", output={str(tmp_path / "a")!r})
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert result.stderr.strip().endswith("the engine ncnn is not installed: run 'pip install ncnn'")
@@ -256,16 +299,18 @@ dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", target={ENGINE
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_processes_stay_within_the_predicted_memory(name: str, tmp_path: Path) -> None:
-    result = dicompiler.compile(networks.build(name, 0), "rpi4x1", "single", target=ENGINE, output=tmp_path / "a")
+    result = dicompiler.compile(networks.build(name, 0), "rpi4x1", "single", engine="ncnn", output=tmp_path / "a")
     assert result.program is not None
     (report,) = run(tmp_path / "a").reports
     counted, added = (
         program_memory(result.program)["pi01"],
-        SocketsTarget(engine="ncnn").memory_overhead(result.program),
+        SocketsTarget().memory_overhead(result.program),
     )
     assert report.peak_memory_bytes <= 1.05 * (counted.total + added["pi01"])
 
 
-def test_refuses_other_engines() -> None:
-    with pytest.raises(DicompilerError, match=r"engine: expected one of onnxruntime, ncnn|engine"):
-        dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "single", target="sockets{engine=tensorflow}")
+def test_devices_name_a_package_that_is_missing_or_too_old() -> None:
+    with pytest.raises(ValueError, match=r"numpy \S+ is too old, 99\.0 or newer is needed: run 'pip install --upgrade"):
+        check_packages([{"name": "numpy", "min_version": "99.0"}])
+    with pytest.raises(ValueError, match=r"the package no_such_package is not installed .*: run 'pip install no_such_"):
+        check_packages([{"name": "no_such_package", "min_version": "1.0"}])

@@ -25,6 +25,7 @@ from dicompiler.testing import (
     RuleCase,
     build_network,
     check_cost_model,
+    check_engine,
     check_operator_rule,
     check_pass,
     check_platform_family,
@@ -95,6 +96,11 @@ def test_built_in_strategies_pass(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(built_in("targets")))
 def test_built_in_targets_pass(name: str) -> None:
     check_target(registry().make("targets", name), FEW, splits=["modnn"])
+
+
+@pytest.mark.parametrize("name", sorted(built_in("engines")))
+def test_built_in_engines_pass(name: str) -> None:
+    check_engine(registry().make("engines", name))
 
 
 @pytest.mark.parametrize("text", PASSES)

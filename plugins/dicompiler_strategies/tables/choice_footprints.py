@@ -181,9 +181,10 @@ class _FootprintBuilder:
     def _part_seconds(self, probe: _PartProbe, part: Part, merge_count: int) -> float:
         device = self.problem.platform.device(part.device)
         share = LayerShare(None if self.layer.whole_reason else probe.region, part.reduce, merge_count)
-        # The analytic model depends on two properties of a device only, so that equal devices share an entry.
+        # The analytic model depends on few properties of a device only, so that equal devices share an entry.
         is_analytic = type(self.problem.cost_model) is AnalyticModel
-        key = share, (device.rate, device.memory_bandwidth) if is_analytic else device.name
+        rates = device.rate, device.memory_bandwidth, device.engine, device.engine_rates
+        key = share, rates if is_analytic else device.name
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
         # A lookup in a range of a table copies data in addition. Such a lookup is a partial sum.

@@ -48,9 +48,6 @@ class MpiTarget(Target):
     can_emulate: ClassVar[bool] = True
 
     threads: int = field(default=0, metadata={"help": "threads that compute a segment; 0: the device's cores"})
-    engine: Literal["onnxruntime"] = field(
-        default="onnxruntime", metadata={"help": "library that computes the segments"}
-    )
     optimization: Optimization = field(
         default="all",
         metadata={

@@ -24,7 +24,7 @@ from dicompiler.plugin_api.artifacts import (
     load_artifact,
     read_checksummed_json,
 )
-from dicompiler.plugin_api.utilities import check_type, did_you_mean
+from dicompiler.plugin_api.utilities import check_type, did_you_mean, parse_release
 from dicompiler_targets.bundled_runtime import (
     WEIGHTS_FILE,
     check_bundled_sources,
@@ -42,6 +42,8 @@ from dicompiler_targets.sockets.runtime.value_codec import (
 
 Manifest = Mapping[str, Any]
 MANIFEST = "manifest.json"
+RUNTIME_PACKAGES = {"numpy": (1, 26), "onnxruntime": (1, 21)}
+"""The oldest versions of the packages that the runtime works with. dicompiler itself needs the same versions."""
 
 _NUMPY_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
@@ -132,11 +134,11 @@ class SocketsArtifact:
         prefix = f"{device}/"
         return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
-    def required_packages(self, device: str) -> tuple[str, ...]:
-        """Return the Python packages that a device needs."""
+    def required_packages(self, device: str) -> dict[str, tuple[int, ...]]:
+        """Return the oldest versions of the Python packages that a device needs, by name."""
         manifest = self.manifests[self.devices.index(device)]
-        uses_ncnn = any("ncnn" in segment for role in role_manifests(manifest) for segment in role["segments"])
-        return ("numpy", "onnxruntime", *(["ncnn"] if uses_ncnn else []))
+        packages = {package["name"]: parse_release(package["min_version"]) for package in manifest.get("packages", ())}
+        return RUNTIME_PACKAGES | packages
 
     def make_schedule(self) -> RoleSchedule:
         """Return a new schedule for a run, which gives the index in `role_ios` of the role of each frame."""
@@ -210,10 +212,10 @@ def _check_manifest(directory: Path, document: Manifest, device: str, manifest: 
     digests = {name: record["digest"] for name, record in files.items()}
     segments = [segment for role in role_manifests(manifest) for segment in role["segments"]]
     segment_files = {s["file"]: digests[s["file"]] for s in segments if "file" in s}
-    segment_files |= {file: digests[file] for s in segments if "ncnn" in s for file in [s["ncnn"]["weights"]]}
+    segment_files |= {file: digests[file] for s in segments if "engine" in s for file in [s["engine"]["weights"]]}
     for name in segment_files:
-        if not re.fullmatch(r"segment\d{3,}\.(onnx|param|bin)", name):
-            raise KeyError(f"device {device} has a segment in the file {name!r} instead of segmentNNN.onnx or .param")
+        if not re.fullmatch(r"segment\d{3,}\.(onnx|net|bin)", name):
+            raise KeyError(f"device {device} has a segment in the file {name!r} instead of segmentNNN.onnx or .net")
     code = {name: digest for name, digest in digests.items() if name != WEIGHTS_FILE and name not in segment_files}
     sources = {f"runtime/{name}": content for name, content in read_runtime_sources("sockets", (".py",)).items()}
     check_bundled_sources(directory / device, document, code, hash_sources(sources))

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import posixpath
-import re
 import shlex
 import socket
 import subprocess
@@ -32,7 +31,7 @@ from dicompiler.plugin_api.artifacts import (
     file_digest,
     ssh,
 )
-from dicompiler.plugin_api.utilities import CapturedOutput, one_line
+from dicompiler.plugin_api.utilities import CapturedOutput, one_line, parse_release
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
@@ -42,8 +41,8 @@ from dicompiler_targets.sockets.session import check_device_options, check_frame
 
 log = logging.getLogger("dicompiler")
 
-MIN_VERSIONS = {"Python": (3, 11), "numpy": (1, 26), "onnxruntime": (1, 21), "ncnn": (1, 0)}
-"""The oldest versions that the runtime works with. dicompiler itself needs the same versions."""
+MIN_PYTHON = (3, 11)
+"""The oldest version of Python that the runtime works with. dicompiler itself needs the same version."""
 KEYS_DIRECTORY = ".keys"
 """Directory of the devices' keys, next to the devices' directories."""
 OTHER_PYTHON_HINT = "install it, or name another Python (key python in the hosts file)"
@@ -257,9 +256,14 @@ def quoted_python(location: DeviceLocation) -> str:
 
 
 def _probe_host(
-    commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy], packages: Sequence[str]
+    commands: ssh.RemoteCommands,
+    location: DeviceLocation,
+    copies: Sequence[DirectoryCopy],
+    packages: Mapping[str, tuple[int, ...]],
 ) -> DeployedState:
-    """Return which versions and files a host has. `packages` are the Python packages that the device needs.
+    """Return which versions and files a host has.
+
+    `packages` has the oldest versions of the Python packages that the device needs.
 
     Raise RunError if the host is unreachable, or if its Python lacks a package that the runtime needs.
     """
@@ -284,11 +288,12 @@ def last_error_line(result: ssh.CommandResult) -> str:
     return one_line(lines[-1])
 
 
-def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any], packages: Sequence[str]) -> DeployedState:
+def _parse_probe(
+    location: DeviceLocation, answer: Mapping[str, Any], packages: Mapping[str, tuple[int, ...]]
+) -> DeployedState:
     """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old."""
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
-    for name in ("Python", *packages):
-        minimum = MIN_VERSIONS[name]
+    for name, minimum in {"Python": MIN_PYTHON, **packages}.items():
         version, oldest = versions.get(name), ".".join(map(str, minimum))
         pip, hosts_file_hint = f"{location.python} -m pip install", ""
         if answer.get("managed"):
@@ -297,7 +302,7 @@ def _parse_probe(location: DeviceLocation, answer: Mapping[str, Any], packages: 
         if version is None:
             cause = f"its Python has no {name} ({one_line(answer['errors'][name])})"
             raise RunError(f"{location.title}: {cause}: run '{pip} {' '.join(packages)}' there{hosts_file_hint}")
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
+        if parse_release(version) < minimum:
             remedy = OTHER_PYTHON_HINT
             if name != "Python":
                 remedy = f"run '{pip} --upgrade {name}' there{hosts_file_hint}"

@@ -25,7 +25,6 @@ from dicompiler.plugin_api.artifacts import (
 from dicompiler.plugin_api.onnx import is_fixed_size
 from dicompiler_targets.artifact_files import (
     NETWORK_SUFFIX,
-    NcnnFiles,
     find_device_inputs,
     network_weights_file,
     write_chunks,
@@ -33,28 +32,23 @@ from dicompiler_targets.artifact_files import (
 from dicompiler_targets.bundled_runtime import read_runtime_sources
 from dicompiler_targets.copy_hoisting import HoistedSegment
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, make_device_contents
+from dicompiler_targets.sockets.engine_segments import convert_segments, describe_network, describe_packages
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
 """Files and directories of an artifact that do not belong to a device. No device can have one of these names."""
 
 
-def write_program(
-    program: Program, threads: Mapping[str, int], optimization: str, engine: str, directory: Path
-) -> None:
+def write_program(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
     """Write the artifact of a program into an existing directory.
 
     `threads` has the number of threads for computing a segment, by device. `optimization` is onnxruntime's optimization
-    level. With the engine "ncnn", segments that ncnn computes are converted. Raise DicompilerError if a device's name
-    cannot be the name of a directory, or if a tensor's type cannot be sent.
+    level. Segments are converted for the engines of their devices. Raise DicompilerError if a device's name cannot be
+    the name of a directory, or if a tensor's type cannot be sent.
     """
     # The runtime makes the slices and concatenations at the boundaries of segments, not the engine.
     hoisted_roles = [[hoist_device_copies(device) for device in role_program.devices] for role_program in program.roles]
-    networks: Mapping[bytes, NcnnFiles] = {}
-    if engine == "ncnn":
-        from dicompiler_targets.sockets.ncnn.segments import convert_segments
-
-        networks = convert_segments(program, hoisted_roles)
+    networks = convert_segments(program, hoisted_roles)
     manifests = []
     for index, device in enumerate(program.devices):
         name = device.device
@@ -64,8 +58,10 @@ def write_program(
         runtime.mkdir(parents=True)
         settings = {"index": index, "threads": threads[name], "optimization": optimization}
         hoisted = [devices[index] for devices in hoisted_roles]
-        contents, names = make_device_contents(program, index, hoisted, networks)
+        contents, names = make_device_contents(program, index, hoisted, networks.get(name, {}))
         manifest = _device_manifest(program, index, names, hoisted)
+        if networks.get(name):
+            manifest["packages"] = describe_packages(device.engine)
         files = dict(contents.write(directory / name))
         for file, source in read_runtime_sources("sockets", (".py",)).items():
             files[f"runtime/{file}"] = write_chunks(runtime / file, [source])
@@ -141,7 +137,7 @@ def _role_document(
             {"name": s.name}
             | ({"file": file} if file else {})
             | {"inputs": list(s.inputs), "outputs": list(s.outputs)}
-            | _describe_network(hoisted_segment, file)
+            | _describe_network(device.engine, hoisted_segment, file)
             | _non_tensor_names(s)
             | describe_copies(hoisted_segment)
             for s, file, hoisted_segment in zip(device.segments, files, hoisted, strict=True)
@@ -151,13 +147,11 @@ def _role_document(
     }
 
 
-def _describe_network(hoisted: HoistedSegment, file: str) -> Json:
-    """Return the entry `ncnn` of a segment that ncnn computes; an empty object for other segments."""
+def _describe_network(engine: str, hoisted: HoistedSegment, file: str) -> Json:
+    """Return the entry `engine` of a segment that another engine than onnxruntime computes; otherwise {}."""
     if hoisted.segment is None or not file.endswith(NETWORK_SUFFIX):
         return {}
-    from dicompiler_targets.sockets.ncnn.segments import describe_network
-
-    return {"ncnn": describe_network(hoisted.segment.model.graph, network_weights_file(file))}
+    return {"engine": describe_network(engine, hoisted.segment.model.graph, network_weights_file(file))}
 
 
 def _non_tensor_names(segment: Segment) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dicompiler.plugin_api import RunOptions, RunResult, Service, Target
 from dicompiler.plugin_api.artifacts import InstalledDevice
@@ -15,9 +15,8 @@ from dicompiler.plugin_api.onnx import Optimization
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import DeviceProgram, Model, PipelineState, Program
+    from dicompiler.plugin_api import DeviceProgram, PipelineState, Program
     from dicompiler.plugin_api.artifacts import SegmentCall
-    from dicompiler.plugin_api.onnx import Tolerance
 
 RUNTIME_COSTS = RuntimeCosts(
     latency=80e-6,
@@ -54,6 +53,7 @@ class SocketsTarget(Target):
     can_tolerate_failures: ClassVar[bool] = True
     can_check_files: ClassVar[bool] = True
     can_emulate: ClassVar[bool] = True
+    can_use_engines: ClassVar[bool] = True
 
     threads: int = field(default=0, metadata={"help": "threads that compute a segment; 0: the device's cores"})
     optimization: Optimization = field(
@@ -61,13 +61,6 @@ class SocketsTarget(Target):
         metadata={
             "help": "optimization level of onnxruntime: all is the fastest; extended is the highest level at which "
             "convolutions give the same bits for every split of the network"
-        },
-    )
-    engine: Literal["onnxruntime", "ncnn"] = field(
-        default="onnxruntime",
-        metadata={
-            "help": "engine that computes segments; ncnn computes those whose operators it supports, and devices need "
-            "the Python package ncnn"
         },
     )
 
@@ -82,7 +75,7 @@ class SocketsTarget(Target):
         assert compilation.program is not None
         cores = {d.name: d.cores for d in compilation.platform.devices} if compilation.platform else {}
         threads = {d.device: self.threads or cores.get(d.device, 1) for d in compilation.program.devices}
-        write_program(compilation.program, threads, self.optimization, self.engine, directory)
+        write_program(compilation.program, threads, self.optimization, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """Run the artifact with one process per device, on this host or on `options.hosts`.
@@ -96,14 +89,6 @@ class SocketsTarget(Target):
     @property
     def reference_optimization(self) -> Optimization:
         return self.optimization
-
-    def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
-        """Return the tolerance of the engine for float outputs; onnxruntime needs no special tolerance."""
-        if self.engine == "onnxruntime":
-            return {}
-        from dicompiler_targets.sockets.ncnn.segments import find_tolerances
-
-        return find_tolerances(model)
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """Return the device's segments.
@@ -139,12 +124,9 @@ class SocketsTarget(Target):
         return ResidentDevices(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Return each device's memory for Python, onnxruntime and its sessions, at the moment with the highest use."""
+        """Return each device's memory for Python, engines and sessions, at the moment with the highest use."""
         from dicompiler_targets.ort_memory import predict_memory_overhead
+        from dicompiler_targets.sockets.engine_segments import predict_engine_bytes
 
         overhead = predict_memory_overhead(program, PROCESS_BYTES, self.optimization)
-        if self.engine == "onnxruntime":
-            return overhead
-        from dicompiler_targets.sockets.ncnn.memory import predict_ncnn_bytes
-
-        return {name: overhead[name] + count for name, count in predict_ncnn_bytes(program).items()}
+        return {name: overhead[name] + count for name, count in predict_engine_bytes(program).items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dicompiler.plugin_api import hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.plugin_api import CostModel, OperatorRule, Pass, PlatformFamily, Strategy, Target
+    from dicompiler.plugin_api import CostModel, Engine, OperatorRule, Pass, PlatformFamily, Strategy, Target
 
 dicompiler_api = 2
 
@@ -25,6 +25,13 @@ def dicompiler_targets() -> Iterable[type[Target]]:
     from acme_dicompiler.target import Inline
 
     yield Inline
+
+
+@hookimpl
+def dicompiler_engines() -> Iterable[type[Engine]]:
+    from acme_dicompiler.engine import NumpyEngine
+
+    yield NumpyEngine
 
 
 @hookimpl

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from .ncnn_session import NcnnSession
+from .network_session import NetworkSession, check_packages
 from .role_schedule import role_manifests
 from .value_codec import UNSIZED_TYPES, decode_value, encode_value
 
@@ -102,8 +102,10 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     """Return the session of each segment of all roles (the normal plan, its replicas and failure plans).
 
     The result has None for a segment without a file, which only copies. Segments with the same file share a session;
-    `threads` threads compute it. Raise ValueError with the segment's name if onnxruntime cannot load it.
+    `threads` threads compute it. Raise ValueError if a package of an engine is missing or too old, and with the
+    segment's name if the engine cannot load it.
     """
+    check_packages(manifest.get("packages", ()))
     # All sessions share one arena. Separate arenas would each keep the most memory that their session ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, None)
@@ -115,8 +117,8 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
         try:
             path = str(directory / segment["file"])
             with freed_to_system():
-                if "ncnn" in segment:
-                    sessions[segment["file"]] = NcnnSession(directory, segment, threads, not manifest["peers"])
+                if "engine" in segment:
+                    sessions[segment["file"]] = NetworkSession(directory, segment, threads, not manifest["peers"])
                 else:
                     sessions[segment["file"]] = _make_session(path, manifest, threads)
         except Exception as error:  # onnxruntime's errors have no other common base.
@@ -205,7 +207,7 @@ def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_option
 
 
 def _segment_error(segment: Mapping[str, Any], error: Exception) -> ValueError:
-    engine = "ncnn" if "ncnn" in segment else "onnxruntime"
+    engine = segment["engine"]["name"] if "engine" in segment else "onnxruntime"
     return ValueError(f"segment {segment['name']!r}: {engine} cannot run it: {one_line(error)}")
 
 

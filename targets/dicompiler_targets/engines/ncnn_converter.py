@@ -1,7 +1,7 @@
 """Conversion of an ONNX sub-model to the two files of an ncnn network: layers (.param) and weights (.bin).
 
 ncnn has no batch axis, so a tensor of shape (1, C, H, W) becomes a blob of C×H×W, and axis 1 becomes axis 0. Operators
-and shapes without an exact counterpart raise `UnsupportedByNcnn`; the segment then stays with onnxruntime.
+and shapes without an exact counterpart raise `UnsupportedByEngine`; the segment then stays with onnxruntime.
 
     Conv ⇒ Convolution 0=filters 1=kernel width 11=kernel height ..., and a following Relu becomes its activation
 
@@ -20,9 +20,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
-from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
-from dicompiler_targets.artifact_files import NcnnFiles
 
 FLOAT32_MARK = bytes(4)
 """Bytes before the kernel of a convolution or inner product: its values are of type float32."""
@@ -43,10 +42,6 @@ REVERSED_OPERATORS = {"Sub": 7, "Div": 8}
 Parameter = int | float | Sequence[int] | Sequence[float]
 Shape = tuple[int, ...]
 Array = NDArray[np.float32]
-
-
-class UnsupportedByNcnn(DicompilerError):
-    """The sub-model has an operator, a type or a shape that ncnn does not compute in the same way."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class _Layer:
         return FLOAT32_MARK * self.has_kernel + b"".join(array.tobytes() for array in self.weights)
 
 
-def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> NcnnFiles:
+def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
     """Convert a sub-model of float tensors to an ncnn network, whose inputs are named in0, in1, … and outputs out0, ….
 
     Args:
@@ -81,9 +76,14 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Nc
         weights: The data of initializers that are placeholders, by name.
 
     Raises:
-        UnsupportedByNcnn: ncnn does not compute a node, a type or a shape of the sub-model in the same way.
+        UnsupportedByEngine: ncnn does not compute a node, a type or a shape of the sub-model in the same way.
     """
     return _Converter(model, weights).convert()
+
+
+def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
+    """Return the reasons why ncnn does not compute some nodes in the same way, by the index of the node."""
+    return _Converter(model, weights).find_unsupported()
 
 
 class _Converter:
@@ -98,24 +98,40 @@ class _Converter:
         self.layers: list[_Layer] = []
         self.producers: dict[str, int] = {}
 
-    def convert(self) -> NcnnFiles:
+    def convert(self) -> EngineFiles:
         for value in self.graph.input:
             self._check_tensor(value)
             self.add("Input", (), value.name)
         for node in self.graph.node:
-            convert_node = _CONVERTERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-            if convert_node is None:
-                raise UnsupportedByNcnn(f"operator {node.op_type}")
-            convert_node(self, node, _attributes(node))
+            self._convert_node(node)
         for value in self.graph.output:
             self._check_tensor(value)
             if value.name not in self.producers or value.name in (other.name for other in self.graph.input):
-                raise UnsupportedByNcnn("an output that no node computes")
+                raise UnsupportedByEngine("an output that no node computes")
         return self._write()
+
+    def _convert_node(self, node: onnx.NodeProto) -> None:
+        convert_node = CONVERTERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if convert_node is None:
+            raise UnsupportedByEngine(f"operator {node.op_type}")
+        convert_node(self, node, _attributes(node))
+
+    def find_unsupported(self) -> dict[int, str]:
+        """Return the reasons why nodes cannot be converted, by the index of the node.
+
+        The layers of the other nodes are of no use afterwards.
+        """
+        reasons = {}
+        for i, node in enumerate(self.graph.node):
+            try:
+                self._convert_node(node)
+            except UnsupportedByEngine as error:
+                reasons[i] = str(error)
+        return reasons
 
     def _check_tensor(self, value: onnx.ValueInfoProto) -> None:
         if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-            raise UnsupportedByNcnn("a tensor that is not of type float")
+            raise UnsupportedByEngine("a tensor that is not of type float")
         self.blob_shape(value.name)
 
     def add(
@@ -149,14 +165,14 @@ class _Converter:
         """Return the shape of a tensor without its batch axis of size 1."""
         shape: Shape | None = self.shapes.get(name)
         if shape is None or not 2 <= len(shape) <= 4 or shape[0] != 1 or 0 in shape:
-            raise UnsupportedByNcnn(f"a tensor of shape {shape}")
+            raise UnsupportedByEngine(f"a tensor of shape {shape}")
         return shape[1:]
 
     def axis(self, axis: int, name: str) -> int:
         """Return the axis of a tensor's blob, which has no batch axis, for the axis `axis` of the tensor `name`."""
         rank = len(self.blob_shape(name)) + 1
         if axis % rank == 0:
-            raise UnsupportedByNcnn("an operation along the batch axis")
+            raise UnsupportedByEngine("an operation along the batch axis")
         return axis % rank - 1
 
     def operand(self, name: str, rank: int) -> str:
@@ -169,7 +185,7 @@ class _Converter:
         array = self.constants[name]
         shape = (1,) * (rank - array.ndim) + array.shape
         if shape[: len(shape) - rank + 1] != (1,) * (len(shape) - rank + 1):
-            raise UnsupportedByNcnn(f"a constant of shape {array.shape}")
+            raise UnsupportedByEngine(f"a constant of shape {array.shape}")
         blob = f"{name}/{len(self.layers)}"
         self.add("MemoryData", (), blob, _size_parameters(shape[1:]), (_as_floats(array),))
         return blob
@@ -183,7 +199,7 @@ class _Converter:
         self.replace_layer(node.input[0], fused)
         return True
 
-    def _write(self) -> NcnnFiles:
+    def _write(self) -> EngineFiles:
         layers = _split_shared_blobs(self.layers, {value.name for value in self.graph.output})
         blobs = sum(len(layer.outputs) for layer in layers)
         inputs = [layer.outputs[0] for layer in layers if layer.kind == "Input"]
@@ -198,14 +214,14 @@ class _Converter:
             parameters = [_format_parameter(key, value) for key, value in sorted(layer.parameters.items())]
             counts = [str(len(layer.inputs)), str(len(layer.outputs))]
             lines.append(" ".join([layer.kind, f"l{i}", *counts, *names, *parameters]))
-        return NcnnFiles("".join(f"{line}\n" for line in lines).encode(), b"".join(layer.content for layer in layers))
+        return EngineFiles("".join(f"{line}\n" for line in lines).encode(), b"".join(layer.content for layer in layers))
 
 
 def _read_constant(tensor: onnx.TensorProto, weights: Mapping[str, Weight]) -> NDArray[Any]:
     if not is_placeholder(tensor):
         return numpy_helper.to_array(tensor)
     if tensor.data_type != onnx.TensorProto.FLOAT:
-        raise UnsupportedByNcnn("a weight that is not of type float")
+        raise UnsupportedByEngine("a weight that is not of type float")
     weight = weights[tensor.name]
     return np.frombuffer(weight.data, np.float32).reshape(weight.shape)
 
@@ -227,7 +243,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 def _as_floats(array: NDArray[Any]) -> Array:
     if array.dtype != np.float32:
-        raise UnsupportedByNcnn(f"a constant of type {array.dtype}")
+        raise UnsupportedByEngine(f"a constant of type {array.dtype}")
     return array
 
 
@@ -269,9 +285,9 @@ def _split_shared_blobs(layers: Sequence[_Layer], outputs: set[str]) -> list[_La
 def _convert_convolution(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     weight = converter.constants.get(node.input[1])
     if weight is None or weight.ndim != 4:
-        raise UnsupportedByNcnn("a convolution that is not two-dimensional with constant weights")
+        raise UnsupportedByEngine("a convolution that is not two-dimensional with constant weights")
     if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
-        raise UnsupportedByNcnn("a convolution with auto_pad")
+        raise UnsupportedByEngine("a convolution with auto_pad")
     filters, group = len(weight), attributes.get("group", 1)
     strides, dilations = attributes.get("strides", (1, 1)), attributes.get("dilations", (1, 1))
     top, left, bottom, right = attributes.get("pads", (0, 0, 0, 0))
@@ -293,7 +309,7 @@ def _read_bias(converter: _Converter, node: onnx.NodeProto, size: int) -> tuple[
         return ()
     bias = converter.constants.get(node.input[2])
     if bias is None or bias.size not in (1, size):
-        raise UnsupportedByNcnn("a bias that is not a constant for each output channel")
+        raise UnsupportedByEngine("a bias that is not a constant for each output channel")
     return (_as_floats(np.broadcast_to(bias.reshape(-1), (size,))),)
 
 
@@ -301,7 +317,7 @@ def _convert_gemm(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
     weight = converter.constants.get(node.input[1])
     is_plain = attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0 and not attributes.get("transA", 0)
     if weight is None or weight.ndim != 2 or not is_plain or len(converter.blob_shape(node.input[0])) != 1:
-        raise UnsupportedByNcnn(f"a {node.op_type} that is not a vector times a constant matrix")
+        raise UnsupportedByEngine(f"a {node.op_type} that is not a vector times a constant matrix")
     rows = weight if attributes.get("transB", 0) else weight.T
     bias = _read_bias(converter, node, len(rows))
     parameters = {0: len(rows), 1: len(bias), 2: weight.size}
@@ -333,7 +349,7 @@ def _read_clip(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[
         limits[i] = attributes.get(name, limits[i])
         if len(node.input) > i + 1 and node.input[i + 1]:
             if node.input[i + 1] not in converter.constants:
-                raise UnsupportedByNcnn("a Clip with computed limits")
+                raise UnsupportedByEngine("a Clip with computed limits")
             limits[i] = float(converter.constants[node.input[i + 1]].item())
     return limits[0], limits[1]
 
@@ -344,12 +360,12 @@ def _convert_pool(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
     is_plain = attributes.get("auto_pad", b"NOTSET") == b"NOTSET" and not attributes.get("storage_order", 0)
     is_plain = is_plain and set(attributes.get("dilations", (1,))) == {1}
     if len(kernel) != 2 or not is_plain or len(node.output) > 1:
-        raise UnsupportedByNcnn(f"a {node.op_type} with auto_pad, dilations or indices")
+        raise UnsupportedByEngine(f"a {node.op_type} with auto_pad, dilations or indices")
     sizes, counts = (converter.blob_shape(name)[1:] for name in (node.input[0], node.output[0]))
     # With ceil_mode, the last window may reach beyond the padding. It then needs more padding.
     missing = [(counts[i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2] for i in (0, 1)]
     if max(missing) > 0 and node.op_type == "AveragePool":
-        raise UnsupportedByNcnn("an AveragePool whose windows reach beyond the padding")
+        raise UnsupportedByEngine("an AveragePool whose windows reach beyond the padding")
     bottom, right = (pads[i + 2] + max(0, missing[i]) for i in (0, 1))
     parameters: dict[int, Parameter] = {
         0: int(node.op_type == "AveragePool"), 1: kernel[1], 11: kernel[0], 2: strides[1], 12: strides[0], 3: pads[1],
@@ -360,7 +376,7 @@ def _convert_pool(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
 
 def _convert_global_pool(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
     if len(converter.blob_shape(node.input[0])) != 3:
-        raise UnsupportedByNcnn("a global pool that is not two-dimensional")
+        raise UnsupportedByEngine("a global pool that is not two-dimensional")
     pooled = f"{node.output[0]}/flat"
     converter.add("Pooling", node.input[:1], pooled, {0: int(node.op_type == "GlobalAveragePool"), 4: 1})
     converter.add("Reshape", [pooled], node.output[0], _size_parameters(converter.blob_shape(node.output[0])))
@@ -380,7 +396,7 @@ def _convert_binary(converter: _Converter, node: onnx.NodeProto, _: Mapping[str,
             return
     ranks = {len(converter.blob_shape(name)) + 1 for name in node.input if name not in converter.constants}
     if ranks != {rank}:
-        raise UnsupportedByNcnn(f"{node.op_type} of tensors with different numbers of axes")
+        raise UnsupportedByEngine(f"{node.op_type} of tensors with different numbers of axes")
     converter.add("BinaryOp", [converter.operand(name, rank) for name in node.input], node.output[0], {0: number})
 
 
@@ -420,7 +436,7 @@ def _convert_softmax(converter: _Converter, node: onnx.NodeProto, attributes: Ma
 def _convert_lrn(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     values = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes}
     if attributes["size"] % 2 == 0 or len(converter.blob_shape(node.input[0])) != 3:
-        raise UnsupportedByNcnn("LRN over an even number of channels")
+        raise UnsupportedByEngine("LRN over an even number of channels")
     parameters = {0: 0, 1: attributes["size"], 2: values["alpha"], 3: values["beta"], 4: values["bias"]}
     converter.add("LRN", node.input[:1], node.output[0], parameters)
 
@@ -429,7 +445,7 @@ def _convert_pad(converter: _Converter, node: onnx.NodeProto, attributes: Mappin
     is_constant = attributes.get("mode", b"constant") == b"constant" and len(node.input) < 4
     pads = converter.constants.get(node.input[1]) if len(node.input) > 1 else None
     if not is_constant or pads is None or len(pads) != 8 or set(pads[[0, 1, 4, 5]]) != {0} or min(pads) < 0:
-        raise UnsupportedByNcnn("a Pad that does not add constant rows and columns to a feature map")
+        raise UnsupportedByEngine("a Pad that does not add constant rows and columns to a feature map")
     value = converter.constants[node.input[2]].item() if len(node.input) > 2 and node.input[2] else 0.0
     top, left, bottom, right = (int(pads[i]) for i in (2, 3, 6, 7))
     parameters: dict[int, Parameter] = {0: top, 1: bottom, 2: left, 3: right, 4: 0, 5: float(value)}
@@ -439,12 +455,12 @@ def _convert_pad(converter: _Converter, node: onnx.NodeProto, attributes: Mappin
 
 def _convert_slice(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
     if not all(name in converter.constants for name in node.input[1:] if name):
-        raise UnsupportedByNcnn("a Slice with computed limits")
+        raise UnsupportedByEngine("a Slice with computed limits")
     starts, ends, *rest = (converter.constants[name] for name in node.input[1:] if name)
     shape = (1, *converter.blob_shape(node.input[0]))
     axes = [int(axis) % len(shape) for axis in rest[0]] if rest else list(range(len(starts)))
     if len(rest) > 1 and set(rest[1]) != {1}:
-        raise UnsupportedByNcnn("a Slice with steps")
+        raise UnsupportedByEngine("a Slice with steps")
     limits = [slice(int(s), int(e)).indices(shape[axis])[:2] for s, e, axis in zip(starts, ends, axes, strict=True)]
     begins, stops = [begin for begin, _ in limits], [stop for _, stop in limits]
     parameters = {9: begins, 10: stops, 11: [converter.axis(axis, node.input[0]) for axis in axes]}
@@ -464,18 +480,18 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     before, after = (converter.blob_shape(name) for name in (node.input[0], node.output[0]))
     is_nearest = attributes.get("mode", b"nearest") == b"nearest" and len(before) == len(after) == 3
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
-        raise UnsupportedByNcnn("a Resize that does not repeat rows and columns")
+        raise UnsupportedByEngine("a Resize that does not repeat rows and columns")
     # With an integer factor, every way to choose the nearest element repeats it, except for these.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
-        raise UnsupportedByNcnn("a Resize with aligned corners")
+        raise UnsupportedByEngine("a Resize with aligned corners")
     if attributes.get("nearest_mode", b"round_prefer_floor") not in (b"floor", b"round_prefer_floor"):
-        raise UnsupportedByNcnn("a Resize that rounds up")
+        raise UnsupportedByEngine("a Resize that rounds up")
     converter.add("Interp", node.input[:1], node.output[0], {0: 1, 3: after[1], 4: after[2]})
 
 
 def _convert_batch_normalization(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     if not all(name in converter.constants for name in node.input[1:]) or attributes.get("training_mode", 0):
-        raise UnsupportedByNcnn("a BatchNormalization with computed statistics")
+        raise UnsupportedByEngine("a BatchNormalization with computed statistics")
     scale, bias, mean, variance = (_as_floats(converter.constants[name]) for name in node.input[1:])
     epsilon = float(attributes.get("epsilon", 1e-5))
     converter.blob_shape(node.input[0])
@@ -495,7 +511,7 @@ def _convert_batch_normalization(converter: _Converter, node: onnx.NodeProto, at
     converter.replace_layer(node.input[0], folded)
 
 
-_CONVERTERS: Mapping[str, Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], None]] = {
+CONVERTERS: dict[str, Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], None]] = {
     "Conv": _convert_convolution,
     "Gemm": _convert_gemm,
     "MatMul": _convert_gemm,

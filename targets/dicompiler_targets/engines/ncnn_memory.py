@@ -8,10 +8,12 @@ the processor and the channels: ResNet-18 needed 3.9 times its weights on an x86
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 from onnx import helper
 
-from dicompiler.plugin_api import Program, Segment
+from dicompiler.plugin_api import Segment
 from dicompiler.plugin_api.costs import constant_sizes
 
 WINOGRAD_SHAPE = (3, 3)
@@ -23,14 +25,12 @@ Convolutional Neural Networks", 2015). The largest m of ncnn is 6.
 """
 
 
-def predict_ncnn_bytes(program: Program) -> dict[str, int]:
-    """Return an upper bound of the bytes of the weights that ncnn keeps on each device, in all roles."""
-    kept: dict[str, dict[tuple[str, str], int]] = {device.device: {} for device in program.devices}
-    for role in program.roles:
-        for device in role.devices:
-            for segment in device.segments:
-                kept[device.device] |= _weight_bytes(segment)
-    return {name: sum(sizes.values()) for name, sizes in kept.items()}
+def predict_ncnn_bytes(segments: Sequence[Segment]) -> int:
+    """Return an upper bound of the bytes of the weights that ncnn keeps for segments of one device."""
+    kept: dict[tuple[str, str], int] = {}
+    for segment in segments:
+        kept |= _weight_bytes(segment)
+    return sum(kept.values())
 
 
 def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:

@@ -1,0 +1,187 @@
+"""The choice of the engine of each device, and its effects on programs and tolerances.
+
+PipelineState with layers + --engine + CostModel ⇒ Platform whose devices have engines
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.cost_model import CostModel
+from dicompiler.cost.layer_kinds import rate_kinds
+from dicompiler.cost.op_counts import count_flops
+from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
+from dicompiler.target.engine import Engine
+from dicompiler.target.engine_check import allowed_difference
+from dicompiler.target.engine_split import split_by_engine
+from dicompiler.target.target_base import Target
+from dicompiler.verify.tolerances import RELATIVE_TOLERANCES, Tolerance
+
+log = logging.getLogger("dicompiler")
+
+AUTO_ENGINE = "auto"
+"""Value of `--engine` with which the engine of each device is chosen."""
+MIN_STATED_SHARE = 0.5
+"""Smallest share of a network's operations in kinds of layers with stated rates for an engine to be chosen."""
+
+
+def check_engine(engine: str | None, target: Target | None) -> None:
+    """Raise UsageError if the option `engine` is not valid, or if the target cannot use the engine.
+
+    Args:
+        engine: Name of an engine, "auto", or None.
+        target: The target; None if there is none.
+    """
+    if engine in (None, AUTO_ENGINE, DEFAULT_ENGINE):
+        return
+    if engine not in registry().engines:
+        registry().find("engines", engine or "")
+    _check_target(engine or "", target)
+
+
+def _check_target(engine: str, target: Target | None) -> None:
+    if target is not None and not target.can_use_engines:
+        raise UsageError(
+            f"engine: target {target.name!r} computes with {DEFAULT_ENGINE} only, not with {engine}: use --engine "
+            f"{DEFAULT_ENGINE}, or --target sockets"
+        )
+
+
+def choose_engines(
+    layers: LayerGraph,
+    platform: Platform,
+    cost: CostModel,
+    target: Target | None = None,
+    engine: str | None = None,
+    given: Mapping[str, str] | None = None,
+) -> Platform:
+    """Return the platform with the engine of each device.
+
+    Args:
+        layers: The layers of the network, by which "auto" chooses.
+        platform: The platform.
+        cost: The cost model, by which "auto" chooses.
+        target: The target; None if there is none.
+        engine: Name of an engine for all devices with CPU cores, or "auto". None: the engines of `given` and of the
+            platform.
+        given: Engines by device name, from a plan.
+
+    Returns:
+        The platform.
+
+    Raises:
+        UsageError: An engine is unknown, or the target cannot use it.
+        DicompilerError: `given` names an unknown device.
+    """
+    check_engine(engine, target)
+    if engine == AUTO_ENGINE:
+        chosen = {device.name: _choose_engine(layers, device, cost, target) for device in _cpu_devices(platform)}
+    elif engine is not None:
+        chosen = {device.name: engine for device in _cpu_devices(platform)}
+    else:
+        chosen = {platform.device(name).name: value for name, value in (given or {}).items()}
+    result = platform.with_engines(chosen)
+    for name in sorted(set(result.engines.values())):
+        check_engine(name, target)
+    _warn_unknown(result, cost)
+    return result
+
+
+def _cpu_devices(platform: Platform) -> list[Device]:
+    return [device for device in platform.computing_devices if not device.gpu]
+
+
+def _warn_unknown(platform: Platform, cost: CostModel) -> None:
+    """Log a warning if the cost model predicts the times of onnxruntime for a device with another engine."""
+    unknown = [device for device in platform.computing_devices if not cost.knows_engine(device, device.engine)]
+    if unknown:
+        log.warning(
+            "engine %s: cost model %s has no times of it for device %s, so that those of onnxruntime are predicted: "
+            "measure the device with 'dicompiler profile', or state engine_rates in the platform",
+            unknown[0].engine,
+            cost.name,
+            ", ".join(device.name for device in unknown),
+        )
+
+
+def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
+    """Return the engine with which a device computes the network fastest; onnxruntime if it is not slower."""
+    if target is not None and not target.can_use_engines:
+        return DEFAULT_ENGINE
+    others = [name for name in registry().engines if name != DEFAULT_ENGINE and cost.knows_engine(device, name)]
+    seconds = {DEFAULT_ENGINE: _network_seconds(layers, replace(device, engine=DEFAULT_ENGINE), cost)}
+    for name in others:
+        with_engine = replace(device, engine=name)
+        if cost.is_measured or _has_only_one_rate(with_engine):
+            seconds[name] = _network_seconds(layers, with_engine, cost)
+        elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
+            # A single rate for all kinds of layers, as platforms state it for onnxruntime, is no better than a factor
+            # of 4. It cannot be compared with the rates of an engine by kind.
+            seconds[name] = 0.0
+    best = min(seconds, key=lambda name: seconds[name])
+    try:
+        make_engine(best).check_installed()
+    except DicompilerError as error:
+        log.warning("device %s: %s; until then, onnxruntime computes there", device.name, error)
+        return DEFAULT_ENGINE
+    return best
+
+
+def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> float:
+    return sum(cost.seconds(layers, layer, LayerShare(), device) for layer in layers.layers)
+
+
+def _has_only_one_rate(device: Device) -> bool:
+    """Return True if the platform states one rate of the device's engine for all kinds of layers, or none."""
+    return {entry.kind for entry in device.engine_rates if entry.engine == device.engine} <= {OTHER_KINDS}
+
+
+def _stated_share(layers: LayerGraph, device: Device) -> float:
+    """Return the share of a network's operations in kinds of layers with a stated rate of the device's engine."""
+    kinds = {entry.kind for entry in device.engine_rates if entry.engine == device.engine}
+    flops = {layer.name: count_flops(layers, layer) for layer in layers.layers}
+    stated = sum(flops[layer.name] for layer in layers.layers if kinds.intersection(rate_kinds(layers, layer)))
+    return stated / max(1, sum(flops.values()))
+
+
+def make_engine(name: str) -> Engine:
+    """Return the engine with this name; raise UsageError with the nearest name if there is none."""
+    engine: Engine = registry().make("engines", name)
+    return engine
+
+
+def split_program(compilation: PipelineState) -> PipelineState:
+    """Return the compilation with segments that are split at operators that the engines do not support."""
+    assert compilation.program is not None and compilation.platform is not None
+    used = {device.device: device.engine for device in compilation.program.devices if device.engine != DEFAULT_ENGINE}
+    engines = {name: make_engine(engine) for name, engine in used.items()}
+    return replace(compilation, program=split_by_engine(compilation.program, engines))
+
+
+def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tolerance]:
+    """Return the allowed differences of outputs of type float that engines cause, by output.
+
+    Args:
+        model: The reference model.
+        engines: Engines other than onnxruntime by device name.
+
+    Returns:
+        The tolerances; empty if none is wider than the usual one.
+    """
+    import onnx
+
+    limit = max((allowed_difference(make_engine(name)) for name in set(engines.values())), default=0.0)
+    if limit <= RELATIVE_TOLERANCES["float32"]:
+        return {}
+    outputs = model.proto.graph.output
+    floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    return dict.fromkeys(floats, Tolerance(limit))

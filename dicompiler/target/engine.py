@@ -1,0 +1,220 @@
+"""The base class of engines, which compute segments on devices.
+
+    segment (ONNX sub-model) ⇒ Engine.convert ⇒ EngineFiles ⇒ EngineNetwork, on a device
+
+The engine onnxruntime runs ONNX files, so it converts nothing. It computes all segments that another engine does not
+support.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.option_specs import Spec, spec_of
+from dicompiler.base.version import parse_release
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+    from dicompiler.ir.onnx.weights import Weight
+    from dicompiler.ir.program import Segment
+
+NETWORK_MODULE_PREFIX = "dicompiler_engine_"
+"""Start of the name of the module with the class `EngineNetwork` of an engine. The name of the engine follows."""
+
+
+class UnsupportedByEngine(DicompilerError):
+    """The sub-model has an operator, a type or a shape that the engine does not compute in the same way."""
+
+
+@dataclass(frozen=True)
+class BoardPackage:
+    """A Python package that a board needs.
+
+    Attributes:
+        name: Name of the package for pip, and of its module.
+        min_version: The oldest version that works.
+    """
+
+    name: str
+    min_version: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineFiles:
+    """A segment in the format of an engine.
+
+    Attributes:
+        network: The operators. The inputs and outputs have the order of those of the segment's model.
+        weights: The weights. `profile` replaces them by zeros of the same length.
+    """
+
+    network: bytes = field(repr=False)
+    weights: bytes = field(repr=False)
+
+
+class EngineNetwork(Protocol):
+    """A loaded segment on a device: the class `EngineNetwork` of the module `dicompiler_engine_NAME`.
+
+    Boards have Python, numpy, onnxruntime and the packages of the engine, but not dicompiler, so the module must not
+    import it.
+    """
+
+    def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
+        """Load the files of a segment.
+
+        Args:
+            network: File with `EngineFiles.network`.
+            weights: File with `EngineFiles.weights`.
+            threads: Number of threads that compute the segment.
+            is_spinning: True if threads may wait actively for the next call. False if other devices need the processor.
+
+        Raises:
+            ValueError: The engine is not installed, or cannot load the files.
+        """
+
+    def run(self, inputs: Sequence[NDArray[Any]], shapes: Sequence[Sequence[int]]) -> Sequence[NDArray[Any]]:
+        """Compute the outputs.
+
+        Args:
+            inputs: The inputs, of type float32. The network must not change them.
+            shapes: Shape of each output.
+
+        Returns:
+            The outputs. They are valid until the next call.
+
+        Raises:
+            ValueError: The engine fails.
+        """
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """The base class of all engines. A subclass is a frozen dataclass; its first line is shown by `list engines`.
+
+    Attributes:
+        name: Name of the engine in `--engine NAME`: lower-case letters, digits and underscores.
+        packages: Python packages that this host and the boards need.
+        operators: Operators of ONNX that the engine can compute, if types and shapes allow it; empty: all.
+        tolerance: Allowed difference to onnxruntime as a share of max|output|; None: the usual tolerance of `verify`.
+        extra_call_s: Seconds by which a call takes longer than in onnxruntime, on the targets' reference host.
+    """
+
+    name: ClassVar[str]
+    packages: ClassVar[tuple[BoardPackage, ...]] = ()
+    operators: ClassVar[frozenset[str]] = frozenset()
+    tolerance: ClassVar[float | None] = None
+    extra_call_s: ClassVar[float] = 0.0
+
+    @abstractmethod
+    def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:
+        """Convert a sub-model. The same sub-model must give the same bytes.
+
+        The caller compares the results with those of onnxruntime, so an engine need not recognise all operators that
+        it computes differently.
+
+        Args:
+            model: The sub-model.
+            weights: The data of initializers that are placeholders, by name.
+
+        Returns:
+            The files; None if onnxruntime computes the sub-model.
+
+        Raises:
+            UnsupportedByEngine: The engine does not compute the sub-model. The message names the operator, the type or
+                the shape.
+        """
+
+    def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:  # noqa: ARG002
+        """Return the nodes of a sub-model that the engine cannot compute, so that the others can be converted.
+
+        Default: the nodes with an operator that is not in `operators`.
+
+        Args:
+            model: The sub-model.
+            weights: The data of initializers that are placeholders, by name.
+
+        Returns:
+            The reasons by index of the node.
+        """
+        if not self.operators:
+            return {}
+        nodes = enumerate(model.graph.node)
+        return {i: f"operator {node.op_type}" for i, node in nodes if node.op_type not in self.operators}
+
+    def extra_memory(self, segments: Sequence[Segment]) -> int:  # noqa: ARG002
+        """Return the bytes that the engine needs in addition to the weights and activations of segments.
+
+        Args:
+            segments: The segments of a device.
+
+        Returns:
+            An upper bound in bytes. Default: 0.
+        """
+        return 0
+
+    @property
+    def network_source(self) -> bytes:
+        """Source of the module with the class `EngineNetwork`. Empty by default: boards have the module."""
+        return b""
+
+    def load_network(self, network: Path, weights: Path, threads: int) -> EngineNetwork:
+        """Load the files of a segment on this host, to compare its results with onnxruntime.
+
+        Args:
+            network: File with `EngineFiles.network`.
+            weights: File with `EngineFiles.weights`.
+            threads: Number of threads.
+
+        Returns:
+            The network.
+
+        Raises:
+            ValueError: The engine cannot load the files.
+        """
+        module = importlib.import_module(f"{NETWORK_MODULE_PREFIX}{self.name}")
+        loaded: EngineNetwork = module.EngineNetwork(network, weights, threads, False)
+        return loaded
+
+    def check_installed(self) -> None:
+        """Raise DicompilerError if this host lacks a package of the engine, or has an older version of it.
+
+        Raises:
+            DicompilerError: The message has the command that installs the package.
+        """
+        for package in self.packages:
+            oldest = ".".join(map(str, package.min_version))
+            try:
+                found = metadata.version(package.name)
+                importlib.import_module(package.name)
+            except ImportError:
+                raise DicompilerError(
+                    f"the engine {self.name} is not installed: run 'pip install {package.name}'"
+                ) from None
+            if parse_release(found) < package.min_version:
+                raise DicompilerError(
+                    f"the engine {self.name}: {package.name} {found} is too old, {oldest} or newer is needed: run "
+                    f"'pip install --upgrade {package.name}'"
+                )
+
+    @property
+    def is_installed(self) -> bool:
+        """True if this host has the packages of the engine."""
+        try:
+            self.check_installed()
+        except DicompilerError:
+            return False
+        return True
+
+    @property
+    def spec(self) -> Spec:
+        """The engine as text: its name, and the options that differ from their defaults."""
+        return spec_of(self)

@@ -1,0 +1,90 @@
+"""Comparison of a converted segment with onnxruntime, on the inputs of the segment."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.target.engine import Engine, EngineFiles
+from dicompiler.verify.executor import run_model
+from dicompiler.verify.tolerances import RELATIVE_TOLERANCES
+
+
+def measure_difference(
+    engine: Engine, model: Model, files: EngineFiles, inputs: Mapping[str, NDArray[Any]]
+) -> tuple[float, str]:
+    """Return the largest difference between an engine and onnxruntime, as a share of the largest value of the output.
+
+    Args:
+        engine: The engine.
+        model: The sub-model, whose outputs are of type float.
+        files: The sub-model in the format of the engine.
+        inputs: Arrays by name of the input.
+
+    Returns:
+        The difference, and a reason. The difference is infinite if the engine cannot load or run the files; the reason
+        is then its message, otherwise it is empty.
+    """
+    expected = run_model(model, inputs)
+    try:
+        found = run_network(engine, model.proto.graph, files, inputs)
+    except ValueError as error:
+        return math.inf, str(error)
+    return max(_relative_difference(expected[name], found[name]) for name in expected), ""
+
+
+def run_network(
+    engine: Engine, graph: onnx.GraphProto, files: EngineFiles, inputs: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the outputs that an engine computes, by name.
+
+    Args:
+        engine: The engine.
+        graph: The graph from which the files were converted.
+        files: The files.
+        inputs: Arrays by name of the input.
+
+    Returns:
+        Arrays by name of the output.
+
+    Raises:
+        ValueError: The engine cannot load or run the files.
+    """
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.output]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Path(folder, "network"), Path(folder, "weights")
+        for path, content in zip(paths, (files.network, files.weights), strict=True):
+            path.write_bytes(content)
+        network = engine.load_network(*paths, threads=1)
+    arrays = network.run([np.ascontiguousarray(inputs[value.name]) for value in graph.input], shapes)
+    # Copies, because the memory belongs to the network.
+    return {value.name: np.array(array) for value, array in zip(graph.output, arrays, strict=True)}
+
+
+def allowed_difference(engine: Engine) -> float:
+    """Return the largest allowed difference to onnxruntime.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        The difference as a share of max|output|.
+    """
+    return RELATIVE_TOLERANCES["float32"] if engine.tolerance is None else engine.tolerance
+
+
+def _relative_difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    if expected.shape != found.shape or not np.all(np.isfinite(found) == np.isfinite(expected)):
+        return math.inf
+    finite = np.isfinite(expected)
+    largest = float(np.abs(expected[finite]).max(initial=0.0))
+    difference = float(np.abs(expected[finite] - found[finite]).max(initial=0.0))
+    return difference / largest if largest else difference

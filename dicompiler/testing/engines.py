@@ -1,0 +1,123 @@
+"""Check of engines: the files that they convert, and the results of the converted networks on this host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from dicompiler.plugin_api import Engine, Model, Segment
+from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine, allowed_difference, measure_difference
+from dicompiler.plugin_api.onnx import graph_inputs, random_inputs
+from dicompiler.testing.assertions import as_instance, describe, error_context, require
+from dicompiler.testing.subprocess_call import call_in_subprocess
+
+NAME_PATTERN = r"[a-z][a-z0-9_]*"
+_SEGMENT_GRAPHS: Mapping[str, str] = MappingProxyType(
+    {
+        "convolutions": """(float[1, 8, 9, 7] x) => (float[1, 4, 9, 7] y, float[1, 4, 4, 3] z) {
+            c = Conv <pads = [1, 1, 1, 1]> (x, w)  y = Relu (c)
+            z = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (y) }""",
+        "classifier": """(float[1, 8, 9, 7] x) => (float[1, 5] y) {
+            p = GlobalAveragePool (x)  f = Flatten (p)  y = Gemm <transB = 1> (f, m) }""",
+        "elementwise": """(float[1, 8, 9, 7] x, float[1, 8, 9, 7] s) => (float[1, 8, 9, 7] y) {
+            r = Relu (x)  a = Add (r, s)  y = Mul (a, r) }""",
+        "integers": "(int64[1, 8, 9, 7] x) => (int64[1, 8, 9, 7] y) { y = Add (x, x) }",
+    }
+)
+_WEIGHT_SHAPES = {"w": (4, 8, 3, 3), "m": (5, 8)}
+
+
+def make_segment_models() -> dict[str, onnx.ModelProto]:
+    """Return the default sub-models by name: convolutions, a classifier, element-wise operators, and integers."""
+    models = {}
+    for name, text in _SEGMENT_GRAPHS.items():
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {name} {text}')
+        for weight, shape in _WEIGHT_SHAPES.items():
+            if any(weight in node.input for node in model.graph.node):
+                array = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+                model.graph.initializer.append(numpy_helper.from_array(array, weight))
+        models[name] = model
+    return models
+
+
+def check_engine(engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto] | None = None) -> None:
+    """Check that an engine converts sub-models reproducibly, and computes what onnxruntime computes.
+
+    Each sub-model is converted. The check requires that:
+
+    - the name consists of lower-case letters, digits and underscores;
+    - `convert` raises only UnsupportedByEngine, and does so for nodes that `unsupported_nodes` lists;
+    - the files have the same bytes when the sub-model is converted again, in this process and in one with another hash
+      seed;
+    - the outputs are within the engine's tolerance of onnxruntime, and the inputs are not changed;
+    - `extra_memory` returns a number of bytes;
+    - at least one sub-model is converted, unless the engine runs ONNX files.
+
+    Args:
+        engine: The engine, or its class.
+        on: Sub-models by name. Default: `make_segment_models()`.
+
+    Raises:
+        AssertionError: A requirement does not hold. The message names engine, sub-model and cause.
+    """
+    instance = as_instance(engine)
+    models = make_segment_models() if on is None else on
+    require(re.fullmatch(NAME_PATTERN, instance.name), f"{describe(instance)}: its name is not like {NAME_PATTERN}")
+    converted = 0
+    for name, model in models.items():
+        with error_context(f"{describe(instance)} on {name}"):
+            converted += _check_sub_model(instance, model)
+    names = ", ".join(models)
+    require(
+        converted or all(_convert(instance, model) is None for model in models.values()),
+        f"{describe(instance)}: it converts none of {names}: give sub-models that it supports (on=…)",
+    )
+
+
+def _check_sub_model(engine: Engine, model: onnx.ModelProto) -> bool:
+    """Check the conversion of a sub-model; return True if it was converted."""
+    unsupported = engine.unsupported_nodes(model, {})
+    files = _convert(engine, model)
+    memory = engine.extra_memory([_as_segment(model)])
+    require(isinstance(memory, int) and memory >= 0, f"extra_memory() returned {memory!r} instead of bytes")
+    if not isinstance(files, EngineFiles):
+        return False
+    require(not unsupported, f"convert() accepts nodes that unsupported_nodes() lists: {dict(unsupported)}")
+    for place, again in (
+        ("when it is called again", _convert(engine, model)),
+        ("in another process", call_in_subprocess(_convert, engine, model)),
+    ):
+        require(_same_bytes(files, again), f"convert() returns other bytes {place}")
+    inputs = random_inputs(graph_inputs(Model(model)))
+    before = {key: array.copy() for key, array in inputs.items()}
+    difference, reason = measure_difference(engine, Model(model), files, inputs)
+    allowed = allowed_difference(engine)
+    require(
+        difference <= allowed,
+        f"its outputs differ from onnxruntime's by {difference:.2g} of the largest output, more than {allowed:.2g}"
+        + (f" ({reason})" if reason else ""),
+    )
+    require(all(np.array_equal(inputs[key], before[key]) for key in inputs), "it changes its inputs")
+    return True
+
+
+def _convert(engine: Engine, model: onnx.ModelProto) -> EngineFiles | str | None:
+    """Return the files, None if the engine runs ONNX files, or the reason why the sub-model is not supported."""
+    try:
+        return engine.convert(model, {})
+    except UnsupportedByEngine as error:
+        return str(error)
+
+
+def _same_bytes(files: EngineFiles, other: object) -> bool:
+    return isinstance(other, EngineFiles) and (files.network, files.weights) == (other.network, other.weights)
+
+
+def _as_segment(model: onnx.ModelProto) -> Segment:
+    inputs, outputs = (tuple(value.name for value in values) for values in (model.graph.input, model.graph.output))
+    return Segment("segment", "device", model, inputs, outputs)

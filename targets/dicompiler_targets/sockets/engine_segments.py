@@ -1,0 +1,166 @@
+"""The choice of the segments of a program that other engines than onnxruntime compute.
+
+A segment is converted if the engine of its device supports all of its operators and computes nearly the same outputs as
+onnxruntime. The comparison uses the tensors that the segment reads when the program runs on random inputs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import Engine, Model, Program, registry
+from dicompiler.plugin_api.artifacts import (
+    DEFAULT_ENGINE,
+    EngineFiles,
+    Json,
+    UnsupportedByEngine,
+    allowed_difference,
+    measure_difference,
+)
+from dicompiler.plugin_api.onnx import ProgramExecutor, Weight, random_inputs
+from dicompiler_targets.artifact_files import serialize_model
+from dicompiler_targets.copy_hoisting import HoistedSegment
+from dicompiler_targets.segment_io import make_input_arrays
+
+log = logging.getLogger("dicompiler")
+
+DeviceNetworks = Mapping[str, Mapping[bytes, EngineFiles]]
+"""Segments in the format of an engine, by the name of the device and the serialized model."""
+
+
+def make_engine(name: str) -> Engine:
+    """Return the engine with this name; raise UsageError with the nearest name if there is none."""
+    engine: Engine = registry().make("engines", name)
+    return engine
+
+
+def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[HoistedSegment]]]) -> DeviceNetworks:
+    """Convert the segments that the engines of their devices can compute; the others stay with onnxruntime.
+
+    Warnings are logged for each segment that an engine computes differently, and for the number of segments that stay
+    with onnxruntime, with the causes.
+
+    Args:
+        program: The program.
+        hoisted: For each role (the plan, a replica or a failure plan), each device and each segment: the segment
+            without the copies at its inputs and outputs.
+
+    Returns:
+        The converted segments; empty if onnxruntime is the engine of all devices.
+
+    Raises:
+        DicompilerError: A package of an engine is not installed.
+    """
+    names = sorted({device.engine for device in program.devices} - {DEFAULT_ENGINE})
+    converters = {name: _Converter(make_engine(name)) for name in names}
+    if not converters:
+        return {}
+    for converter in converters.values():
+        converter.engine.check_installed()
+    networks: dict[str, dict[bytes, EngineFiles]] = defaultdict(dict)
+    for role, devices in zip(program.roles, hoisted, strict=True):
+        tensors = ProgramExecutor(role).run(random_inputs(role.inputs), keep_values=True).values
+        for device, segments in zip(role.devices, devices, strict=True):
+            for entry in segments:
+                if entry.segment is None or device.engine not in converters:
+                    continue
+                files = converters[device.engine].convert(entry, role.weights, tensors[device.device])
+                if files is not None:
+                    networks[device.device][serialize_model(entry.segment)] = files
+    for converter in converters.values():
+        converter.report()
+    return networks
+
+
+class _Converter:
+    """Converts segments to the format of one engine, each of them once.
+
+    Attributes:
+        engine: The engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._converted: dict[bytes, EngineFiles | None] = {}
+        self._causes = Counter[str]()
+
+    def convert(
+        self, hoisted: HoistedSegment, weights: Mapping[str, Weight], tensors: Mapping[str, NDArray[Any]]
+    ) -> EngineFiles | None:
+        """Return the files of a segment; None if onnxruntime computes it. `tensors` has the tensors of the device."""
+        assert hoisted.segment is not None
+        key = serialize_model(hoisted.segment)
+        if key not in self._converted:
+            try:
+                self._converted[key] = self._convert_checked(hoisted, weights, tensors)
+            except UnsupportedByEngine as error:
+                self._causes[str(error)] += 1
+                self._converted[key] = None
+        return self._converted[key]
+
+    def _convert_checked(
+        self, hoisted: HoistedSegment, weights: Mapping[str, Weight], tensors: Mapping[str, NDArray[Any]]
+    ) -> EngineFiles | None:
+        """Convert a segment, and compare it with onnxruntime.
+
+        Raise UnsupportedByEngine if the engine cannot compute the segment, or if its results differ by more than the
+        tolerance.
+        """
+        assert hoisted.segment is not None
+        engine, model = self.engine, Model(hoisted.segment.model, weights)
+        files = engine.convert(model.proto, weights)
+        if files is None:
+            return None
+        difference, reason = measure_difference(engine, model, files, make_input_arrays(hoisted, tensors))
+        if difference > allowed_difference(engine):
+            cause = f"cannot run it ({reason})" if reason else f"differs by {difference:.2g} of the largest output"
+            name = hoisted.segment.name
+            log.warning("segment %r: %s %s: onnxruntime computes it", name, engine.name, cause)
+            raise UnsupportedByEngine("other results than onnxruntime's")
+        return files
+
+    def report(self) -> None:
+        """Log a warning if onnxruntime computes some of the segments, with the causes."""
+        count = sum(files is not None for files in self._converted.values())
+        reasons = ", ".join(f"{cause} ({count}×)" for cause, count in sorted(self._causes.items()))
+        if reasons:
+            log.warning(
+                "%s computes %d of %d segments, onnxruntime the others, because of %s",
+                self.engine.name,
+                count,
+                len(self._converted),
+                reasons,
+            )
+
+
+def describe_network(engine: str, graph: onnx.GraphProto, weights_file: str) -> Json:
+    """Return the entry `engine` of a segment's manifest: the engine, the file of weights, inputs and outputs."""
+    inputs, outputs = (
+        [{"name": v.name, "shape": [d.dim_value for d in v.type.tensor_type.shape.dim]} for v in values]
+        for values in (graph.input, graph.output)
+    )
+    return {"name": engine, "weights": weights_file, "inputs": inputs, "outputs": outputs}
+
+
+def describe_packages(engine: str) -> list[Json]:
+    """Return the Python packages that a device needs for an engine, for its manifest."""
+    return [
+        {"name": package.name, "min_version": ".".join(map(str, package.min_version))}
+        for package in make_engine(engine).packages
+    ]
+
+
+def predict_engine_bytes(program: Program) -> dict[str, int]:
+    """Return the bytes that engines need on each device in addition to onnxruntime, for the segments of all roles."""
+    return {
+        device.device: 0
+        if device.engine == DEFAULT_ENGINE
+        else make_engine(device.engine).extra_memory([s for role in program.roles for s in role.devices[i].segments])
+        for i, device in enumerate(program.devices)
+    }

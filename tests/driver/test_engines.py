@@ -1,0 +1,159 @@
+"""The engine of each device: options, platforms, plans and the choice by `auto`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cli.command_line import main
+from dicompiler.cost.layer_kinds import rate_kinds
+from dicompiler.driver.engines import choose_engines
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.cluster import Device, EngineRate
+from dicompiler.ir.plan import LayerShare, dumps, load_plan
+from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
+from dicompiler.search.problem import Problem
+
+NCNN = {"pi01": "ncnn", "pi02": "ncnn"}
+
+
+def rpi4(*rates: EngineRate) -> Platform:
+    """Return two Raspberry Pi 4 whose rates with ncnn are these."""
+    platform = Platform.load("rpi4x2")
+    return replace(platform, devices=tuple(replace(device, engine_rates=rates) for device in platform.devices))
+
+
+def problem(network: str = "resnet8", platform: Platform | str = "rpi4x2", engine: str | None = None) -> Problem:
+    return load_problem(networks.build(network, 0), platform, engine=engine)
+
+
+def test_unknown_engines_are_named_with_the_nearest_one() -> None:
+    for call in (dicompiler.compile, load_problem):
+        with pytest.raises(UsageError, match=r"^unknown engine 'ncn' \(did you mean 'ncnn'\?\)$"):
+            call(networks.build("lenet", 0), "rpi4x2", engine="ncn")  # type: ignore[operator]
+    with pytest.raises(UsageError, match=r"^unknown engine 'ncm'"):
+        problem(platform=rpi4().with_engines({"pi02": "ncm"}))
+
+
+@pytest.mark.parametrize("target", ["mpi", "tflm"])
+def test_targets_without_engines_refuse_them(target: str) -> None:
+    refused = f"^engine: target '{target}' computes with onnxruntime only, not with ncnn: use --engine onnxruntime, or "
+    with pytest.raises(UsageError, match=refused):
+        dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "single", target=target, engine="ncnn")
+    with pytest.raises(UsageError, match=refused):
+        dicompiler.compile(networks.build("lenet", 0), rpi4().with_engines(NCNN), "single", target=target)
+    result = dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", target=target, engine="auto")
+    assert result.plan.engines == {}
+
+
+def test_engines_are_written_to_plans_and_read_from_them(tmp_path: Path) -> None:
+    model = networks.build("lenet", 0)
+    planned = dicompiler.compile(model, "rpi4x2", "modnn", engine="ncnn")
+    (tmp_path / "plan.json").write_text(dumps(planned.plan), encoding="utf-8")
+    assert load_plan(tmp_path / "plan.json") == planned.plan and planned.plan.engines == NCNN
+    again = dicompiler.compile(model, "rpi4x2", plan=tmp_path / "plan.json")
+    assert again.plan == planned.plan and again.metrics == planned.metrics
+    assert [device.engine for device in again.program.devices] == ["ncnn", "ncnn"]
+    other = dicompiler.compile(model, "rpi4x2", plan=tmp_path / "plan.json", engine="onnxruntime")
+    assert other.plan.engines == {} and "engines" not in dumps(other.plan)
+    with pytest.raises(DicompilerError, match=r"unknown device 'pi3'"):
+        dicompiler.compile(model, "rpi4x2", plan=replace(planned.plan, engines={"pi3": "ncnn"}))
+
+
+def test_engines_of_a_platform_survive_its_file_and_apply_without_the_option() -> None:
+    platform = rpi4(EngineRate("ncnn", "Conv3x3", 5e10), EngineRate("ncnn", "*", 2e9)).with_engines({"pi02": "ncnn"})
+    text = platform_to_toml(platform)
+    assert (
+        'engine = "ncnn"' in text and 'engine_rates = {"ncnn" = {"Conv3x3" = "50 GFLOP/s", "*" = "2 GFLOP/s"}}' in text
+    )
+    assert platform_from_toml(text) == platform
+    assert dicompiler.compile(networks.build("lenet", 0), platform, "modnn").plan.engines == {"pi02": "ncnn"}
+    with pytest.raises(DicompilerError, match=r"device\[0\]\.engine_rates\.ncnn\.Conv"):
+        platform_from_toml(text.replace('"50 GFLOP/s"', '"50 apples"').replace("Conv3x3", "Conv"))
+
+
+def test_predictions_use_the_rate_of_the_engine_and_kind() -> None:
+    rates = EngineRate("ncnn", "Conv3x3", 136e9), EngineRate("ncnn", "Conv", 1.36e9)
+    platform = rpi4(*rates)
+    platform = replace(platform, devices=tuple(replace(device, memory_bandwidth=0.0) for device in platform.devices))
+    plain, with_ncnn = (problem("resnet8", platform, engine) for engine in (None, "ncnn"))
+    layers, factors = plain.layers, dict[str, float]()
+    for layer in layers.layers:
+        first, second = (
+            given.cost_model.seconds_table(layers, layer, [LayerShare()], given.platform.devices)[0, 0]
+            for given in (plain, with_ncnn)
+        )
+        if first:
+            factors[rate_kinds(layers, layer)[0]] = second / first
+    assert {kind: round(factors[kind], 6) for kind in ("Conv3x3", "Conv", "Gemm")} == {
+        "Conv3x3": 0.1, "Conv": 10.0, "Gemm": 1.0
+    }  # fmt: skip
+
+
+def test_layer_rate_falls_back_to_the_general_kind_then_to_the_rate_of_onnxruntime() -> None:
+    rates = EngineRate("ncnn", "Conv", 2.0), EngineRate("ncnn", "*", 3.0), EngineRate("other", "Gemm", 4.0)
+    device = Device("d", "d", 1.0, engine="ncnn", engine_rates=rates)
+    assert [device.layer_rate(kinds) for kinds in (("Conv3x3", "Conv"), ("Gemm",))] == [2.0, 3.0]
+    assert replace(device, engine="other").layer_rate(("Conv",)) == 1.0
+    assert replace(device, engine="onnxruntime").layer_rate(("Conv",)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("network", "rates", "chosen"),
+    [
+        ("resnet8", (EngineRate("ncnn", "Conv3x3", 5e10), EngineRate("ncnn", "Conv", 1e9)), NCNN),
+        ("vit_tiny", (EngineRate("ncnn", "Conv3x3", 5e10), EngineRate("ncnn", "Conv", 1e9)), {}),
+        ("resnet8", (EngineRate("ncnn", "*", 14e9),), NCNN),
+        ("resnet8", (EngineRate("ncnn", "*", 13e9),), {}),
+        ("resnet8", (), {}),
+    ],
+)
+def test_auto_follows_the_stated_rates(network: str, rates: tuple[EngineRate, ...], chosen: dict[str, str]) -> None:
+    assert problem(network, rpi4(*rates), "auto").platform.engines == chosen
+
+
+def test_auto_keeps_onnxruntime_if_the_engine_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "ncnn", None)
+    with caplog.at_level("WARNING", "dicompiler"):
+        assert problem(engine="auto").platform.engines == {}
+    assert "device pi01: the engine ncnn is not installed: run 'pip install ncnn'; until then" in caplog.text
+
+
+def test_engine_without_rates_is_predicted_like_onnxruntime_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "dicompiler"):
+        known = problem(platform=rpi4(), engine="ncnn")
+    assert known.platform.engines == NCNN
+    assert "engine ncnn: cost model analytic has no times of it for device pi01, pi02" in caplog.text
+
+
+def test_gpus_keep_onnxruntime() -> None:
+    platform = Platform.load("jetson-nx1")
+    chosen = choose_engines(problem().layers, platform, problem().cost_model, engine="ncnn")
+    assert chosen.engines == {"nx01_cpu": "ncnn"}
+
+
+def test_commands_show_engines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lenet.onnx"
+    onnx.save(networks.build("lenet", 0), path)
+    words = [str(path), "--platform", "rpi4x2", "--engine", "ncnn"]
+    assert main(["compile", *words, "--strategy", "modnn", "-o", str(tmp_path / "a")]) == 0
+    printed = capfd.readouterr().out
+    assert "engines: ncnn on pi01, pi02" in " ".join(printed.split()) and "engine" in printed.splitlines()[0]
+    assert main(["compare", *words, "--strategies", "single", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["engines"] == NCNN
+    assert main(["plan", *words, "--strategy", "single", "--json", "-o", str(tmp_path / "p.json")]) == 0
+    assert json.loads(capfd.readouterr().out)["summary"]["engines"] == {"pi01": "ncnn"}
+    provenance = json.loads((tmp_path / "a" / "reference" / "provenance.json").read_text())
+    assert provenance["summary"]["engines"] == NCNN
+    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html")]) == 0
+    assert "ncnn on pi01, pi02" in (tmp_path / "r.html").read_text()
