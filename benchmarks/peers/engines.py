@@ -30,8 +30,8 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler_targets.sockets.ncnn.converter import convert_to_ncnn
-from dicompiler_targets.sockets.runtime.ncnn_session import REDUCED_PRECISION_OPTIONS
+from dicompiler_targets.engines.ncnn_converter import convert_to_ncnn
+from dicompiler_targets.sockets.runtime.engine_ncnn import REDUCED_PRECISION_OPTIONS
 
 NETWORKS = ("squeezenet", "mobilenet_v2", "alexnet", "resnet18", "resnet50", "yolov8n", "vgg16")
 PAUSE_S = 0.05
@@ -59,7 +59,7 @@ def run_in_ncnn(model: Path, inputs: Inputs, threads: int) -> Frame:
     prepared = prepare(Model.load(model)).model
     files = convert_to_ncnn(prepared.proto, prepared.weights)
     layers, weights = model.with_suffix(".param"), model.with_suffix(".bin")
-    layers.write_bytes(files.layers)
+    layers.write_bytes(files.network)
     weights.write_bytes(files.weights)
     network = ncnn.Net()
     network.opt.num_threads = threads

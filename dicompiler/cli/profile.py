@@ -95,6 +95,8 @@ def command(
 
     Use the profile with --cost 'profile{file=PROFILE.json}' or --cost 'linear{file=PROFILE.json}'.
 
+    Measures each engine that is installed: onnxruntime, and others (see 'dicompiler list engines').
+
     With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run
     its profile_run.py. This script also measures the links between hosts.
 
@@ -105,6 +107,7 @@ def command(
     """
     from dicompiler.cli.progress import progress
     from dicompiler.driver.prepare import prepare
+    from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.onnx.model import Model
     from dicompiler.measure import profile_package as profiling
     from dicompiler.plugin.registry import registry
@@ -117,6 +120,7 @@ def command(
         raise UsageError("profile: --hosts needs -o PLATFORM.toml and excludes --device")
     numbers = _parse_tiles(tiles)
     measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
+    engines = [registry().make("engines", name) for name in registry().engines if name != DEFAULT_ENGINE]
     check_writable(output or package)
     if package is not None:
         profiling.check_package_path(package)
@@ -125,7 +129,7 @@ def command(
         compilation = prepare(Model.load(model), shape, state=state)
 
     def write(stage: Path) -> None:
-        profiling.write_package(compilation, stage, numbers, device or "", measured)
+        profiling.write_package(compilation, stage, numbers, device or "", measured, engines)
 
     if package is not None:
         _write_package(write, package, as_json)
@@ -196,6 +200,7 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
         "pieces": sum(len(layer.measurements) for layer in layers),
         "total_s": profile.isolated_s,
         "whole_model_s": profile.whole_model_s,
+        "engines": {name: _engine_document(profile.of_engine(name)) for name in profile.engines},
         "errors": {
             name: None if errors is None else asdict(errors)
             for name, errors in (
@@ -209,6 +214,11 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
     }
 
 
+def _engine_document(profile: Profile) -> dict[str, Any]:
+    """Return the times of the network in an engine, given the profile with the times of the engine."""
+    return {"total_s": profile.isolated_s, "whole_model_s": profile.whole_model_s}
+
+
 def _summarize_profile(profile: Profile) -> str:
     """Return the results of a profile as a few lines of text."""
     numbers = _profile_document(profile)
@@ -219,6 +229,10 @@ def _summarize_profile(profile: Profile) -> str:
     ]
     if profile.whole_model_s is not None:
         lines[0] += f", in one session {1000 * profile.whole_model_s:.4g} ms"
+    for engine, times in numbers["engines"].items():
+        whole = times["whole_model_s"]
+        together = "" if whole is None else f", in one session {1000 * whole:.4g} ms"
+        lines.append(f"in engine {engine}: all layers in sequence take {1000 * times['total_s']:.4g} ms{together}")
     if profile.unmeasured:
         name, reason = next(iter(profile.unmeasured.items()))
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""

@@ -16,7 +16,7 @@ from dicompiler.base.units import COMPUTE_RATE, parse_quantity
 from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.op_counts import count_operations
 from dicompiler.cost.profile_model import ProfileBasedModel
-from dicompiler.ir.cluster import Device
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import LayerShare
 
@@ -82,9 +82,17 @@ class LinearModel(ProfileBasedModel):
         return dict(_parse_coefficients(text) for text in self.coefficients)
 
     @cached_property
-    def _fitted_coefficients(self) -> Mapping[str, Mapping[str, Coefficients]]:
-        """Coefficients by the path of the profile and the kind of layer."""
-        return {profile.place: fit_by_kind(profile.samples()) for profile in self._profiles.profiles}
+    def _fitted_coefficients(self) -> Mapping[tuple[str, str], Mapping[str, Coefficients]]:
+        """Coefficients by the path of the profile, the engine and the kind of layer."""
+        return {
+            (profile.place, engine): fit_by_kind(profile.of_engine(engine).samples())
+            for profile in self._profiles.profiles
+            for engine in (profile.engine, *profile.engines)
+        }
+
+    def knows_engine(self, device: Device, engine: str) -> bool:
+        """Return True for onnxruntime and for engines in the profile; stated coefficients have no engine."""
+        return engine == DEFAULT_ENGINE or (bool(self.file) and super().knows_engine(device, engine))
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         if self.file:
@@ -105,7 +113,8 @@ class LinearModel(ProfileBasedModel):
         kind = layer_kind(layer)
         coefficients = self._stated_coefficients
         if self.file:
-            coefficients = self._fitted_coefficients[self._profiles.for_device(layers, device).place]
+            profile = self._profiles.for_device(layers, device)
+            coefficients = self._fitted_coefficients[profile.place, profile.engine]
         fit = coefficients.get(kind) or coefficients.get("*")
         if fit is None:
             raise DicompilerError(

@@ -19,7 +19,7 @@ from dicompiler.base.units import format_seconds
 from dicompiler.cost.op_counts import count_operations
 from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.ir.cluster import Device, Link
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import is_fixed_size, raw_nbytes
 from dicompiler.ir.operator_rule import TensorInfo
@@ -101,6 +101,21 @@ class LayerProfile:
         return next(piece for piece in self.measurements if piece.cut == "whole")
 
 
+@dataclass(frozen=True)
+class EngineMeasurements:
+    """The times of a network's layers in an engine other than onnxruntime.
+
+    Attributes:
+        call_s: Seconds of a call that computes nothing; every measurement includes it.
+        whole_model_s: Seconds of the whole network in one call; None if the engine cannot compute it as a whole.
+        layers: Times of pieces by layer signature. Layers that the engine cannot compute are missing.
+    """
+
+    call_s: float
+    whole_model_s: float | None
+    layers: Mapping[str, tuple[PieceMeasurement, ...]]
+
+
 @dataclass(frozen=True, eq=False)  # Compared by identity, because the memoized methods need a fast hash.
 class Profile(Memoizing):
     """The content of a profile file.
@@ -121,6 +136,8 @@ class Profile(Memoizing):
         read_byte_s: Additional seconds for each byte of other inputs in a frame, for the same reason.
         cold_call_s: Additional seconds of a call in a frame, because the device has computed other layers since the
             previous call.
+        engines: Measurements of engines other than onnxruntime, by name. All other values are those of `engine`.
+        engine: Name of the engine of which the values are.
     """
 
     place: str
@@ -136,6 +153,30 @@ class Profile(Memoizing):
     weight_byte_s: float = 0.0
     read_byte_s: float = 0.0
     cold_call_s: float = 0.0
+    engines: Mapping[str, EngineMeasurements] = field(default_factory=dict)
+    engine: str = DEFAULT_ENGINE
+
+    @memoized
+    def of_engine(self, engine: str) -> Profile:
+        """Return the profile with the times of an engine.
+
+        Layers and cuts that were measured in onnxruntime only keep these times, because onnxruntime computes the layers
+        that an engine does not support. If the engine was not measured at all, the profile itself is returned.
+        """
+        if engine not in self.engines:
+            return self
+        measured = self.engines[engine]
+        layers = {
+            signature: _with_engine_pieces(layer, measured.layers.get(signature, ()), measured.call_s - self.call_s)
+            for signature, layer in self.layers.items()
+        }
+        return replace(
+            self,
+            call_s=measured.call_s,
+            whole_model_s=measured.whole_model_s,
+            layers=layers,
+            engine=engine,
+        )
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
         """Yield the layer kind, FLOPs, bytes and seconds of each measured piece.
@@ -262,6 +303,21 @@ class Profile(Memoizing):
         return TimeCurve.fit(points | ({} if extent is None else {extent: self.whole_layer_s(signature)}))
 
 
+def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
+    """Return a layer with the pieces that an engine computed, and those of onnxruntime for all other cuts.
+
+    A call of the engine takes `extra_call_s` longer than one of onnxruntime. The times of onnxruntime are changed by
+    this, because the seconds of an empty call of the engine are subtracted from all of them.
+    """
+    cuts = {piece.cut for piece in pieces} if any(piece.cut == "whole" for piece in pieces) else set[Cut]()
+    kept = [
+        replace(piece, median_s=piece.median_s + extra_call_s, min_s=piece.min_s + extra_call_s)
+        for piece in layer.measurements
+        if piece.cut not in cuts
+    ]
+    return replace(layer, measurements=(*(piece for piece in pieces if piece.cut in cuts), *kept))
+
+
 _SCALAR_KEYS = (
     "model_digest", "device", "threads", "call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s"
 )  # fmt: skip
@@ -287,16 +343,25 @@ def parse_profile(document: Any, place: str) -> Profile:
             Link((link["hosts"][0], link["hosts"][1]), link["bandwidth"], link["latency"]) for link in document["links"]
         ),
         runtime_costs={target: RuntimeCosts(**costs) for target, costs in document.get("runtime_costs", {}).items()},
+        engines={entry["name"]: _parse_engine(entry) for entry in document.get("engines", ())},
         **{key: document[key] for key in _SCALAR_KEYS if key in document},
     )
 
 
-def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
+def _parse_engine(entry: Mapping[str, Any]) -> EngineMeasurements:
+    layers = {layer["signature"]: _parse_pieces(layer["measurements"]) for layer in entry["layers"]}
+    return EngineMeasurements(entry["call_s"], entry.get("whole_model_s"), layers)
+
+
+def _parse_pieces(records: Sequence[Mapping[str, Any]]) -> tuple[PieceMeasurement, ...]:
     keys = ("cut", "size", "flops", "moved_bytes", "median_s", "min_s", "max_s")
+    return tuple(PieceMeasurement(*(record[key] for key in keys)) for record in records)
+
+
+def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
     if all(record["cut"] != "whole" for record in entry["measurements"]):
         raise DicompilerError(f"{place}.measurements: the whole layer is missing: measure it again")
-    measurements = tuple(PieceMeasurement(*(record[key] for key in keys)) for record in entry["measurements"])
-    return LayerProfile(entry["signature"], entry["kind"], tuple(entry["names"]), measurements)
+    return LayerProfile(entry["signature"], entry["kind"], tuple(entry["names"]), _parse_pieces(entry["measurements"]))
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -375,7 +440,12 @@ class ProfileSet:
                 f"{profile.place}: the profile is of another network (structural digest {profile.model_digest[:12]} "
                 f"instead of {digest[:12]}): measure this network with 'dicompiler profile'"
             )
-        return profile
+        return profile.of_engine(device.engine)
+
+    def has_engine(self, device: Device, engine: str) -> bool:
+        """Return True if the profile of a device has the times of an engine."""
+        profile = self._find(device)
+        return profile is not None and (engine == DEFAULT_ENGINE or engine in profile.engines)
 
 
 @cache

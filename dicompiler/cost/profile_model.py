@@ -40,6 +40,9 @@ class ProfileBasedModel(CostModel):
     def _profiles(self) -> ProfileSet:
         return ProfileSet.load(self.file, self.others, self.force)
 
+    def knows_engine(self, device: Device, engine: str) -> bool:
+        return self._profiles.has_engine(device, engine) if self.file else super().knows_engine(device, engine)
+
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
         uses_profile = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)
@@ -107,13 +110,13 @@ class ProfileModel(ProfileBasedModel):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        columns: dict[tuple[str, float, float], list[float]] = {}
+        columns: dict[tuple[str, str, float, float], list[float]] = {}
         times = np.full((len(shares), len(devices)), np.inf)
         for i, device in enumerate(devices):
             if device.can_compute:
                 profile = self._profiles.for_device(layers, device)
                 # Layers that were not measured are predicted from the rate and the memory bandwidth of the device.
-                key = (profile.place, device.rate, device.memory_bandwidth)
+                key = (profile.place, profile.engine, device.rate, device.memory_bandwidth)
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
                 times[:, i] = columns[key]

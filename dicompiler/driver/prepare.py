@@ -16,10 +16,11 @@ import onnx
 from dicompiler.base.errors import UsageError
 from dicompiler.base.option_specs import Spec
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
-from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.cost.runtime_overhead import RuntimeCosts, runtime_slowdown
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, ModelSource
-from dicompiler.driver.engines import choose_engines
+from dicompiler.driver.engines import choose_engines, make_engine
 from dicompiler.driver.wire_types import apply_wire_types
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.sanity_checks import check_known_operators
@@ -158,10 +159,19 @@ def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[s
 
     If the platform has several hosts, the costs include the encryption of messages with TLS.
     """
-    costs = {device.name: cost.runtime_costs(device, target.runtime_costs, target.name) for device in platform.devices}
+    costs = {device.name: _device_runtime_costs(device, cost, target) for device in platform.devices}
     if len(platform.hosts) == 1:
         return costs
     return {name: device_costs.with_tls for name, device_costs in costs.items()}
+
+
+def _device_runtime_costs(device: Device, cost: CostModel, target: Target) -> RuntimeCosts:
+    """Return the costs of the target's runtime on a device, including what a call of its engine takes longer."""
+    costs = cost.runtime_costs(device, target.runtime_costs, target.name)
+    if device.engine == DEFAULT_ENGINE or not costs.call:
+        return costs
+    extra_s = make_engine(device.engine).extra_call_s * runtime_slowdown(device)
+    return replace(costs, call=costs.call + extra_s)
 
 
 def layers_without_cost(layers: LayerGraph) -> Iterator[str]:

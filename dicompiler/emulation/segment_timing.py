@@ -69,7 +69,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
         inputs: Arrays by name of the graph input.
         long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
     """
-    empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros(1, np.float32)}))
+    empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
     timers: list[tuple[str, list[CallTimer]]] = []
     for role in program.roles:
         values = ProgramExecutor(role, is_single_use=True).run(inputs, True).values

@@ -33,6 +33,7 @@ from dicompiler.cost.workload import Workload, build_workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import runtime_costs
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
@@ -352,10 +353,17 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
 
 
 def _scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
-    devices = tuple(
-        replace(device, rate=round_figure(device.rate * factors.get(device.name, 1.0))) for device in platform.devices
+    """Return the platform with rates that are multiplied by the factors, also those of the devices' engines."""
+    devices = (_scale_device(device, factors.get(device.name, 1.0)) for device in platform.devices)
+    return replace(platform, devices=tuple(devices))
+
+
+def _scale_device(device: Device, factor: float) -> Device:
+    engine_rates = tuple(
+        replace(entry, rate=round_figure(entry.rate * factor)) if entry.engine == device.engine else entry
+        for entry in device.engine_rates
     )
-    return replace(platform, devices=devices)
+    return replace(device, rate=round_figure(device.rate * factor), engine_rates=engine_rates)
 
 
 def _correct_links(
@@ -418,16 +426,24 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
             "runs: use runs of a plan with such a device"
         )
     factor = round_figure((measured_s - extra_s) / bare_s)
-    entries = [(piece, key) for layer in document["layers"] for piece in layer["measurements"] for key in _TIME_KEYS]
-    if "whole_model_s" in document:
-        entries.append((document, "whole_model_s"))
-    for entry, key in entries:
-        call_s = min(document["call_s"], entry[key])
-        entry[key] = round(call_s + (entry[key] - call_s) * factor, 9)
+    for measurements in (document, *document.get("engines", ())):
+        _scale_times(measurements, factor)
     for key in ("weight_byte_s", "read_byte_s"):
         if key in document:
             document[key] *= factor
     return factor, document
+
+
+def _scale_times(measurements: dict[str, Any], factor: float) -> None:
+    """Multiply all times of an engine in a profile by the factor, except for the seconds of an empty call in them."""
+    entries = [
+        (piece, key) for layer in measurements["layers"] for piece in layer["measurements"] for key in _TIME_KEYS
+    ]
+    if measurements.get("whole_model_s") is not None:
+        entries.append((measurements, "whole_model_s"))
+    for entry, key in entries:
+        call_s = min(measurements["call_s"], entry[key])
+        entry[key] = round(call_s + (entry[key] - call_s) * factor, 9)
 
 
 def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, profile_factor: float) -> CalibratedFrame:

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.cost.layer_kinds import layer_kind
@@ -27,7 +29,7 @@ from dicompiler.cost.profile import Cut, axis_cut, layer_signature, network_dige
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import dtype_name, is_placeholder
+from dicompiler.ir.onnx.weights import Weight, dtype_name, is_placeholder
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.program import Segment
@@ -37,6 +39,7 @@ from dicompiler.partition.bounds_inference import align_region, cuttable_axes, r
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import AxisLabel, named_axes, tile_layer
 from dicompiler.plugin.registry import registry
+from dicompiler.target.engine import NETWORK_MODULE_PREFIX, Engine, UnsupportedByEngine
 from dicompiler.target.target_base import Target
 
 log = logging.getLogger("dicompiler")
@@ -78,6 +81,7 @@ def write_package(
     tiles: Sequence[int] = DEFAULT_TILE_COUNTS,
     device: str = "",
     targets: Sequence[Target] = (),
+    engines: Sequence[Engine] = (),
 ) -> None:
     """Write the package of a prepared model. The same input gives the same bytes.
 
@@ -88,6 +92,7 @@ def write_package(
             and one inner tile of each cut is measured.
         device: Name of the platform's devices that the profile is for. Default: the name of the host that measures.
         targets: Targets of which the runtimes are measured.
+        engines: Engines other than onnxruntime that are measured too, if the device has them.
 
     Raises:
         UsageError: The runtime of a target cannot be measured.
@@ -97,6 +102,9 @@ def write_package(
     (directory / PIECES_DIRECTORY).mkdir()
     for name, source in SHIPPED_MODULES.items():
         (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
+    for engine in engines:
+        if engine.network_source:
+            (directory / f"{NETWORK_MODULE_PREFIX}{engine.name}.py").write_bytes(engine.network_source)
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []
     for layer in layers.layers:
@@ -110,7 +118,7 @@ def write_package(
             entries[signature] = entry
             prefix = f"{PIECES_DIRECTORY}/{len(entries):04d}"
             entry["measurements"] = [
-                _write_piece(piece, layers, layer, directory, f"{prefix}-{number:02d}.onnx")
+                _write_piece(piece, layers, layer, directory, f"{prefix}-{number:02d}.onnx", engines)
                 for number, piece in enumerate(layer_pieces(model, layers, layer, tiles))
             ]
     runtimes = []
@@ -122,8 +130,11 @@ def write_package(
         "format": TASKS_FORMAT,
         "model_digest": network_digest(layers),
         "device": device,
-        "call": _write_model(empty_model(), directory, f"{PIECES_DIRECTORY}/call.onnx"),
-        "whole": None if unmeasured else _write_model(model.proto, directory, f"{PIECES_DIRECTORY}/network.onnx"),
+        "call": _write_model(empty_model(), directory, f"{PIECES_DIRECTORY}/call.onnx", engines),
+        "whole": None
+        if unmeasured
+        else _write_model(model.proto, directory, f"{PIECES_DIRECTORY}/network.onnx", engines),
+        "engines": [{"name": e.name, "packages": [package.name for package in e.packages]} for e in engines],
         "runtimes": runtimes,
         "layers": list(entries.values()),
         "unmeasured": unmeasured,
@@ -287,7 +298,9 @@ def _strip_metadata(segment: Segment) -> onnx.ModelProto:
     return model
 
 
-def _write_piece(piece: LayerPiece, layers: LayerGraph, layer: Layer, directory: Path, file: str) -> dict[str, Any]:
+def _write_piece(
+    piece: LayerPiece, layers: LayerGraph, layer: Layer, directory: Path, file: str, engines: Sequence[Engine]
+) -> dict[str, Any]:
     """Write the model of a piece, and return its entry of tasks.json."""
     counts = count_operations(layers, layer, *piece.share)
     return {
@@ -297,19 +310,45 @@ def _write_piece(piece: LayerPiece, layers: LayerGraph, layer: Layer, directory:
         "moved_bytes": counts.moved_bytes,
         "weight_bytes": counts.weight_bytes,
         "input_bytes": counts.input_bytes,
-        **_write_model(piece.model, directory, file),
+        **_write_model(piece.model, directory, file, engines),
     }
 
 
-def _write_model(model: onnx.ModelProto, directory: Path, file: str) -> dict[str, Any]:
-    """Write a model, and return the keys of tasks.json that are needed to run it."""
+def _write_model(model: onnx.ModelProto, directory: Path, file: str, engines: Sequence[Engine] = ()) -> dict[str, Any]:
+    """Write a model, also in the formats of engines, and return the keys of tasks.json that are needed to run it."""
     (directory / file).write_bytes(model.SerializeToString(deterministic=True))
     constants = [tensor for tensor in model.graph.initializer if is_placeholder(tensor)]
     return {
         "file": file,
         "inputs": [_value_entry(value) for value in model.graph.input],
         "constants": [_tensor_entry(tensor.name, tensor.data_type, tensor.dims) for tensor in constants],
+        "engines": {
+            engine.name: entry
+            for engine in engines
+            if (entry := _write_network(engine, model, directory, f"{file}.{engine.name}")) is not None
+        },
     }
+
+
+def _write_network(engine: Engine, model: onnx.ModelProto, directory: Path, file: str) -> dict[str, Any] | None:
+    """Write a model in the format of an engine; return its entry of tasks.json, None if the engine does not support it.
+
+    All weights are zeros. Only their number of bytes is written, because the times of engines do not depend on values.
+    """
+    zeros = {
+        tensor.name: Weight.from_array(np.zeros(tuple(tensor.dims), tensor_dtype_to_np_dtype(tensor.data_type)))
+        for tensor in model.graph.initializer
+        if is_placeholder(tensor)
+    }
+    try:
+        files = engine.convert(model, zeros)
+    except UnsupportedByEngine:
+        return None
+    if files is None:
+        return None
+    (directory / file).write_bytes(files.network)
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.output]
+    return {"file": file, "weight_nbytes": len(files.weights), "shapes": shapes}
 
 
 def _value_entry(value: onnx.ValueInfoProto) -> Mapping[str, Any]:
@@ -322,9 +361,9 @@ def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, A
 
 
 def empty_model() -> onnx.ModelProto:
-    """Return a model that computes almost nothing, to measure the duration of a call of onnxruntime."""
+    """Return a model that computes almost nothing, to measure the duration of a call of an engine."""
     dtype = onnx.TensorProto.FLOAT
-    graph_input, graph_output = (onnx.helper.make_tensor_value_info(name, dtype, [1]) for name in ("x", "y"))
+    graph_input, graph_output = (onnx.helper.make_tensor_value_info(name, dtype, [1, 1]) for name in ("x", "y"))
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     graph = onnx.helper.make_graph([node], "call", [graph_input], [graph_output])
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)

@@ -4,22 +4,26 @@
     python3 profile_run.py --serve 7000                              serves a measurement of the link from another host
     python3 profile_run.py -o PROFILE.json --connect HOST:7000       measures the link, adds it to PROFILE.json
 
-The script needs Python, numpy and onnxruntime; links need Python only. link_benchmark.py measures links, and
+The script needs Python, numpy and onnxruntime; links need Python only. Other engines are measured if they are
+installed. link_benchmark.py measures links, and
 runtime_costs_fit.py measures runtimes of targets. Large weights are seeded random numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +159,12 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
     profile["call_s"] = time_piece(tasks["call"], options)[0]
     times: dict[str, list[TimeRange]] = {}
     network_passes: list[dict[str, float]] = []
+    engines = {entry["name"]: EngineTimes(entry) for entry in tasks["engines"] if find_network_class(entry) is not None}
     for number in range(1, PASS_COUNT + 1):
         reasons = _time_pieces(tasks, options, times, f"{number}/{PASS_COUNT} ")
         network_passes.append(_time_network(tasks, options))
+        for engine in engines.values():
+            engine.measure(tasks, options, f"{number}/{PASS_COUNT} ")
     for layer in tasks["layers"]:
         if (reason := reasons.get(layer["names"][0])) is not None:
             profile["unmeasured"] += [{"name": name, "reason": reason} for name in layer["names"]]
@@ -166,6 +173,7 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
                 _measurement_entry(task, merge_passes(times[task["file"]])) for task in layer["measurements"]
             ]
             profile["layers"].append({**layer, "measurements": measurements})
+    profile["engines"] = [engine.profile_entry(tasks) for engine in engines.values()]
     return profile | fastest_network_pass(network_passes) | {"runtime_costs": measure_runtimes(tasks["runtimes"])}
 
 
@@ -224,12 +232,12 @@ def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]
     return entry | dict(zip(("median_s", "min_s", "max_s"), times, strict=True))
 
 
-def time_piece(task: dict[str, Any], options: argparse.Namespace) -> TimeRange:
-    """Return the times of a piece, measured after a warm-up run.
+def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = "") -> TimeRange:
+    """Return the times of a piece, measured after a warm-up run. Without `engine`, onnxruntime computes it.
 
     If the median is far above the shortest time, the host was busy, and the measurement is repeated.
     """
-    piece = open_piece(task, options.threads)
+    piece = open_network(task, engine, options.threads) if engine else open_piece(task, options.threads)
     runs = max(1, min(1000, round(MIN_TIMING_S / max(1e-7, run_piece(piece, 2)))))
     rounds: list[TimeRange] = []
     while not rounds or (
@@ -353,6 +361,93 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
     session = ort_session.create_session((SCRIPT_DIRECTORY / task["file"]).read_bytes(), options)
     feeds = {value["name"]: random_tensor(value, random) for value in task["inputs"]}
     return session, feeds, [value.name for value in session.get_outputs()], constants
+
+
+# -- engines other than onnxruntime
+
+
+def find_network_class(engine: dict[str, Any]) -> Any:
+    """Return the class that loads networks of an engine; None if this device lacks the engine.
+
+    `engine` is the entry in the tasks file.
+    """
+    try:
+        for package in engine["packages"]:
+            importlib.import_module(package)
+        return importlib.import_module(f"dicompiler_engine_{engine['name']}").EngineNetwork
+    except ImportError:
+        return None
+
+
+class NetworkCall:
+    """A piece in the format of an engine, with the method of an onnxruntime session that runs it."""
+
+    def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
+        self._network, self._inputs, self._shapes = network, inputs, shapes
+
+    def run_with_ort_values(self, _outputs: list[str], _feeds: dict[str, Any]) -> None:
+        """Compute the outputs from the inputs that are fixed."""
+        self._network.run(self._inputs, self._shapes)
+
+
+def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[NetworkCall, dict[str, Any], list[str], Any]:
+    """Return a piece in the format of an engine, in the form of `open_piece`. All of its weights are zeros."""
+    import numpy
+
+    entry, random = task["engines"][engine], numpy.random.default_rng(0)
+    inputs = [0.1 * random.standard_normal(value["shape"], "float32") for value in task["inputs"]]
+    with tempfile.NamedTemporaryFile() as weights:
+        weights.truncate(entry["weight_nbytes"])
+        network_class = find_network_class({"name": engine, "packages": []})
+        network = network_class(SCRIPT_DIRECTORY / entry["file"], Path(weights.name), threads, True)
+    return NetworkCall(network, inputs, entry["shapes"]), {}, [], None
+
+
+class EngineTimes:
+    """The times of an engine in all passes.
+
+    Attributes:
+        times: Times of each pass, by the name of the file of the piece in onnxruntime's format.
+    """
+
+    def __init__(self, engine: dict[str, Any]) -> None:
+        self._name, self._packages = engine["name"], engine["packages"]
+        self.times: dict[str, list[TimeRange]] = {}
+
+    def measure(self, tasks: dict[str, Any], options: argparse.Namespace, prefix: str) -> None:
+        """Measure all pieces, the network and an empty call once. Progress messages start with `prefix`."""
+        for number, layer in enumerate(tasks["layers"], 1):
+            if options.lines:
+                print(f"{prefix}{number}/{len(tasks['layers'])} {layer['names'][0]} in {self._name}", flush=True)
+            for task in layer["measurements"]:
+                self._measure_task(task, options)
+        for task in (tasks["call"], tasks["whole"]):
+            self._measure_task(task, options)
+
+    def _measure_task(self, task: dict[str, Any] | None, options: argparse.Namespace) -> None:
+        if task is not None and self._name in task["engines"]:
+            with suppress(ValueError):  # A piece that the engine cannot run stays with onnxruntime.
+                self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
+
+    def profile_entry(self, tasks: dict[str, Any]) -> dict[str, Any]:
+        """Return the entry of the profile."""
+        layers = []
+        for layer in tasks["layers"]:
+            pieces = [task for task in layer["measurements"] if task["file"] in self.times]
+            entries = [_measurement_entry(task, merge_passes(self.times[task["file"]])) for task in pieces]
+            if entries:
+                layers.append({"signature": layer["signature"], "measurements": entries})
+        return {
+            "name": self._name,
+            "versions": {package: metadata.version(package) for package in self._packages},
+            "call_s": self._median(tasks["call"]) or 0.0,
+            "whole_model_s": self._median(tasks["whole"]),
+            "layers": layers,
+        }
+
+    def _median(self, task: dict[str, Any] | None) -> float | None:
+        times = [] if task is None else self.times.get(task["file"], [])
+        return merge_passes(times)[0] if times else None
 
 
 def random_tensor(value: dict[str, Any], random: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 
 from dicompiler.base.errors import DicompilerError, RunError, one_line
 from dicompiler.cost.profile import Profile, parse_profile
-from dicompiler.ir.cluster import Device, Host, Link, Network
+from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device, EngineRate, Host, Link, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.fit_links import round_figure
 from dicompiler.measure.profile_package import SCRIPT_FILE
@@ -324,18 +324,36 @@ def apply_measurements(measurements: BoardMeasurements, platform: Platform | Non
     rates = {board.device: _compute_rate(board) for board in boards}
     if platform is None:
         hosts = tuple(Host(board.host, board.memory) for board in boards)
-        devices = tuple(Device(board.device, board.host, rates[board.device], board.processors) for board in boards)
+        devices = tuple(
+            Device(board.device, board.host, rates[board.device], board.processors, engine_rates=_engine_rates(board))
+            for board in boards
+        )
         platform = Platform("measured", hosts, devices, Network("switch", 1e9))
     else:
-        devices = tuple(replace(device, rate=rates.get(device.name, device.rate)) for device in platform.devices)
+        engine_rates = {board.device: _engine_rates(board) for board in boards}
+        devices = tuple(
+            replace(
+                device,
+                rate=rates.get(device.name, device.rate),
+                engine_rates=engine_rates.get(device.name, device.engine_rates),
+            )
+            for device in platform.devices
+        )
         platform = replace(platform, devices=devices)
     description = (platform.description.removesuffix(MEASURED_NOTE) + MEASURED_NOTE).strip()
     return replace(platform, network=_merge_links(platform.network, measurements.links), description=description)
 
 
-def _compute_rate(board: MeasuredBoard) -> float:
+def _engine_rates(board: MeasuredBoard) -> tuple[EngineRate, ...]:
+    """Return the rate of each measured engine, for all kinds of layers."""
+    assert board.profile is not None
+    return tuple(EngineRate(name, OTHER_KINDS, _compute_rate(board, name)) for name in board.profile.engines)
+
+
+def _compute_rate(board: MeasuredBoard, engine: str = DEFAULT_ENGINE) -> float:
     profile = board.profile
     assert profile is not None
+    profile = profile.of_engine(engine)
     flops = sum(layer.whole.flops * len(layer.names) for layer in profile.layers.values())
     seconds = profile.isolated_s if profile.whole_model_s is None else profile.whole_model_s - profile.call_s
     if seconds <= 0 or not flops:

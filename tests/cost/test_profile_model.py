@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,12 @@ from dicompiler.cost.op_counts import count_flops, count_operations
 from dicompiler.cost.profile import layer_input_nbytes, network_digest
 from dicompiler.cost.profile_model import ProfileModel
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
+from dicompiler.driver.engines import choose_engines
 from dicompiler.driver.prepare import prepare
+from dicompiler.ir.cluster import Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import full_region, with_interval
 from dicompiler.partition.bounds_inference import output_shape
 
@@ -322,3 +326,70 @@ def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_pat
     assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])  # proportional to the bytes between layers
     assert saved[0] > saved[1] > 0
     assert alone.seconds_in_frame(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)
+
+
+class TestEngines:
+    """Profiles with the times of another engine."""
+
+    @staticmethod
+    def with_ncnn(tmp_path: Path, **changes: Any) -> str:
+        """Return a profile in which ncnn computes each convolution in half the time, without measuring other layers."""
+        given = document(network(), call_s=1e-4)
+        halves = [
+            {
+                "signature": layer["signature"],
+                "measurements": [
+                    {**piece, "median_s": piece["median_s"] / 2, "min_s": piece["min_s"] / 2}
+                    for piece in layer["measurements"]
+                ],
+            }
+            for layer in given["layers"]
+            if layer["kind"] == "Conv"
+        ]
+        engine = {"name": "ncnn", "versions": {"ncnn": "1.0"}, "call_s": 2e-4, "whole_model_s": None, "layers": halves}
+        return written(tmp_path, given | {"engines": [engine | changes]})
+
+    def test_layers_have_the_time_of_the_engine_or_else_that_of_onnxruntime(self, tmp_path: Path) -> None:
+        layers, model = network(), ProfileModel((self.with_ncnn(tmp_path),))
+        with_ncnn = replace(FAST, engine="ncnn")
+        for layer in layers.layers:
+            flops = count_flops(layers, layer)
+            assert model.seconds(layers, layer, LayerShare(), FAST) == pytest.approx(9e-4 + 1e-6 * flops)
+            is_conv = layer.nodes[layer.anchor].op == "Conv"
+            expected = (1e-3 + 1e-6 * flops) / 2 - 2e-4 if is_conv else 9e-4 + 1e-6 * flops
+            assert model.seconds(layers, layer, LayerShare(), with_ncnn) == pytest.approx(expected)
+            table = model.seconds_table(layers, layer, [LayerShare()], [FAST, with_ncnn, FAST])
+            assert (table[0, 1] == pytest.approx(expected) and table[0, 0] == table[0, 2] != table[0, 1]) or not is_conv
+
+    def test_cuts_that_only_onnxruntime_computed_keep_their_times(self, tmp_path: Path) -> None:
+        path = self.with_ncnn(tmp_path)
+        profile = profile_module.load_profile(path)
+        conv = next(layer for layer in profile.layers.values() if layer.kind == "Conv")
+        measured = profile.engines["ncnn"]
+        whole_only = {conv.signature: tuple(p for p in measured.layers[conv.signature] if p.cut == "whole")}
+        changed = replace(profile, engines={"ncnn": replace(measured, layers=whole_only)}).of_engine("ncnn")
+        pieces = {(p.cut, p.size): p.median_s for p in changed.layers[conv.signature].measurements}
+        for piece in conv.measurements:
+            expected = piece.median_s / 2 if piece.cut == "whole" else piece.median_s + 1e-4
+            assert pieces[piece.cut, piece.size] == pytest.approx(expected)
+
+    @pytest.mark.parametrize("make", [ProfileModel, LinearModel])
+    def test_models_know_the_measured_engines(self, make: Any, tmp_path: Path) -> None:
+        model = make((self.with_ncnn(tmp_path),))
+        assert [model.knows_engine(FAST, name) for name in ("onnxruntime", "ncnn", "other")] == [True, True, False]
+        layers = network()
+        conv = layers.layers[0]
+        times = [model.seconds(layers, conv, LayerShare(), replace(FAST, engine=e)) for e in ("onnxruntime", "ncnn")]
+        assert times[1] < 0.6 * times[0]
+        assert not LinearModel(coefficients=("*:1e-9:0:0",)).knows_engine(FAST, "ncnn")
+
+    @pytest.mark.parametrize(("factor", "chosen"), [(1.0, "ncnn"), (4.0, "onnxruntime")])
+    def test_auto_chooses_by_measured_times(self, factor: float, chosen: str, tmp_path: Path) -> None:
+        path = self.with_ncnn(tmp_path)
+        given = json.loads(Path(path).read_text())
+        for layer in given["engines"][0]["layers"]:
+            for piece in layer["measurements"]:
+                piece["median_s"] *= factor
+        model = ProfileModel((written(tmp_path, given),))
+        platform = Platform("p", (Host("fast", 1 << 40),), (FAST,), Network("switch", 1e9))
+        assert choose_engines(network(), platform, model, engine="auto").devices[0].engine == chosen

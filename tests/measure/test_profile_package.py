@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -31,12 +32,16 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_placeholder
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import to_slices
 from dicompiler.ir.tasks import TensorKey
 from dicompiler.measure import link_benchmark, profile_script
 from dicompiler.measure import profile_package as profiling
+from dicompiler.measure.remote_profiling import BoardMeasurements, MeasuredBoard, apply_measurements
 from dicompiler.partition.bounds_inference import make_share_task
+from dicompiler.target.engine import BoardPackage
 from dicompiler.verify.executor import OrtSession
+from dicompiler_targets.engines.ncnn import NcnnEngine
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 10] y)
 { a = Conv <pads = [1, 1, 1, 1]> (x, v)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w)  d = Relu (c)
@@ -388,3 +393,53 @@ def test_measures_layers_of_other_kinds(tmp_path: Path) -> None:
     assert script(tmp_path, "--repeat", 1).returncode == 0
     profile = load_profile(tmp_path / "PROFILE.json")
     assert not profile.unmeasured and profile.layers
+
+
+class TestEngines:
+    """Engines other than onnxruntime, which are measured if the device has them."""
+
+    def test_script_measures_the_engines_that_the_device_has(self, tmp_path: Path) -> None:
+        package = packed(tmp_path / "p", (1, 2), engines=[NcnnEngine(), MissingEngine()])
+        assert not any(path.stat().st_size > 4096 for path in (package / "pieces").iterdir())
+        done = script(package, "--repeat", 1, "--threads", 1)
+        assert done.returncode == 0, done.stderr
+        profile = load_profile(package / "PROFILE.json")
+        assert profile.engines.keys() == {"ncnn"}
+        measured = profile.engines["ncnn"]
+        assert measured.layers.keys() == profile.layers.keys()
+        assert measured.whole_model_s is not None and measured.call_s > 0
+        conv = next(layer for layer in profile.layers.values() if layer.kind == "Conv")
+        cuts = {piece.cut for piece in measured.layers[conv.signature]}
+        assert cuts >= {"whole", "axis 1", "axis 2", "axis 3", "reduce"}
+
+    def test_pieces_that_an_engine_does_not_support_are_omitted(self, tmp_path: Path) -> None:
+        text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+        { e = Erf (x)  y = MaxPool <kernel_shape = [1, 1]> (e) }"""
+        profiling.write_package(
+            prepare(Model.load(onnx.parser.parse_model(text))), tmp_path, (1,), engines=[NcnnEngine()]
+        )
+        tasks = json.loads((tmp_path / "tasks.json").read_text())
+        assert tasks["whole"]["engines"] == {} and tasks["call"]["engines"].keys() == {"ncnn"}
+        kinds = {layer["kind"]: layer["measurements"][0]["engines"].keys() for layer in tasks["layers"]}
+        assert kinds == {"Erf": set(), "MaxPool": {"ncnn"}}
+
+    def test_platform_of_measured_boards_has_the_rate_of_each_engine(self, tmp_path: Path) -> None:
+        package = packed(tmp_path / "p", (1,), engines=[NcnnEngine()])
+        assert script(package, "--repeat", 1, "--threads", 1).returncode == 0
+        measured = json.loads((package / "PROFILE.json").read_text())
+        board = MeasuredBoard("pi01", "pi01", None, 4, 1 << 30, measured)  # type: ignore[arg-type]
+        measurements = BoardMeasurements((board,), (), ())
+        for platform in (
+            apply_measurements(measurements, None),
+            apply_measurements(measurements, Platform.load("rpi4x1")),
+        ):
+            (entry,) = platform.devices[0].engine_rates
+            assert (entry.engine, entry.kind) == ("ncnn", "*") and entry.rate > 0
+
+
+@dataclass(frozen=True)
+class MissingEngine(NcnnEngine):
+    """An engine that no device has."""
+
+    name: ClassVar[str] = "missing"
+    packages: ClassVar[tuple[BoardPackage, ...]] = (BoardPackage("no_such_package", (1, 0)),)

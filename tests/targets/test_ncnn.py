@@ -165,6 +165,10 @@ def test_convolutions_and_pools_equal_onnxruntime(data: st.DataObject) -> None:
         (parsed("y = Identity (x)", "1, 8, 0, 7", "1, 8, 0, 7"), r"a tensor of shape \(1, 8, 0, 7\)"),
         (parsed("y = Concat <axis = 0> (x, x)", "2, 8, 9, 7"), "a tensor of shape"),
         (parsed("y = Gemm <alpha = 0.5> (x, w)", "1, 5", "1, 30", w=floats(30, 5)), "a Gemm that is not a vector"),
+        (parsed("y = Max (x, x, x)", "1, 8, 9, 7"), "Max of another number of tensors than two"),
+        (parsed("r = ReduceMax (x) y = Pad (x, p, r)", "1, 8, 10, 7", p=integers(0, 0, 1, 0, 0, 0, 0, 0)),
+         "operator ReduceMax|a Pad with a computed value"),
+        (parsed("y = Slice <starts = [0], ends = [4], axes = [1]> (x)", "1, 4, 9, 7", opset=9), "a Slice with"),
         (parsed("y = Slice (x, s, e, a, k)", "1, 4, 9, 7", s=integers(0), e=integers(8), a=integers(1), k=integers(2)),
          "a Slice with steps"),
         (parsed("y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1> (x)", "1, 8, 5, 4",
@@ -252,6 +256,12 @@ def test_segments_are_split_at_operators_that_ncnn_does_not_support(strategy: st
     reopened = reopen_artifact(tmp_path / "a")[0].program
     assert reopened is not None
     assert segments == {device.device: [s.name for s in device.segments] for device in reopened.devices}
+
+
+def test_large_integer_constants_are_no_error() -> None:
+    model = Model.load(parsed("s = Add (t, t) y = Relu (x)", "1, 8, 9, 7", t=np.arange(1 << 12)))
+    assert model.weights.keys() == {"t"}
+    assert NCNN.unsupported_nodes(model.proto, model.weights).keys() == {0}
 
 
 def test_networks_that_ncnn_does_not_support_stay_with_onnxruntime(

@@ -33,6 +33,7 @@ class NcnnEngine(Engine):
     packages: ClassVar[tuple[BoardPackage, ...]] = (BoardPackage("ncnn", (1, 0)),)
     operators: ClassVar[frozenset[str]] = frozenset(CONVERTERS)
     tolerance: ClassVar[float | None] = 1e-4
+    extra_call_s: ClassVar[float] = 35e-6
 
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
         """Return the two files of an ncnn network."""

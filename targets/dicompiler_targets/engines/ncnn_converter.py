@@ -220,9 +220,9 @@ class _Converter:
 def _read_constant(tensor: onnx.TensorProto, weights: Mapping[str, Weight]) -> NDArray[Any]:
     if not is_placeholder(tensor):
         return numpy_helper.to_array(tensor)
-    if tensor.data_type != onnx.TensorProto.FLOAT:
-        raise UnsupportedByEngine("a weight that is not of type float")
     weight = weights[tensor.name]
+    if tensor.data_type != onnx.TensorProto.FLOAT:
+        return weight.array()
     return np.frombuffer(weight.data, np.float32).reshape(weight.shape)
 
 
@@ -383,6 +383,8 @@ def _convert_global_pool(converter: _Converter, node: onnx.NodeProto, _: Mapping
 
 
 def _convert_binary(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
+    if len(node.input) != 2:
+        raise UnsupportedByEngine(f"{node.op_type} of another number of tensors than two")
     first, second = node.input
     if node.op_type == "Mul" and _convert_swish(converter, node):
         return
@@ -446,7 +448,11 @@ def _convert_pad(converter: _Converter, node: onnx.NodeProto, attributes: Mappin
     pads = converter.constants.get(node.input[1]) if len(node.input) > 1 else None
     if not is_constant or pads is None or len(pads) != 8 or set(pads[[0, 1, 4, 5]]) != {0} or min(pads) < 0:
         raise UnsupportedByEngine("a Pad that does not add constant rows and columns to a feature map")
-    value = converter.constants[node.input[2]].item() if len(node.input) > 2 and node.input[2] else 0.0
+    value = 0.0
+    if len(node.input) > 2 and node.input[2]:
+        if node.input[2] not in converter.constants:
+            raise UnsupportedByEngine("a Pad with a computed value")
+        value = converter.constants[node.input[2]].item()
     top, left, bottom, right = (int(pads[i]) for i in (2, 3, 6, 7))
     parameters: dict[int, Parameter] = {0: top, 1: bottom, 2: left, 3: right, 4: 0, 5: float(value)}
     converter.blob_shape(node.input[0])
@@ -454,8 +460,8 @@ def _convert_pad(converter: _Converter, node: onnx.NodeProto, attributes: Mappin
 
 
 def _convert_slice(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
-    if not all(name in converter.constants for name in node.input[1:] if name):
-        raise UnsupportedByEngine("a Slice with computed limits")
+    if len(node.input) < 3 or not all(name in converter.constants for name in node.input[1:] if name):
+        raise UnsupportedByEngine("a Slice with computed limits, or of an opset before 10")
     starts, ends, *rest = (converter.constants[name] for name in node.input[1:] if name)
     shape = (1, *converter.blob_shape(node.input[0]))
     axes = [int(axis) % len(shape) for axis in rest[0]] if rest else list(range(len(starts)))

@@ -4,7 +4,7 @@ Start it in the device's directory: `python3 -m runtime --coordinator HOST:PORT 
 of the coordinator, the process that supplies the frames. KEYS is a directory with this device's ca.pem, crl.pem,
 cert.pem and key.pem. The exit code is 0 after a run that ended normally; otherwise the last line of output names the
 error. `dicompiler compile` copies the package unchanged into each device's directory. It needs only Python, numpy,
-onnxruntime and, for segments that ncnn computes, ncnn.
+onnxruntime and, for segments that another engine computes, the packages of this engine.
 
 A frame (one inference request) goes through these modules:
 
@@ -13,8 +13,8 @@ A frame (one inference request) goes through these modules:
 2. `event_loop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that `protocol`
    describes and checks.
 3. `device` puts announced frames and received tensors into the `mailbox`.
-4. `executor` takes them out and runs the steps of the frame; `segments` calls onnxruntime or,
-   through `ncnn_session`, ncnn.
+4. `executor` takes them out and runs the steps of the frame; `segments` calls onnxruntime or, through
+   `network_session`, another engine (`engine_ncnn`).
 5. `device` posts the computed transfers and outputs in a channel, and `event_loop` sends them.
 
 `daemon` does the work of `__main__` in a resident device, `role_schedule` selects the steps of a frame, `value_codec`
