@@ -13,7 +13,15 @@ from onnx import numpy_helper
 from dicompiler.plugin_api import Engine, Model, Segment
 from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine, allowed_difference, measure_difference
 from dicompiler.plugin_api.onnx import graph_inputs, random_inputs
-from dicompiler.testing.assertions import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import (
+    LIMIT_S,
+    as_instance,
+    describe,
+    error_context,
+    require,
+    time_limit,
+    unchanged,
+)
 from dicompiler.testing.subprocess_call import call_in_subprocess
 
 NAME_PATTERN = r"[a-z][a-z0-9_]*"
@@ -45,7 +53,9 @@ def make_segment_models() -> dict[str, onnx.ModelProto]:
     return models
 
 
-def check_engine(engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto] | None = None) -> None:
+def check_engine(
+    engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto] | None = None, limit_s: float = LIMIT_S
+) -> None:
     """Check that an engine converts sub-models reproducibly, and computes what onnxruntime computes.
 
     Each sub-model is converted. The check requires that:
@@ -56,11 +66,13 @@ def check_engine(engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto
       seed;
     - the outputs are within the engine's tolerance of onnxruntime, and the inputs are not changed;
     - `extra_memory` returns a number of bytes;
+    - the engine does not change its arguments, end the process, or run without end;
     - at least one sub-model is converted, unless the engine runs ONNX files.
 
     Args:
         engine: The engine, or its class.
         on: Sub-models by name. Default: `make_segment_models()`.
+        limit_s: Seconds that the calls of the engine for one sub-model may take.
 
     Raises:
         AssertionError: A requirement does not hold. The message names engine, sub-model and cause.
@@ -70,8 +82,9 @@ def check_engine(engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto
     require(re.fullmatch(NAME_PATTERN, instance.name), f"{describe(instance)}: its name is not like {NAME_PATTERN}")
     converted = 0
     for name, model in models.items():
-        with error_context(f"{describe(instance)} on {name}"):
-            converted += _check_sub_model(instance, model)
+        place = f"{describe(instance)} on {name}"
+        with error_context(place), unchanged(model=model), time_limit(limit_s):
+            converted += _check_sub_model(instance, model, limit_s)
     names = ", ".join(models)
     require(
         converted or all(_convert(instance, model) is None for model in models.values()),
@@ -79,7 +92,7 @@ def check_engine(engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto
     )
 
 
-def _check_sub_model(engine: Engine, model: onnx.ModelProto) -> bool:
+def _check_sub_model(engine: Engine, model: onnx.ModelProto, limit_s: float) -> bool:
     """Check the conversion of a sub-model; return True if it was converted."""
     unsupported = engine.unsupported_nodes(model, {})
     files = _convert(engine, model)
@@ -90,7 +103,7 @@ def _check_sub_model(engine: Engine, model: onnx.ModelProto) -> bool:
     require(not unsupported, f"convert() accepts nodes that unsupported_nodes() lists: {dict(unsupported)}")
     for place, again in (
         ("when it is called again", _convert(engine, model)),
-        ("in another process", call_in_subprocess(_convert, engine, model)),
+        ("in another process", call_in_subprocess(_convert, engine, model, limit_s=limit_s)),
     ):
         require(_same_bytes(files, again), f"convert() returns other bytes {place}")
     inputs = random_inputs(graph_inputs(Model(model)))
