@@ -71,13 +71,13 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Raise DicompilerError before any work is done if nothing can be written at `path`."""
+    """Raise DicompilerError if nothing can be written at `path`, so that a command fails before it does any work."""
     if path is None:
         return
     if not path.parent.is_dir():
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:
-        path.is_symlink()  # A name that is too long raises an OSError.
+        path.is_symlink()  # This raises an OSError if the name is too long.
         tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-").cleanup()
     except OSError as error:
         raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
@@ -198,8 +198,9 @@ def tracked_files(output: Path) -> tuple[str, ...]:
 def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
     """Add the unchanged generated files and all files of the user from directory `old` to directory `stage`.
 
-    `names` are the generated files in `stage`, with the main file first. If `old` has exactly the same generated
-    files, nothing is added, and the result is False. `old` is never changed, so that it stays intact after an error.
+    `names` are the generated files in `stage`, with the main file first. The result is False, and nothing is added, if
+    the generated files in `old` have the same names, bytes and modes. `old` is never changed, so that it stays intact
+    after an error.
     """
     tracked = set(tracked_files(old)) if (old / TRACKED_LIST_NAME).is_file() else set[str]()
     unchanged = [name for name in names if name in tracked and _has_same_bytes_and_mode(old / name, stage / name)]

@@ -93,7 +93,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 _OUT_OF_MEMORY = ("can't start new thread", "failed to map segment", "cannot allocate memory", "bad_alloc")
-"""Parts of the messages of libraries, in lower case, if they cannot allocate memory."""
+"""Parts of messages, in lower case, with which libraries report that they cannot allocate memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -139,8 +139,8 @@ _HINT_BY_MARKER_FILE = {
 def describe_wrong_path(path: str | Path, part: str = "") -> str:
     """Return a hint to append to an error message if `path` is an output of dicompiler, or is in an artifact.
 
-    An example is ": it is an artifact of …". For any other path, the hint is "". `part` is the relative path of the
-    file in an artifact that the user probably meant, such as "plan.json".
+    An example is ": it is an artifact of …". For any other path, the hint is "". If `path` is an artifact, the user
+    probably meant a file in it: `part` is the relative path of this file, such as "plan.json".
     """
     place = Path(path)
     for name, text in _HINT_BY_MARKER_FILE.items():

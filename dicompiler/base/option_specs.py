@@ -239,7 +239,11 @@ _SCALAR_TYPES = {
 
 
 def _option_type(annotation: Any) -> _OptionType:
-    """Return the option type for the annotation of a dataclass field, or raise TypeError if options cannot have it."""
+    """Return the option type for the annotation of a dataclass field.
+
+    Raises:
+        TypeError: Options cannot have a type with this annotation.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _SCALAR_TYPES:
         return _SCALAR_TYPES[annotation]
@@ -352,8 +356,8 @@ def spec_of(instance: Any) -> Spec:
     """Return the spec from which `instantiate` makes an equal instance: all options that differ from their defaults.
 
     Raises:
-        DicompilerError: An option for several values is None, which is not its default. None cannot be written as text,
-            because `key=` is the empty tuple.
+        DicompilerError: An option that takes several values is None, but its default is not None. None cannot be
+            written as text for such an option, because `key=` is the empty tuple.
     """
     options = []
     for name, (field, kind) in _option_types(type(instance)).items():

@@ -10,9 +10,9 @@ from typing import Any, Literal
 Optimization = Literal["none", "basic", "extended", "all"]
 """Graph optimization levels of onnxruntime. "all" is its default and fastest level, with which users compare.
 
-All levels up to "extended" give equal bits. "all" gives these bits only if all values are floats without a fraction.
-Quantized networks in QDQ form are computed with integers only by "all", and only if onnxruntime finds patterns to fuse.
-In a network that has been split, onnxruntime may find other patterns, and then results round differently.
+At all levels up to "extended", convolutions give the same bits for every split of a network. At "all", they do so only
+if all values are integers. Only "all" computes quantized networks in QDQ form with integers: it fuses patterns of
+nodes. In a network that has been split, onnxruntime may find other patterns, and then results round differently.
 """
 
 

@@ -153,8 +153,8 @@ def check_format(document: Any, name: str, place: str) -> None:
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
-    # A wrong constant has priority only if it is the value of the key "format": a wrong version of the format explains
-    # all other errors.
+    # A wrong value of the key "format" comes first, because another version of the format explains all other errors.
+    # Wrong constants at other keys come last.
     is_wrong_value = error.validator == "const" and list(error.absolute_path) != ["format"]
     kinds = [kind for kind in _VALIDATOR_PRIORITY if kind == error.validator and not is_wrong_value]
     priority = _VALIDATOR_PRIORITY.index(kinds[0]) if kinds else len(_VALIDATOR_PRIORITY)
@@ -162,8 +162,9 @@ def _error_priority(error: Any) -> tuple[int, int, str]:
 
 
 def _most_specific(error: Any) -> Any:
-    # An anyOf error has one error for each of the allowed types. If the value has one of these types, the error within
-    # it is shown. A list with a wrong interval, for example, gives "wrong interval", not "neither a list nor a string".
+    # An anyOf error contains one error for each allowed type, such as a list or a string. If the value has one of these
+    # types, the error of this type is more helpful than the anyOf error. A list with a wrong interval, for example,
+    # gives "wrong interval" and not "neither a list nor a string".
     while error.validator == "anyOf":
         fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
         if not fitting:

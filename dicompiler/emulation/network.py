@@ -29,9 +29,9 @@ EMULATED_SUBNET = ipaddress.ip_network("10.77.0.0/16")
 UPLINK_ROUTER_ADDRESS, DOWNLINK_ROUTER_ADDRESS = "10.77.255.1", "10.77.255.2"
 """Addresses of the router that hosts send to, and of the one that they receive from."""
 MAX_HOSTS = 4096
+"""Largest number of emulated hosts. The namespaces of more hosts would take unreasonably long to create."""
 NAMESPACES = Path("/run/netns")
 """Directory in which `ip netns` keeps the names of namespaces."""
-"""Largest number of emulated hosts. The namespaces of more hosts would take unreasonably long to create."""
 SBIN_PATH = ":/usr/sbin:/sbin"
 """Directories of ip and tc on Debian, appended to PATH."""
 

@@ -35,8 +35,9 @@ _PI4_DESCRIPTION = (
 _TOP500 = "geerlingguy/top500-benchmark, README"
 _GIGABIT = " Network: a gigabit switch, of which TCP gets 941 Mbit/s; latency 0.1 ms is an assumption."
 _PI4_GIGABIT_DESCRIPTION = _PI4_DESCRIPTION.removesuffix(_PI_NETWORK) + _GIGABIT
-# Check of the doubled Linpack rate with onnxruntime on a Raspberry Pi 5: YOLO11n (6.5 GFLOP) takes 168 ms and YOLO11s
-# (21.5 GFLOP) 324 ms (Ultralytics' guide for Raspberry Pi, release 8.3.39). These are 39 and 66 GFLOP/s.
+# The rate of 60.5 GFLOP/s agrees with onnxruntime on a Raspberry Pi 5: YOLO11n (6.5 GFLOP) takes 168 ms, which is
+# 39 GFLOP/s, and YOLO11s (21.5 GFLOP) takes 324 ms, which is 66 GFLOP/s (Ultralytics' guide for Raspberry Pi, release
+# 8.3.39).
 _PI5_DESCRIPTION = (
     "Raspberry Pi 5: four Cortex-A76 at 2.4 GHz, 8 GB. 60.5 GFLOP/s in float32: twice the 30.249 GFLOP/s of Linpack in"
     f" float64 ({_TOP500}). Memory: 10 GB/s is an assumption, 60 % of the peak of 32 bits of LPDDR4X at 4267 MT/s."
@@ -56,8 +57,9 @@ _N100_DESCRIPTION = (
     " assumption, half of the peak of 64 bits of DDR5 at 4800 MT/s. Power: 16 W with four cores busy (the same Linpack"
     f" run); 7 W idle is an assumption.{_GIGABIT}"
 )
-# Rates of the Jetson Orin Nano: its peak in float32 is 16 FLOP x 6 cores x 1.7 GHz = 163 GFLOP/s, of which the share is
-# taken that Linpack reaches on a Raspberry Pi 5 (60.5 of 153.6). The GPU computes YOLO11s (21.5 GFLOP) in 13.91 ms.
+# CPU rate of the Jetson Orin Nano: the peak in float32 is 16 FLOP x 6 cores x 1.7 GHz = 163 GFLOP/s. On a Raspberry
+# Pi 5, Linpack reaches 60.5 of 153.6 GFLOP/s. The same share of 163 GFLOP/s is 64 GFLOP/s.
+# GPU rate: YOLO11s (21.5 GFLOP) takes 13.91 ms, which is 1546 GFLOP/s.
 _ORIN_NANO_DESCRIPTION = (
     "NVIDIA Jetson Orin Nano Super: six Cortex-A78AE at 1.7 GHz and an Ampere GPU, 8 GB. Rates: 64 GFLOP/s for the CPU"
     " are an assumption, the share of its peak that Linpack reaches on a Raspberry Pi 5; 1546 GFLOP/s for the GPU is"
@@ -67,8 +69,9 @@ _ORIN_NANO_DESCRIPTION = (
 )
 # Rates of the Jetson Xavier NX: in Table II of the AutoDiCE paper, ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on
 # six cores and at 21.767 images/s on the GPU. The rates of the two devices are therefore 91 and 342 GFLOP/s.
-# Active power: in the same table, energy per image times images/s is at most 10.7 W with the CPU (VGG-19) and 22.4 W
-# with the GPU (ResNet-101) for the whole board. The idle power of the other device, 2 W, is subtracted from each.
+# Active power: in the same table, energy per image times images/s is the power of the whole board. It is at most 10.7 W
+# with the CPU (VGG-19) and 22.4 W with the GPU (ResNet-101). These values include 2 W of the other, idle device, which
+# are subtracted.
 _NX_DESCRIPTION = (
     "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: those"
     " of ResNet-101 in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, with a theoretical maximum of"
@@ -83,10 +86,10 @@ class BuiltinBoard:
     """Type of board. A built-in platform consists of several boards of one type.
 
     Attributes:
-        name: Start of the platforms' names, before the number of boards: "rpi4x".
+        name: Start of the names of the platforms with this board, before the number of boards: "rpi4x".
         description: Hardware of the board, with the source of each rate, size and power.
-        prefix: Start of the hosts' names, before their numbers: "pi".
-        host: One board with its memory. The name is empty, because a platform numbers its boards.
+        prefix: Start of the names of the hosts, before the number of the host: "pi".
+        host: One board with its memory. Its name is empty, because each host of a platform gets its own name.
         devices: Devices of one board. Each name is a suffix that is appended to the host's name, such as "_gpu".
         network: Network between the boards.
     """

@@ -23,9 +23,9 @@ class Host:
 
     Attributes:
         name: Name of the host.
-        memory: Bytes that its devices may use together: RAM and flash.
+        memory: Bytes of RAM plus bytes of flash, which the devices of the host share.
         bandwidth: Bandwidth in bit/s of the host's network link in each direction; None: the network's bandwidth.
-        flash: Bytes of flash, which store only weights; 0: the weights are in RAM.
+        flash: Bytes of flash, which stores the weights and nothing else; 0: no flash, so the weights are in RAM.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Host:
 
     @property
     def ram(self) -> int:
-        """Bytes of RAM. It stores all data; on a host with flash, it stores all data except weights."""
+        """Bytes of RAM. If the host has flash, RAM stores everything except weights; otherwise it stores all data."""
         return self.memory - self.flash
 
 
@@ -132,7 +132,7 @@ class TransferMedium:
 
 @dataclass(frozen=True)
 class Link(TransferMedium):
-    """Link between two hosts, for both directions.
+    """Link between two hosts. Bandwidth and latency apply to both directions.
 
     Attributes:
         hosts: Names of the two hosts.

@@ -15,7 +15,7 @@ from dicompiler.ir.operator_rule import Node, Operation, OperatorRule, Piece, Te
 from dicompiler.ir.regions import Interval, Region, full_region
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per layer.
+@dataclass(frozen=True, eq=False)  # Compared by identity: layers are keys of memoized results and need a fast hash.
 class Layer:
     """Unit that a plan divides: an anchor node (the main operator) with the element-wise nodes fused into it.
 
@@ -56,9 +56,8 @@ class LayerGraph(Memoizing):
             `WireFormat.dtypes`).
         states: Pairs of the model input and the model output of each state. The input of a state is stored on the
             device that reads it, like a weight, so it is neither in `inputs` nor in the inputs of layers.
-        rule_bound_nodes: Names of the nodes that read only the input regions that their operator rule returns, even if
-            they compute their full output: the Slice nodes that the pass `trim` adds. Every other node that computes
-            its full output reads its inputs completely.
+        rule_bound_nodes: Names of the Slice nodes that the pass `trim` adds. They always read only the input regions
+            that their operator rule returns. Other nodes read their complete inputs if they compute their full output.
         random_nodes: Names of the nodes that draw random numbers.
     """
 
@@ -150,8 +149,8 @@ class LayerGraph(Memoizing):
     def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
         """Return the computation of a region of a node's output, as the node's operator rule describes it.
 
-        If the region is the full output, the piece is the unchanged node, which reads its inputs completely. Nodes in
-        `rule_bound_nodes` are an exception: for the full output, too, their rule determines the regions of the inputs.
+        If the region is the full output, the piece is the unchanged node, which reads its inputs completely. This does
+        not apply to nodes in `rule_bound_nodes`, which read only the regions that their operator rule returns.
 
         Args:
             node: A node of a layer.

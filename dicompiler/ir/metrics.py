@@ -19,8 +19,8 @@ MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 class DeviceMetrics:
     """Metrics of one device for one frame.
 
-    If the plan has several replicas, times and counts are means over the replicas, and integers are rounded up. Sizes
-    of memory are for all replicas together.
+    If the plan has several replicas, times and counts are means over the replicas, and means of counts are rounded up.
+    Sizes of memory are for all replicas together.
 
     Attributes:
         device: Name of the device.
@@ -30,9 +30,9 @@ class DeviceMetrics:
         activations: Peak bytes of computed and received tensors.
         sent: Bytes sent to other devices, including devices of the same host.
         received: Bytes received from other devices, including devices of the same host.
-        link_s: Seconds for which messages of the device occupy a link; 0 in an estimate, which does not predict it.
+        link_s: Seconds for which messages of the device occupy a link; 0 in an estimate, which has no link times.
         waits: Seconds of waiting, by the name of the device that sends the awaited message. The key "" is the waiting
-            for the next frame. Empty in an estimate, which does not predict it.
+            for the next frame. Empty in an estimate, which does not predict waiting.
         overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and memory of
             the target's runtime. An estimate uses a lower bound. 0 if the target is unknown.
         runtime_s: Seconds that the target's runtime spends on messages.
@@ -197,7 +197,8 @@ class DeviceFootprint:
         device: Name of the device.
         ram: Bytes of RAM.
         flash: Bytes of flash.
-        largest_consumers: Descriptions of the largest consumer of RAM and of flash, for error messages.
+        largest_consumers: Two descriptions for error messages, such as "layer 'conv1'": the largest consumer of RAM,
+            and the largest consumer of flash.
         details: Further sizes in bytes, by name.
     """
 

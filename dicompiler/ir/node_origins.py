@@ -1,7 +1,7 @@
 """Node origins: mapping between the nodes of the model file and the nodes of layers.
 
-Users know the names in the file, but passes fold, absorb and rename nodes without recording it. The mapping is
-therefore derived by comparison of the layers with the graph as it was loaded.
+Users know the names in the file, but passes fold, absorb and rename nodes and do not record these changes. The mapping
+is therefore derived afterwards: the nodes of the layers are compared with the graph as it was loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """The nodes in layers with names that no node of the file has: the first output of each, by node name."""
+        """First output of each node in layers, if no node of the file has its name, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()
@@ -53,10 +53,11 @@ class NodeOrigins:
 
     @cached_property
     def origin_of(self) -> Mapping[str, str]:
-        """Map from the name of a layer's node to the name of the node in the ONNX file from which it was made.
+        """Name of the origin of each node of a layer, by the name of the layer's node.
 
-        This origin is the node in the file with the same name and operator. If there is none, it is a node in the file
-        that computes a tensor which the layer's node computes too. Nodes that passes added are not in the map.
+        The origin is the node in the ONNX file from which the layer's node was made. It has the same name and operator
+        or, if there is no such node, computes one of the outputs of the layer's node. Nodes that passes added have no
+        entry.
         """
         operators = {node.name: node.op for node in self._file_nodes}
         maker = {output: node.name for node in self._file_nodes for output in node.outputs}
@@ -75,8 +76,8 @@ class NodeOrigins:
             node: A node of a layer.
 
         Returns:
-            First the node's own name, if no node of the file has the same name. Then the name of the node of the file
-            from which it comes, if there is one.
+            The node's own name, unless it is the name of a node in the file; then the name of the node's origin (see
+            `origin_of`), if it has one.
         """
         added = [node.name] if node.name in self.added_nodes else []
         origin = [self.origin_of[node.name]] if node.name in self.origin_of else []
@@ -107,7 +108,11 @@ class NodeOrigins:
 
     @cached_property
     def _successor_of(self) -> Mapping[str, str]:
-        """Name of the node that replaces each node of the file, by node name. A node in a layer replaces itself."""
+        """Name of the remaining node that represents each node of the file, by node name.
+
+        A node that is still in a layer represents itself. A removed node is represented by the first remaining node
+        that reads its output, directly or through other removed nodes. Without such a reader it has no entry.
+        """
         kept, nodes = set(self.origin_of.values()), self._file_nodes
         # Index of the first remaining node that reads each tensor, directly or through removed nodes.
         reader: dict[str, int] = {}

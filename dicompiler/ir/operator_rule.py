@@ -46,7 +46,7 @@ class TensorInfo:
     value: NDArray[Any] | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per node.
+@dataclass(frozen=True, eq=False)  # Compared by identity: nodes are keys of memoized results and need a fast hash.
 class Node:
     """ONNX node in the form that operator rules use.
 
@@ -158,12 +158,12 @@ class Piece:
         needs: Region of each input that is read; None if the piece omits the input or the node does not have it.
         attributes: Attributes that differ from those of the node. The value None removes an attribute.
         constants: Arrays that replace inputs, by index of the input (for example the shape of a Reshape).
-        written_region: Region that the node writes, if it is larger than `out`. Elements outside of `out` are wrong and
-            are sliced away.
+        written_region: Region that the node writes, if it is larger than `out`. Its elements outside of `out` are
+            wrong, so the compiler slices `out` from it.
         op: Operator type, if it differs from that of the node.
         table_rows: For a partial result of a table lookup (Gather), the rows of the table (the first input) that the
-            piece reads. The result for the index of another row is 0, which needs `TABLE_LOOKUP_NODE_COUNT` additional
-            nodes.
+            piece reads. For an index of another row, the piece returns 0, so that the partial results can be added.
+            This takes `TABLE_LOOKUP_NODE_COUNT` additional nodes.
     """
 
     out: Region
@@ -249,25 +249,27 @@ class OperatorRule:
             for a partial sum. It is None unless `reduction_length` returns a number.
         domain: Domain of the operator.
         is_elementwise: True if each output element depends only on input elements at the same position, with
-            broadcasting. Layers absorb such nodes. `Piece.out` must then be the requested region or the full region.
+            broadcasting. Layers absorb such nodes. `Piece.out` of an element-wise operator must be the requested region
+            or the full region.
         reduction_length: Function that returns the length of the reduction axis (input channels), along which LIP
             (layer input partitioning) cuts. It returns None for a node that has no such axis.
         cut_output: Index of the output that the rule divides into regions.
         merge_operator: Binary operator that combines the partial results of two ranges: Add, Max or Min.
         cost: Function (operation, shape of the output region, shapes of the input regions) → OpCost. The shape of an
             omitted input is (). Operators that are only computed as a whole can have a cost too.
-        read_share: Function that returns a fraction of the first input. All pieces of the node together read at least
-            this fraction, however the node is split. It is below 1 if strides skip elements. None: 1.
+        read_share: Function that returns a lower bound of the fraction of the first input that all pieces of a node
+            read together, however the node is split. It is below 1 if strides skip elements. None: the fraction is 1.
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
-        stand_in: Replacement of an operator that rounds small integers, for the exact check: an operator with the same
-            inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
-        constant_stand_ins: For each constant input, the kind of integers that replace its values in the exact check
-            ("factor", "shift", "variance", …; '-': the values are kept), separated by spaces. Further inputs use the
-            last kind.
-        attribute_stand_ins: For each attribute with weights, its replacement in the exact check:
+        stand_in: Replacement of the operator in the exact check, if the operator rounds results of small integers: an
+            operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
+        constant_stand_ins: One kind of integers for each input, separated by spaces: "- gain shift". In the exact
+            check, such integers replace the values of the input if it is constant. '-': the values are kept. The last
+            kind also applies to all further inputs.
+        attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces. A list of weights is
+            replaced by a kind of integers, and any other attribute by a value:
             "offset=shift scale=one post_transform=NONE".
-        replaces: True if the rule is used instead of a built-in rule for the same operator. Without it, a plugin's rule
-            for an operator that has a rule is left out, with a warning.
+        replaces: True if the rule replaces another rule for the same operator, such as a built-in rule. If it is False,
+            a plugin's rule is left out with a warning, unless only this rule can split the operator.
     """
 
     op: str

@@ -1,8 +1,9 @@
-"""Model outputs with two names: one in the graph, and the one that users know from their file.
+"""Model outputs with two names: one in the graph, and one in the user's file.
 
 A model may return one of its inputs, so that an input and an output have the same name. The compiler needs a node that
-computes each output, and the output of a node cannot have the name of an input. Such an output gets a new name in the
-graph. The model's metadata map it to the name in the user's file, which the results of runs have.
+computes each output, and this node cannot compute a tensor with the name of an input. The output therefore gets a new
+name in the graph. The model's metadata map the new name to the name in the user's file, and runs return the output
+under the name in the file.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ OUTPUT_NAMES_KEY = "dicompiler.outputs"
 
 
 def read_output_names(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the outputs of a model that have another name for users.
+    """Return the names in the user's file of the outputs that have another name in the graph.
 
     Args:
         model: Model with the names in its metadata.
 
     Returns:
-        Name for users by the name of the graph output.
+        Name in the user's file, by the name of the graph output.
     """
     text = next((entry.value for entry in model.metadata_props if entry.key == OUTPUT_NAMES_KEY), "{}")
     return {str(name): str(user_name) for name, user_name in json.loads(text).items()}
 
 
 def write_output_names(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Store further names of outputs for users in the metadata of a model.
+    """Add outputs, with their names in the user's file, to those that are listed in the metadata of a model.
 
     Args:
         model: The model, which is changed.
-        names: Name for users by the name of the graph output.
+        names: Name in the user's file, by the name of the graph output.
     """
     if not names:
         return

@@ -40,10 +40,10 @@ class Decision:
 class PipelineState:
     """Data of a compilation between two passes.
 
-    Variables of this type are called `state` in passes and in the functions that run or call them, and `compilation`
-    elsewhere. The states of a model (tensors that devices keep from frame to frame) are something else.
+    Variables of this type are called `state` in passes and in the functions that run or call passes, and `compilation`
+    elsewhere. They have nothing to do with the states of a model (tensors that devices keep from frame to frame).
 
-    A step returns a new state, made with `dataclasses.replace`. A value is None as long as no step has set it.
+    Each step returns a new object, made with `dataclasses.replace`. A field is None until a step sets it.
 
     Attributes:
         model: The ONNX model.

@@ -43,9 +43,9 @@ class Part:
         device: Name of the device.
         region: Region of the layer's output that the part computes (one interval per axis); None: all of it.
         reduce: Range of the reduction axis (input channels), if the part computes a partial sum.
-        lane: Number that groups the parts of a device. Lanes run one after another and share the device's memory. They
-            save memory, because only one lane's tensors are stored at a time, or time, because the results of one lane
-            are sent while the next lane computes.
+        lane: Number that groups the parts of a device. The device computes one group (lane) after another. Lanes save
+            memory, because the tensors of only one lane are stored at a time. They can also save time, because the
+            results of one lane are sent while the device computes the next lane.
     """
 
     device: str
@@ -76,10 +76,10 @@ class Plan:
         source: Names of the devices that hold every model input in full.
         sink: Names of the devices that receive every model output in full.
         model_digest: Structural digest of the model that the plan was made for; '' in a plan written by hand.
-        note: Reason why the strategy may return another plan next time: measurements or a time limit.
+        note: Reason why the strategy may return another plan for the same problem: measurements or a time limit.
         replicas: For each of the n replicas, a mapping from the name of a device in `layers` to the name of the device
-            that replaces it. Devices without an entry are not replaced, nor are sources and sinks. Frame i of a stream
-            uses replica i mod n. (): the plan is used as it is.
+            that replaces it. Devices without an entry, sources and sinks are not replaced. Frame i of a stream uses
+            replica i mod n. (): there are no replicas, and all frames use the plan itself.
         wire_format: Element types in which tensors are sent.
         failures: Failure plans (plans that are used while certain devices are down). Each gets the digest, the wire
             format and the engines of this plan. A failure plan cannot have failure plans of its own.
@@ -218,8 +218,8 @@ def dumps(plan: Plan) -> str:
 def _format_plan(plan: Plan, first: Json, before_replicas: Json | None = None, last: Json | None = None) -> str:
     """Return the JSON text of a plan or of a failure plan, with one line per part.
 
-    `first`, `before_replicas` and `last` are additional JSON entries: before the sources, directly before the replicas,
-    and directly after them. Empty replicas and empty entries are omitted, except entries of `first`.
+    Additional JSON entries are `first` (before the sources), `before_replicas` and `last` (directly before and directly
+    after the replicas). Replicas and additional entries are omitted if they are empty, except entries of `first`.
     """
     replicas = [dict(renaming) for renaming in plan.replicas]
     optional = {**(before_replicas or {}), "replicas": replicas, **(last or {})}

@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 
 FORMAT = "dicompiler.platform/2"
 THIS_HOST = "this"
-"""Name of the platform that consists of this host. Its rate is measured, so it is available only as a file."""
+"""Name of the platform that consists of this host.
+
+The rate of this host must be measured, so there is no built-in platform of this name. The command `dicompiler platform
+this` measures the rate and writes the platform to a file.
+"""
 
 
 @dataclass(frozen=True)
@@ -158,14 +162,14 @@ class Platform(Memoizing):
 
     @memoized
     def link_shares(self, link: Link) -> tuple[float, float]:
-        """Return the bandwidth of a link as a fraction of the bandwidth of each of its two hosts, at most 1.
+        """Return the share of the bandwidth of each of its two hosts that a link can use, at most 1.
 
         Args:
             link: A link of the platform.
 
         Returns:
-            The fractions for the two hosts of the link. For a shared medium or a gateway, both are fractions of the
-            network's bandwidth instead.
+            The shares for the two hosts of the link. If all hosts share a medium or a gateway, both numbers are the
+            link's share of the network's bandwidth.
         """
         if self.network.kind != "switch":
             share = min(1.0, link.bandwidth / self.network.bandwidth)
@@ -177,8 +181,8 @@ class Platform(Memoizing):
     def _host_bandwidth(self, host: str) -> float:
         """Return the bandwidth of a host's link to the switch in bit/s.
 
-        If the platform does not state the host's bandwidth, the largest bandwidth of the network and of the host's
-        links is used.
+        If the platform does not state the host's bandwidth, it is the maximum of the network's bandwidth and of the
+        bandwidths that the platform states for links of the host.
         """
         links = [link.bandwidth for link in self.network.links if host in link.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
@@ -203,8 +207,8 @@ class Platform(Memoizing):
         Args:
             source: Path, name, or a platform, which is returned unchanged. A name can have options, which are the
                 fields of `PlatformOptions`: `rpi5x4{bandwidth="2.5 Gbit/s"}`.
-            known: Families and file formats of platforms to search; default: the built-in families. If none of them
-                accepts `source`, it is read as a TOML file, provided that it is a Path or has a file suffix or a
+            known: Families and file formats of platforms, which are searched first; default: the built-in families. If
+                none of them accepts `source`, it must name a TOML file: as a Path, or as text with a file suffix or a
                 directory.
 
         Returns:

@@ -17,7 +17,7 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""The part of a layer that a node computes, and the name of the original model's node or tensor behind the node."""
+"""Key of the part to which a node belongs, and name of the model's node or tensor for which it was added."""
 
 NO_MODEL = onnx.ModelProto()
 """Empty model that all segments have in a program that is only simulated."""
@@ -108,8 +108,8 @@ class DeviceState:
     """Piece of a state (a model output that becomes an input of the next frame) that a device keeps.
 
     Attributes:
-        value: Tensor with the state of the previous frame, which the device reads.
-        written_name: Name of the tensor with the new state, which the device computes and reads in the next frame.
+        value: Tensor that the device reads. It contains the state after the previous frame.
+        written_name: Name of the tensor that the device computes. In the next frame, `value` has its content.
         past: Name of the model input of the state.
         present: Name of the model output of the state.
         region: Region of the model's tensors `past` and `present` that the piece contains.
@@ -126,9 +126,9 @@ class DeviceState:
 class DeviceProgram:
     """Steps of one device for a frame.
 
-    The first steps are all receives: a target such as `mpi` starts them before it computes. Then come the sends of the
-    model's inputs, and the segments, each followed by the sends of its outputs. A segment waits for its inputs; a send
-    does not wait.
+    All receives come first, because a target such as `mpi` starts them before it computes. The sends of the model's
+    inputs follow, and then the segments, each followed by the sends of its outputs. A segment waits for its inputs; a
+    send does not wait.
 
     Attributes:
         device: Name of the device.
@@ -136,9 +136,9 @@ class DeviceProgram:
         segments: Segments that the device runs.
         steps: Steps, in order.
         model_inputs: Names of the model inputs that this device gets from the coordinator.
-        model_outputs: Names of the model outputs that it delivers to the coordinator, by name of the tensor on this
-            device.
-        states: Pieces of states that it keeps from frame to frame.
+        model_outputs: Names of the model outputs that this device delivers to the coordinator, by the name of the
+            tensor that contains the output on this device.
+        states: Pieces of states that this device keeps from frame to frame.
         engine: Name of the engine that computes the segments.
     """
 

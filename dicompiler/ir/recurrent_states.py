@@ -86,9 +86,9 @@ def write_state_pieces(model: onnx.ModelProto, pieces: Sequence[StatePiece], sta
 
 
 def inputs_with_states(pieces: Sequence[StatePiece], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a placed model: in place of each state, they have the state's pieces.
+    """Return the inputs of a placed model, in which the pieces of each state replace the whole state.
 
-    `inputs` has values by the name of the original model's input.
+    `inputs` has the values of the original model's inputs, by name.
     """
     pasts = {piece.past for piece in pieces}
     present = [piece for piece in pieces if piece.past in inputs]

@@ -26,10 +26,11 @@ class Box(NamedTuple):
         key: Name of the tensor, with the range of the reduction axis for partial sums.
         region: The region; None for a tensor without static shape, which is stored as a whole.
         device: Name of the device.
-        lane: Number of a group of the device's parts. The device computes one group (lane) after another; all share
-            its memory.
+        lane: Lane (group of the device's parts) of the task that computes the box, or for which the box is received.
+            The device computes one lane after another; all lanes share its memory.
         task: Task that computes the box; None for a received box, and for a model input on a source device.
-        origin: For a received box, the computed box from which it was cut. Received boxes are never sent on.
+        origin: For a received box, the sender's box from which it was cut. The sender's box was not received: every box
+            is sent directly by a device that computed it, or by a source.
     """
 
     key: TensorKey
@@ -108,8 +109,8 @@ class Routing:
         deliveries: Model outputs on the sinks.
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
-        periods: For each live task, the number of its period. A period ends when a lane reads a tensor that another
-            lane or device computed in the same period. Within a period, each device computes one lane after another.
+        periods: For each live task, the number of its period. Within a period, no lane reads a tensor that another lane
+            or device computes in this period, so each device can compute one lane after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.

@@ -26,7 +26,7 @@ class TensorKey(NamedTuple):
     reduce: Interval | None = None
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per task node.
+@dataclass(frozen=True, eq=False)  # Compared by identity: task nodes are keys of memoized results and need a fast hash.
 class TaskNode:
     """A node of a task, with the region of its output that the task computes.
 
@@ -68,8 +68,8 @@ class Task(ShareTask):
     Attributes:
         index: Index of the part in the plan's list of the layer's parts.
         device: Name of the device.
-        lane: Number of a group of the device's parts. The device computes one group (lane) after another; all share
-            its memory.
+        lane: Lane (group of the device's parts) to which the part belongs. The device computes one lane after another;
+            all lanes share its memory.
     """
 
     index: int

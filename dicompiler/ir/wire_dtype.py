@@ -44,7 +44,7 @@ _SENT_DTYPES = {
 }
 WIRE_DTYPE_NAMES = (*_SENT_DTYPES, UNCHANGED)
 _MIN_SCALE = 1.2e-38
-"""Minimum scale of int8 values, the smallest normal number of float32."""
+"""Smallest scale of int8 values: the smallest normal number of float32. The scale 1 replaces smaller scales."""
 
 ValueRange = tuple[float, float]
 WireDtypes = tuple[tuple[str, str], ...]
@@ -65,7 +65,10 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The wire format for the exact check: in place of each narrow type, a type that represents every integer."""
+        """The wire format for the exact check, in which values that would be narrowed are sent unchanged.
+
+        Narrow types cannot represent all integers of the check.
+        """
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:
@@ -116,7 +119,7 @@ def wire_format_from_json(document: Mapping[str, Any]) -> WireFormat:
 
 
 def range_name(key: TensorKey) -> str:
-    """Return the key in `WireFormat.ranges` for a tensor, or for its partial sums over one range."""
+    """Return the key in `WireFormat.ranges` for a tensor, or for one of its partial sums."""
     return key.tensor if key.reduce is None else "{}+{}:{}".format(key.tensor, *key.reduce)
 
 

@@ -1,8 +1,9 @@
 """YOLOv8n and YOLO11n (Ultralytics) as their exporter writes them, with normalizations folded into convolutions.
 
 The output has the shape (N, 4 + classes, cells): boxes in pixels, then the probabilities of the classes. Sources are
-`ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`. There,
-`model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters, of which 16 are fixed.
+`ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`. In
+Ultralytics, `model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters. These include 16 fixed ones, the
+distances of `_decode_boxes`, which are a constant in these networks and not a parameter.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
 SILU_GAIN = 1.05
-"""Factor of the weights of convolutions before SiLU, so that the mean square of activations stays near 1."""
+"""Factor of the weights of convolutions before SiLU, so that large activations keep their size.
+
+SiLU keeps about half of the mean square of large values, as ReLU does, but less of small values.
+"""
 FIRST_CONV_GAIN, LAST_CONV_GAIN = 10.0, 0.1
-"""Factors of the weights of the first and the last convolutions, so that activations between them are large."""
+"""Factors of the weights of the first convolution and of the last ones.
+
+Small activations would shrink from layer to layer, because SiLU damps small values more than large ones. The first
+convolution therefore enlarges activations, and the last convolutions reduce the outputs again.
+"""
 BRANCH_GAIN = 0.3
 """Factor of the weights of the last convolution of a residual branch, so that activations keep their size."""
 DISTANCE_BINS = 16

@@ -99,9 +99,11 @@ MOBILENET_V2 = (
 
 
 def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
-    """Append MobileNetV2's block: more channels, a depthwise convolution, and fewer channels without activation.
+    """Append MobileNetV2's block: a depthwise convolution between two pointwise ones.
 
-    The result is added to the block's input if it has the same shape.
+    The first convolution multiplies the number of channels by `expansion`, and is omitted if this is 1. The last one
+    gives `channels` channels, and no activation follows. Its output is added to the block's input if both shapes are
+    equal.
     """
     hidden, y = net.channels(x) * expansion, x
     joined = stride == 1 and net.channels(x) == channels

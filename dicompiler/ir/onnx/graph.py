@@ -56,13 +56,13 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
 
     @cached_property
     def tensor(self) -> onnx.TensorProto:
-        """A copy of the protobuf message, because graphsurgeon renames the message in place when it is exported."""
+        """A copy of the protobuf message, because the export of graphsurgeon renames the message in place."""
         return copy_without(self.source)
 
     @cached_property
     def dtype(self) -> Any:
         """The numpy type, or the number of the onnx type if graphsurgeon has no numpy type for it."""
-        with G_LOGGER.suppress():  # graphsurgeon would print a warning to standard output.
+        with G_LOGGER.suppress():  # graphsurgeon would print a warning about a type that numpy does not have.
             return onnx_importer.get_onnx_tensor_dtype(self.source)
 
     @property
@@ -152,7 +152,8 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        self.__dict__.update(dtype=None, shape=None)  # graphsurgeon deletes these attributes, so they must exist.
+        # The inherited method deletes both attributes, which do not exist before their first use.
+        self.__dict__.update(dtype=None, shape=None)
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
         return self
@@ -162,7 +163,7 @@ def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
     """Return a property of a tensor ("dtype", "shape" or "type") in the form that graphsurgeon uses."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
-    with G_LOGGER.suppress():  # graphsurgeon would print a warning to standard output.
+    with G_LOGGER.suppress():  # graphsurgeon would print a warning about a type that numpy does not have.
         return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
 
 
@@ -187,8 +188,8 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
-        # The attributes of a node with control-flow bodies are read when the graph is created. A node with attributes
-        # that were never read therefore has no bodies.
+        # Nodes with control-flow bodies get `attrs` when the graph is created, and other nodes on first use. A node
+        # without `attrs` therefore has no bodies.
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
@@ -201,12 +202,13 @@ class GraphNode(gs.Node):  # type: ignore[misc]
 
 
 class ModelGraph(gs.Graph):  # type: ignore[misc]
-    """graphsurgeon graph that keeps data which graphsurgeon would drop, with methods for frequent edits.
+    """graphsurgeon graph with methods for frequent edits. It keeps the data that graphsurgeon would drop.
 
     Attributes:
         nodes: The nodes, in topological order.
         source_graph: The protobuf message from which the graph was made. It is never changed.
-        value_infos: Messages of tensors by name, in one mapping for each of "input", "output" and "value_info".
+        value_infos: Messages with the types of tensors. Each of the keys "input", "output" and "value_info" has a
+            mapping from the name of a tensor to its message.
         initializers: Initializers in file order. Those that become unread are dropped from the exported model.
         unread_initializers: Initializers that nothing read in the original graph. They are kept until `prune` is
             called.
@@ -221,11 +223,11 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
     overridable_names: set[str]
 
     def __init__(self, original: onnx.GraphProto, **parts: Any) -> None:
-        """Create a graph from the protobuf message of a graph, and from nodes and tensors.
+        """Create a graph from nodes and tensors.
 
         Args:
-            original: Message with the name, the documentation and the types of tensors.
-            **parts: Arguments of `gs.Graph`, such as nodes, inputs and outputs.
+            original: Protobuf message that supplies the graph's name, its documentation and the types of tensors.
+            **parts: Nodes, inputs, outputs and other arguments of `gs.Graph`.
         """
         super().__init__(name=original.name, doc_string=original.doc_string, **parts)
         self.source_graph = original
@@ -418,7 +420,7 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
         if name in tensors:
             return tensors[name]
         new = Variable(name, infos.get(name))
-        if name:  # An omitted tensor has the name "". It is not stored, so that each one is a separate object.
+        if name:  # Omitted tensors share the name "" but must be separate objects, so they are not stored.
             visible[name] = local[name] = new
         return new
 

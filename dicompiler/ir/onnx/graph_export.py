@@ -202,19 +202,19 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
             if old_dim.denotation:
                 new_dim.denotation = old_dim.denotation
         if tensor.dtype == tensor_info(info, "dtype"):
-            new_type.elem_type = old_type.elem_type  # graphsurgeon does not have a numpy type for every element type.
+            new_type.elem_type = old_type.elem_type  # The export loses types without a numpy type, such as INT4.
         old_type.CopyFrom(new_type)
     return kept
 
 
 def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
-    """Return the message of a node, with all data of its original message that the graph does not represent.
+    """Return the message of a node. Data that the graph does not represent comes from its original message.
 
     Args:
         node: Node of an edited graph.
         outer: Names of constants of enclosing graphs. A control-flow body of the node refers to them without a copy.
-        namesake: For a node that graphsurgeon made, the original node of the same name. It is ignored if the operator
-            differs.
+        namesake: Node of the original graph with the same name. It is the original message of a node that graphsurgeon
+            made, if both have the same operator; otherwise it is ignored.
 
     Returns:
         The message.
@@ -248,9 +248,10 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
 def _export_attribute(
     name: str, value: Any, original: onnx.AttributeProto | None, outer: Collection[str]
 ) -> onnx.AttributeProto:
-    """Return the message of an attribute, with data of the attribute of the same name in the original node.
+    """Return the message of an attribute.
 
-    `outer` has the names of the constants of enclosing graphs, to which a control-flow body only refers.
+    `original` is the attribute of the same name in the original node. It supplies the data that the graph does not
+    represent. `outer` has the names of the constants of enclosing graphs, to which a control-flow body only refers.
     """
     if original is None or original.type not in (_KINDS.GRAPH, _KINDS.TENSOR):
         new, body = _KINDS(name=name), onnx.GraphProto()

@@ -169,8 +169,8 @@ def external_files(path: Path) -> tuple[Path, ...]:
 def _resolve_external_file(model: Path, location: str, place: str) -> Path:
     """Return the path of an external file, which must be within the directory of the file `model`.
 
-    If the model and the external file are symbolic links, their targets may also be together in another directory. The
-    Hugging Face cache stores models in this form.
+    A symbolic link to a file in another directory is allowed only if the model is a link to a file in the same
+    directory. The Hugging Face cache stores models in this form.
     """
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
@@ -292,7 +292,10 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
 
 
 def ort_accepts(ir_version: int, opset: int) -> bool:
-    """Return True if the installed onnxruntime loads a model of one node with these versions, which takes 4 ms."""
+    """Return True if the installed onnxruntime accepts models with these versions.
+
+    The function loads a model of one node, which takes 4 ms.
+    """
     import onnxruntime
 
     head = f'<ir_version: {ir_version}, opset_import: ["": {opset}]>'

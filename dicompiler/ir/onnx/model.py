@@ -233,7 +233,9 @@ class Model:
         return tensors
 
     def without_weights(self) -> onnx.ModelProto:
-        """Return a ModelProto for the checker and for shape inference, with graph inputs in place of placeholders.
+        """Return a ModelProto for the checker and for shape inference, which cannot read the data of placeholders.
+
+        Each placeholder becomes a graph input of the same name, type and shape.
 
         Returns:
             The ModelProto.
@@ -260,7 +262,9 @@ class Model:
         """
         light = self.without_weights()
         for value in (*light.graph.input, *light.graph.output):
-            kind = value.type  # The checker requires a type and a shape. onnxruntime does not require them.
+            # The checker rejects outputs without a type and tensors without a shape, but onnxruntime runs such models.
+            # The copy `light` therefore gets a type and an empty shape.
+            kind = value.type
             if value in light.graph.output and kind.WhichOneof("value") is None:
                 kind.tensor_type.elem_type = onnx.TensorProto.FLOAT
             if kind.HasField("tensor_type"):
@@ -293,10 +297,10 @@ def _describe_checker_error(message: str) -> str:
 
 
 def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
-    """Change the domain of operators that the checker would reject although onnxruntime runs them, in place.
+    """Hide the operators of a model that the checker would reject although onnxruntime runs them.
 
     These are operators that are deprecated in the model's opset, and onnxruntime's own operators in the standard
-    domain.
+    domain. Their nodes get an unknown domain, which the checker does not check. The model is changed in place.
     """
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:

@@ -97,11 +97,11 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
     if len(dims) > MAX_TENSOR_AXES:
         raise DicompilerError(f"{place} has {len(dims)} axes: export the model with at most {MAX_TENSOR_AXES}")
     known_dims = tuple(dim for dim in dims if dim > 0)
-    if math.prod(known_dims) <= MAX_TENSOR_BYTES // 16:  # No element type has more than 16 bytes.
+    if math.prod(known_dims) <= MAX_TENSOR_BYTES // 16:  # Small enough even with 16 bytes per element, the maximum.
         return
     try:
         nbytes = raw_nbytes(dtype or onnx.TensorProto.UINT8, known_dims)
-    except (KeyError, TypeError):  # Other checks report unknown types, and strings have no fixed size.
+    except (KeyError, TypeError):  # Strings and unknown types (which other checks report) count as one byte.
         nbytes = math.prod(known_dims)
     if nbytes > MAX_TENSOR_BYTES:
         shape = "x".join(map(str, dims))

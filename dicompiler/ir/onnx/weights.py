@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from dicompiler.ir.regions import Region, Shape, to_slices
 
 PLACEHOLDER_LOCATION = "*dicompiler.weights*"
-"""External-data location of placeholders, which is not a file. Their data is in a mapping of weights, by name."""
+"""External-data location that marks an initializer as a placeholder. It does not name a file.
+
+The data of placeholders is in a mapping of weights, by name.
+"""
 
 MIN_WEIGHT_BYTES = 1024
 """Raw data of at least this size is a Weight. Smaller data stays in the model, where shape inference reads it."""
@@ -148,8 +151,8 @@ class Weight:
         """Return the values of the weight as an array.
 
         Returns:
-            A view of `content` with the shape `shape`. It is not necessarily aligned, and read-only if a file is
-            mapped. Elements of less than a byte are unpacked into one byte each.
+            A view of `content` with the shape `shape`. The view may be unaligned, and it is read-only if `content` is.
+            Elements of less than a byte are copied into one byte each.
         """
         if dtype_name(self.dtype) in _SUB_BYTE_BITS:
             tensor = onnx.TensorProto(dims=self.shape, data_type=self.dtype, raw_data=bytes(self.data))
