@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         needed_memory,
         used_memory,
     )
+    from dicompiler.search.lower_bounds import objective_bound
     from dicompiler.search.pareto_front import (
         AUTODICE_OBJECTIVES,
         MeasuredMetrics,
@@ -34,7 +35,7 @@ __all__ = [
     "AUTODICE_OBJECTIVES", "DEFAULT_BUDGET_S", "INTERRUPTED_NOTE", "MIN_SPLIT_GAIN", "OBJECTIVES", "BudgetExceeded",
     "MeasuredMetrics", "ParetoFront", "ParetoPoint", "ProgressCallback", "WorkBudget", "check_constraints",
     "check_measured_memory", "check_objectives", "fits_constraints", "free_memory", "missing_memory",
-    "needed_memory", "objective_terms", "objective_values", "used_memory",
+    "needed_memory", "objective_bound", "objective_terms", "objective_values", "used_memory",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

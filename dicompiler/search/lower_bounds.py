@@ -1,17 +1,20 @@
-"""Lower bounds on the time of a frame, which no plan of a problem can beat.
+"""Lower bounds on the objectives, which no plan of a problem can beat.
 
-The bounds hold if the cost model never predicts that a piece takes less than its proportional share of the whole
-layer's time. For example, a half of a layer must take at least half of the time.
+The bounds on times and energy hold if the cost model never predicts that a piece takes less than its proportional share
+of the whole layer's time. For example, a half of a layer must take at least half of the time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dicompiler.base.objectives import objective_terms
+from dicompiler.cost.op_counts import weight_regions
 from dicompiler.ir.layers import Layer
+from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import LayerShare
-from dicompiler.partition.bounds_inference import cuttable_axes, reduction_length
+from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task, reduction_length
 from dicompiler.search.problem import Problem
 
 
@@ -77,19 +80,77 @@ def _least_computed_share(problem: Problem, layer: Layer) -> float:
     readers = layers.consumers.get(layer.output, ())
     if layer.whole_reason or not readers or layer.output in layers.outputs:
         return 1.0
-    anchors = [reader.nodes[reader.anchor] for reader in readers]
-    reads = [(layers.rule_of(anchor).read_share, layers.operation_of(anchor)) for anchor in anchors]
-    return max(1.0 if share is None else share(operation) for share, operation in reads)
+    return max(_read_share(problem, reader, layer.output) for reader in readers)
+
+
+def _read_share(problem: Problem, reader: Layer, tensor: str) -> float:
+    """Return the share of a tensor that a layer reads; 1 if another node than the layer's anchor reads it."""
+    layers, anchor = problem.layers, reader.nodes[reader.anchor]
+    share = layers.rule_of(anchor).read_share
+    if share is None or any(tensor in node.inputs for node in reader.nodes if node is not anchor):
+        return 1.0
+    return share(layers.operation_of(anchor)) if tensor == anchor.inputs[0] else 1.0
+
+
+def energy_bound(problem: Problem) -> float:
+    """Return a lower bound on the energy of a frame in joules, which is the larger one of two bounds.
+
+    - Each piece of a layer needs active power on some device. The least energy of layer l is min_d power(d) · t(l, d).
+    - The sources and sinks need idle power during the whole frame. Only the difference between active and idle power is
+      then added for the layers.
+    """
+    layers, platform = problem.layers, problem.platform
+    devices = platform.computing_devices
+    first = (platform.devices[0].name,)
+    ends = dict.fromkeys((*(problem.source or first), *(problem.sink or first)))
+    idle_j = sum(platform.device(name).power_idle for name in ends) * latency_bound(problem).seconds
+    active_j = added_j = 0.0
+    for layer in layers.layers:
+        share = _least_computed_share(problem, layer)
+        seconds = [share * problem.cost_model.seconds(layers, layer, LayerShare(), device) for device in devices]
+        active_j += min(device.power_active * time_s for device, time_s in zip(devices, seconds, strict=True))
+        powers = [device.power_active - device.power_idle for device in devices]
+        added_j += min(power * time_s for power, time_s in zip(powers, seconds, strict=True))
+    draws_less_when_idle = all(device.power_active >= device.power_idle for device in platform.devices)
+    return max(active_j, added_j + idle_j) if draws_less_when_idle else active_j
+
+
+def memory_bound(problem: Problem) -> float:
+    """Return a lower bound on the memory of the fullest host in bytes, which is the larger one of two bounds.
+
+    - Each weight is stored on some host, so that the fullest host has at least the average of the computing hosts. If a
+      strided layer reads only some rows of a layer's output, only this share of the layer's weights counts.
+    - A sink stores all outputs at the end of a frame.
+    """
+    layers = problem.layers
+    nbytes: dict[object, float] = {}
+    for layer in layers.layers:
+        share = _least_computed_share(problem, layer)
+        for key, size in weight_regions(layers, make_share_task(layers, layer, LayerShare())).items():
+            nbytes[key] = max(nbytes.get(key, 0.0), share * size)
+    hosts = {device.host for device in problem.platform.computing_devices}
+    outputs = [layers.tensors[name] for name in layers.delivered_outputs]
+    output_bytes = sum(raw_nbytes(tensor.dtype, tensor.shape) for tensor in outputs if tensor.shape is not None)
+    return max(sum(nbytes.values()) / len(hosts), float(output_bytes))
 
 
 def objective_bound(problem: Problem) -> float | None:
     """Return a lower bound on the problem's objective, in the unit of the objective.
 
-    The bound of a weighted sum is the weighted sum of the bounds on latency and throughput (time between frames). The
-    result is None if the objective contains neither latency nor throughput.
+    The bound of a weighted sum is the weighted sum of the bounds of its terms. The bound on throughput is the
+    `LatencyBound.load_s` of `latency_bound`, and the bound on communication is 0.
+
+    Args:
+        problem: The problem.
+
+    Returns:
+        The bound; None if it is 0.
     """
-    terms = objective_terms(problem.objective)
-    if not terms.keys() & {"latency", "throughput"}:
-        return None
-    bound = latency_bound(problem)
-    return terms.get("latency", 0.0) * bound.seconds + terms.get("throughput", 0.0) * bound.load_s
+    bounds: dict[str, Callable[[], float]] = {
+        "latency": lambda: latency_bound(problem).seconds,
+        "throughput": lambda: latency_bound(problem).load_s,
+        "energy": lambda: energy_bound(problem),
+        "memory": lambda: memory_bound(problem),
+        "communication": lambda: 0.0,
+    }
+    return sum(weight * bounds[name]() for name, weight in objective_terms(problem.objective).items()) or None

@@ -30,7 +30,9 @@ def test_no_plan_beats_the_bounds(name: str, strategy: str) -> None:
     assert least is not None and 0 < least <= metrics.latency_s * (1 + 1e-9)
     period = objective_bound(replace(problem, objective="throughput"))
     assert period is not None and period <= metrics.period_s * (1 + 1e-9)
-    assert objective_bound(replace(problem, objective="memory")) is None
+    for objective in ("energy", "memory"):
+        least = objective_bound(replace(problem, objective=objective))
+        assert least is not None and 0 < least <= metrics.objective_value(objective) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,33 @@ def test_no_random_plan_is_faster_than_the_bounds(network: int, seed: int) -> No
     metrics = problem.evaluate(any_plan(seed, problem))
     found = latency_bound(problem)
     assert 0 <= max(found.load_s, found.path_s) == found.seconds <= metrics.latency_s * (1 + 1e-9)
-    for objective in ("latency", "throughput", "2*latency+3*throughput", "latency+energy"):
-        least = objective_bound(random_problem(network, objective))
-        assert least is not None and least <= metrics.objective_value(objective) * (1 + 1e-9)
+    for objective in ("latency", "throughput", "energy", "memory", "2*latency+3*throughput", "latency+energy"):
+        least = objective_bound(random_problem(network, objective)) or 0.0
+        assert least <= metrics.objective_value(objective) * (1 + 1e-9)
 
 
-def test_objective_without_times_has_no_bound() -> None:
-    assert objective_bound(random_problem(0, "memory+2*energy")) is None
+def test_bound_of_a_single_device_is_close_for_energy() -> None:
+    """On equal boards, computing everything on the source needs no more energy than the bound."""
+    problem = make_problem(replace(prepare(Model.load(networks.build("lenet", 0))), platform=Platform.load("rpi4x4")))
+    problem = replace(problem, objective="energy")
+    least = objective_bound(problem)
+    assert least is not None and problem.best_single_device[1].energy_j == pytest.approx(least)
+
+
+def test_weights_are_spread_over_the_hosts_at_best() -> None:
+    problem = make_problem(replace(prepare(Model.load(networks.build("lenet", 0))), platform=uniform_platform(3)))
+    weights = problem.evaluate(problem.single_device_plan("d0")).devices[0].weights
+    assert objective_bound(replace(problem, objective="memory")) == pytest.approx(weights / 3)
+
+
+def test_layer_that_is_added_to_a_strided_one_counts_in_full() -> None:
+    """The convolution before an addition that is fused into a strided convolution is read in full."""
+    problem = make_problem(
+        replace(prepare(Model.load(networks.build("resnet18", 0))), platform=Platform.load("rpi4x4"))
+    )
+    period = problem.best_single_device[1].period_s
+    assert objective_bound(replace(problem, objective="throughput")) == pytest.approx(period / 4)
+
+
+def test_communication_has_no_bound() -> None:
+    assert objective_bound(random_problem(0, "communication")) is None
