@@ -177,7 +177,12 @@ def main(network: str, frames: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         pair, single = Path(place, "pair"), Path(place, "single")
         made = dicompiler.compile(
-            model, platform="rpi4x2", strategy="pipeline", objective="throughput", target=target, output=pair
+            model,
+            platform="rpi4x2",
+            strategy="pipeline{turns=false}",
+            objective="throughput",
+            target=target,
+            output=pair,
         )
         dicompiler.compile(model, platform="rpi4x1", strategy="single", target=target, output=single)
         assert made.program is not None

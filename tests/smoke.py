@@ -64,7 +64,7 @@ def check_way() -> None:
     """Compile, run, verify and report a network, once with built-in plugins and once with those of acme-dicompiler."""
     onnx.save(networks.build("tiny"), "tiny.onnx")
     theirs = ("--platform", "acme-boardx4", "--cost", "acme-per-call", "--target", "acme-inline")
-    for strategy, others in (("pipeline", ("--platform", "rpi4x4")), ("acme-round-robin", theirs)):
+    for strategy, others in (("modnn", ("--platform", "rpi4x4")), ("acme-round-robin", theirs)):
         given = ("--strategy", strategy, *others, "--objective", "throughput")
         directory = f"out-{strategy}"
         compiled = json.loads(run("compile", "tiny.onnx", *given, "-o", directory, "--json"))

@@ -1,90 +1,111 @@
-"""The strategy `pipeline`: consecutive whole layers on each device."""
+"""The strategy `pipeline`: consecutive whole layers in each stage, with the least time between frames."""
 
 from __future__ import annotations
 
+import logging
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import Device, DicompilerError, LayerShare, Part, Plan, Problem, Strategy
+from dicompiler.plugin_api import Device, DicompilerError, Part, Plan, Problem, Strategy
+from dicompiler.plugin_api.search import fits_constraints, objective_terms
+from dicompiler_strategies.stages.stage_model import StageRules, build_stage_model
+from dicompiler_strategies.stages.stage_search import Stage, StageSolution, find_best_stages
+
+log = logging.getLogger("dicompiler")
+SERVED_OBJECTIVES = ("throughput", "memory")
+"""Objectives that the stages are optimised for."""
 
 
 @dataclass(frozen=True)
 class Pipeline(Strategy):
-    """Consecutive whole layers on each device, such that the slowest device takes the least time.
+    """Stages of consecutive whole layers, such that a stream has the least time between frames.
 
-        conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
+        conv1 conv2 | conv3 conv4 conv5 | fc6 fc7     on pi01 | pi02 and pi03, which take frames in turn | pi04
 
-    The plan is optimal for the computing times of the cost model; times of sending are not counted.
+    A dynamic program over the positions between layers and the sets of devices finds the stages. The time between
+    frames counts computing, messages and links. A device may get no stage. If the objective is memory, the stages have
+    the least memory on the fullest host.
+
+    With the objective throughput, devices of a stage may take frames in turn. For other objectives than throughput and
+    memory, the stages have the least time between frames too, and the plan is not optimised for the objective.
     """
 
     name: ClassVar[str] = "pipeline"
     devices: tuple[str, ...] = field(
-        default=(), metadata={"help": "devices in the order of the layers that they get; by default all that compute"}
+        default=(),
+        metadata={"help": "devices in the order of their stages, at most one stage each; by default the best order"},
+    )
+    turns: bool = field(
+        default=True,
+        metadata={"help": "devices of a stage may take frames in turn; only for throughput, and without devices"},
     )
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the balanced plan.
+        """Return the best plan for a stream, or for memory.
+
+        If the objective contains throughput or memory, the plan of the best single device is a candidate.
 
         Raises:
             DicompilerError: A device is unknown, cannot compute or is named twice.
         """
-        names = self.devices or tuple(device.name for device in problem.platform.computing_devices)
-        devices = [problem.platform.device(name) for name in names]
+        devices = self._check_devices(problem)
+        # If no stages fit into memory, the error about the plan names the host and the layer that need the most.
+        plans = list(self._stage_plans(problem, devices, True)) or list(self._stage_plans(problem, devices, False))
+        objective = problem.objective
+        if not set(objective_terms(objective)) & set(SERVED_OBJECTIVES):
+            log.info("pipeline: the stages have the least time between frames, and are not for %s", objective)
+            objective = "throughput"
+        elif not devices:
+            plans.append(problem.best_single_device[0])
+        rate = problem.estimate if problem.model is None else problem.evaluate
+        rated = [(plan, rate(plan)) for plan in plans]
+        fitting = [entry for entry in rated if fits_constraints(problem, *entry)]
+        return min(fitting or rated, key=lambda entry: entry[1].objective_value(objective))[0]
+
+    def _check_devices(self, problem: Problem) -> tuple[Device, ...]:
+        devices = tuple(problem.platform.device(name) for name in self.devices)
         for index, device in enumerate(devices):
             if not device.can_compute:
                 raise DicompilerError(f"pipeline: device {device.name!r} has no compute: remove it from 'devices'")
-            if device.name in names[:index]:
+            if device.name in self.devices[:index]:
                 raise DicompilerError(f"pipeline: device {device.name!r} is named twice in 'devices': remove one")
-        indices = index_devices(balance_runs([whole_layer_seconds(problem, device) for device in devices]))
-        return problem.build_plan(
-            {layer.name: (Part(names[index]),) for layer, index in zip(problem.layers.layers, indices, strict=True)}
-        )
+        return devices
+
+    def _stage_plans(self, problem: Problem, order: tuple[Device, ...], limits_memory: bool) -> Iterator[Plan]:
+        """Yield the best plans for each term of the objective that the stages can be optimised for.
+
+        On a switch, tensors with several readers count once for their sender in the first plan, and once for each
+        reader in the second plan. The truth lies between. Nothing is yielded if no stages fit into memory.
+        """
+        terms = [name for name in objective_terms(problem.objective) if name in SERVED_OBJECTIVES]
+        can_turn = problem.target is None or problem.target.can_run_replicas
+        for term in terms or ["throughput"]:
+            takes_turns = self.turns and can_turn and term in terms
+            found: list[StageSolution] = []
+            depends_on_sender = term == "throughput" and problem.platform.network.kind == "switch"
+            for counts_readers in (False, True) if depends_on_sender else (False,):
+                rules = StageRules(takes_turns, order, limits_memory, counts_readers)
+                solution = find_best_stages(build_stage_model(replace(problem, objective=term), rules), bool(order))
+                if solution is not None and solution.stages not in [other.stages for other in found]:
+                    found.append(solution)
+            for solution in found:
+                yield build_stage_plan(problem, solution.stages)
+            if found:
+                log.info("pipeline: %s", found[0].describe(term))
 
 
-def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
-    """Return the seconds that a device needs for each layer as a whole, in layer order."""
-    return [problem.cost_model.seconds(problem.layers, layer, LayerShare(), device) for layer in problem.layers.layers]
-
-
-def index_devices(ends: Sequence[int]) -> list[int]:
-    """Return the index of the device of each layer; device d has the layers ends[d - 1] to ends[d] - 1.
-
-    (2, 2, 3) → [0, 0, 2]: device 1 has no layer.
-    """
-    return [d for d, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
-
-
-def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Return, for each device, the position after its last layer, such that the slowest device takes the least time.
-
-    costs[d][l] are the seconds of layer l on device d. A device may get no layer.
-
-    best[d][i], the least time of the slowest of the first d devices for the first i layers, is the minimum over j of
-    max(best[d-1][j], seconds of layers j to i - 1 on device d). The first term grows with j, the second one falls.
-    """
-    count = len(costs[0])
-    best = [0.0] + [math.inf] * count
-    choices: list[list[int]] = []
-    for row in costs:
-        total = (0.0, *accumulate(row))
-        cuts = [_best_cut(best, total, i) for i in range(count + 1)]
-        best = [max(best[cut], total[i] - total[cut]) for i, cut in enumerate(cuts)]
-        choices.append(cuts)
-    ends = [count]
-    for cuts in reversed(choices[1:]):
-        ends.append(cuts[ends[-1]])
-    return tuple(reversed(ends))
-
-
-def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
-
-    `best[j]` is the time of the earlier devices for layers before j, and the difference of totals is the time of this
-    device for layers j to i - 1. The minimum is where the two times cross, or just before.
-    """
-    j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
-    return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))
+def build_stage_plan(problem: Problem, stages: Sequence[Stage]) -> Plan:
+    """Return the plan with the layers of each stage on its first device; replicas let the other devices take turns."""
+    layers = problem.layers.layers
+    plan = problem.build_plan(
+        {layer.name: (Part(stage.turns[0]),) for stage in stages for layer in layers[stage.start : stage.stop]}
+    )
+    count = math.lcm(*(len(stage.turns) for stage in stages))
+    renamings = [
+        {stage.turns[0]: stage.turns[i % len(stage.turns)] for stage in stages if len(stage.turns) > 1}
+        for i in range(count)
+    ]
+    changes = tuple({old: new for old, new in renaming.items() if old != new} for renaming in renamings)
+    return plan if count == 1 else replace(plan, replicas=changes)

@@ -8,10 +8,8 @@ from typing import ClassVar
 
 from dicompiler.plugin_api import Device, Part, Plan, Problem, Strategy, UsageError
 from dicompiler.plugin_api.search import fits_constraints
-from dicompiler_strategies.pipeline import balance_runs, index_devices, whole_layer_seconds
-
-MAX_REPLICAS = 16
-"""Largest number of replicas; more take long to compile and gain little."""
+from dicompiler_strategies.balanced_runs import balance_runs, index_devices, whole_layer_seconds
+from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES, deal_frames
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,13 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing_devices}
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
     # With states there is only one group, because no other group has the states of the previous frame.
-    groups = 1 if problem.layers.states else min(MAX_REPLICAS, len(devices) // size)
+    groups = 1 if problem.layers.states else min(MAX_ROUND_FRAMES, len(devices) // size)
     # The devices at position i of all groups are as similar in speed as possible.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:
         single_seconds = [sum(seconds[team[0].name]) for team in teams]
-        order = deal_frames(single_seconds, MAX_REPLICAS)
+        order = deal_frames(single_seconds, range(1, MAX_ROUND_FRAMES + 1))
         if len(order) != groups or set(order) != set(range(groups)):
             yield _replicated_plan(problem, teams, order, seconds)
 
@@ -98,22 +96,3 @@ def _replicated_plan(
         for team in (teams[i] for i in order)
     ]
     return plan if renamings == [{}] else replace(plan, replicas=tuple(renamings))
-
-
-def deal_frames(seconds: Sequence[float], max_frames: int) -> tuple[int, ...]:
-    """Return the device of each frame in a repeating round that has the least time between frames.
-
-    `seconds` is the time of a frame on each device. Each frame is assigned to the device that would finish it first.
-    Rounds of 1 to `max_frames` frames are compared by max over devices d of seconds[d] · (frames of d) / frames; of
-    equal rounds, the shortest is returned.
-    """
-    frame_counts = [0] * len(seconds)
-    turns: list[int] = []
-    best, length = float("inf"), 0
-    for _ in range(max_frames):
-        turns.append(min(range(len(seconds)), key=lambda d: (frame_counts[d] + 1) * seconds[d]))
-        frame_counts[turns[-1]] += 1
-        period = max(t * each for t, each in zip(frame_counts, seconds, strict=True)) / len(turns)
-        if period < best * (1 - 1e-9):
-            best, length = period, len(turns)
-    return tuple(turns[:length])

@@ -50,7 +50,7 @@ class TestWholeWay:
 
     def test_plan_is_decided_once_and_then_carried_out(self, open_model: Path, tmp_path: Path) -> None:
         plan = tmp_path / "plan.json"
-        done = command("plan", open_model, *SHAPE, "--platform", "rpi4x2", "--strategy", "pipeline", "-o", plan)
+        done = command("plan", open_model, *SHAPE, "--platform", "rpi4x2", "--strategy", "modnn", "-o", plan)
         assert done.returncode == 0, done.stderr
         assert re.search(r"^sent between devices +\d+ bytes +0 bytes$", done.stdout, re.MULTILINE)
         base = ("compile", open_model, *SHAPE, "--platform", "rpi4x2", "--plan", plan)

@@ -17,8 +17,9 @@ from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform, uniform_platform
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
+from dicompiler_strategies.balanced_runs import balance_runs
 from dicompiler_strategies.modnn import Modnn
-from dicompiler_strategies.pipeline import Pipeline, balance_runs
+from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.single import Single
 
 FREE = AnalyticModel(pools=False, elementwise=False, weights=False)

@@ -23,8 +23,8 @@ from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler.verify.comparison import check_exact
-from dicompiler_strategies.pipeline import Pipeline
-from dicompiler_strategies.replicate import Replicate, candidate_plans, deal_frames
+from dicompiler_strategies.replicate import Replicate, candidate_plans
+from dicompiler_strategies.stages.turns import deal_frames
 
 
 def problem(*rates: float, objective: str = "throughput") -> Problem:
@@ -37,17 +37,17 @@ def devices(plan: Plan) -> set[str]:
 
 
 def test_frames_go_to_the_device_that_finishes_first() -> None:
-    assert deal_frames([1, 1, 1], 8) == (0, 1, 2)
+    assert deal_frames([1, 1, 1], range(1, 9)) == (0, 1, 2)
     # 2 s and 1 s: of three frames the fast device takes two, 2 s for three frames.
-    assert deal_frames([2, 1], 8) == (1, 0, 1)
+    assert deal_frames([2, 1], range(1, 9)) == (1, 0, 1)
     # 5 s and 1 s: of six frames one goes to the slow device; of at most three none.
-    assert sorted(deal_frames([5, 1], 8)) == [0, 1, 1, 1, 1, 1]
-    assert deal_frames([5, 1], 3) == (1,)
+    assert sorted(deal_frames([5, 1], range(1, 9))) == [0, 1, 1, 1, 1, 1]
+    assert deal_frames([5, 1], range(1, 4)) == (1,)
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 16))
 def test_period_lies_between_fastest_device_and_all_devices(seconds: list[float], most: int) -> None:
-    order = deal_frames(seconds, most)
+    order = deal_frames(seconds, range(1, most + 1))
     period = max(order.count(d) * own for d, own in enumerate(seconds)) / len(order)
     assert 1 / sum(1 / own for own in seconds) * (1 - 1e-9) <= period <= min(seconds) * (1 + 1e-9)
     assert len(order) <= most
@@ -70,14 +70,12 @@ def test_groups_have_similar_devices_at_each_position() -> None:
     (plan,) = candidate_plans(problem(1, 4, 1, 4, 1), 2)
     first, second = plan.roles
     assert (devices(first), devices(second)) == ({"d1", "d0"}, {"d3", "d2"})
-    # A group's pipeline equals the plan of the strategy pipeline on its devices.
-    alone = Pipeline(devices=("d1", "d0")).plan(problem(1, 4, 1, 4, 1))
-    assert first == alone
+    assert [next(iter(parts)).device for parts in first.layers.values()][:: len(first.layers) - 1] == ["d1", "d0"]
 
 
-def test_one_group_of_all_is_the_pipeline() -> None:
-    posed = problem(1, 1, 1)
-    assert list(candidate_plans(posed, 3)) == [Pipeline().plan(posed)]
+def test_one_group_of_all_has_no_replicas() -> None:
+    (plan,) = candidate_plans(problem(1, 1, 1), 3)
+    assert devices(plan) == {"d0", "d1", "d2"} and not plan.replicas
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -110,7 +110,7 @@ def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -
     assert (places[1] / "weights.bin").read_bytes() == (net / "pi02" / "weights.bin").read_bytes()
     # Another network of the same name replaces this one completely.
     (places[0] / "old").touch()
-    dicompiler.compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline", output=net)
+    dicompiler.compile(networks.build("tiny"), platform="rpi4x2", strategy="modnn", output=net)
     assert all(one.copied_bytes for one in install(net, options))
     assert not (places[0] / "old").exists()
     assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]

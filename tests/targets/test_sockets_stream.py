@@ -265,7 +265,7 @@ def test_pins_processes(tmp_path: Path) -> None:
 
 def test_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "artifact"
-    dicompiler.compile(networks.build("tiny"), platform="rpi4x2", strategy="pipeline", output=directory)
+    dicompiler.compile(networks.build("tiny"), platform="rpi4x2", strategy="modnn", output=directory)
     assert main(["keys", str(directory)]) == 0
     capsys.readouterr()
     arguments = ["run", str(directory), "--frames", "9", "--in-flight", "3", "--pin", "--heartbeat", "1"]

@@ -118,7 +118,7 @@ class WholeLayerSpace:
         The balanced plan gives consecutive layers to each of these devices, so that the slowest one takes the least
         time.
         """
-        from dicompiler_strategies.pipeline import balance_runs
+        from dicompiler_strategies.balanced_runs import balance_runs
 
         layers, chosen = len(self.model.problem.layers.layers), self._fastest_devices(devices)
         ends = balance_runs(self.model.seconds[:, chosen].T.tolist())

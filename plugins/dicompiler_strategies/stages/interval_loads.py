@@ -1,0 +1,233 @@
+"""Loads of a stage as arrays over its first block and its end.
+
+A block is one layer, or several consecutive layers of a large network. Entry [i, j] of an array belongs to the stage of
+the blocks i to j - 1, in the order of the layer graph. Entries with i ≥ j are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_strategies.genetic.tensor_flows import INPUT_POSITION, SINK_POSITION, NetworkFlows, TensorFlow
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Messages and bytes of a stage, as arrays over stages.
+
+    Attributes:
+        messages: Number of messages.
+        nbytes: Bytes of the messages.
+    """
+
+    messages: Floats
+    nbytes: Floats
+
+    def weighted(self, message: float, byte: float) -> Floats:
+        """Return `message` times the number of messages plus `byte` times the bytes."""
+        result: Floats = message * self.messages + byte * self.nbytes
+        return result
+
+
+def block_of_layers(positions: Sequence[int]) -> tuple[int, ...]:
+    """Return the block of each layer. Blocks begin at `positions`; the last position is the number of layers."""
+    return tuple(block for block, (start, stop) in enumerate(pairwise(positions)) for _ in range(start, stop))
+
+
+def crossing_bytes(flows: NetworkFlows, layers: int) -> Floats:
+    """Return the bytes of tensors that layers after each position read from layers before it."""
+    changes = np.zeros(layers + 2)
+    for flow in flows.flows:
+        readers = _layer_positions(flow.readers)
+        if flow.producer != INPUT_POSITION and readers:
+            changes[flow.producer + 1] += flow.nbytes
+            changes[readers[-1] + 1] -= flow.nbytes
+    result: Floats = np.cumsum(changes)[: layers + 1]
+    return result
+
+
+@dataclass(frozen=True)
+class IntervalTraffic:
+    """The tensors that enter and leave a stage.
+
+    Attributes:
+        received: Tensors of earlier stages that the stage reads. Each is received once.
+        received_outputs: Those of them that are outputs of the network, which a sink receives in any case.
+        sent: Tensors of the stage that later stages read. Each is counted once, even if several stages read it.
+        sent_to_readers: The same tensors, counted once for each later layer that reads them.
+        inputs: Inputs of the network that the stage reads.
+        other_inputs: Inputs of the network that other stages read. Each is counted once.
+        outputs: Outputs of the network that the stage computes.
+        other_outputs: Outputs of the network that other stages compute.
+    """
+
+    received: Traffic
+    received_outputs: Traffic
+    sent: Traffic
+    sent_to_readers: Traffic
+    inputs: Traffic
+    other_inputs: Traffic
+    outputs: Traffic
+    other_outputs: Traffic
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes of a tensor that the same layers read.
+
+    Attributes:
+        producer: Block of the layer that computes the tensor; INPUT_POSITION for an input of the network.
+        readers: Blocks of the layers that read the bytes, in order.
+        is_output: True if a sink reads them.
+        nbytes: Number of bytes.
+    """
+
+    producer: int
+    readers: tuple[int, ...]
+    is_output: bool
+    nbytes: int
+
+
+def interval_sums(values: Sequence[float], positions: Sequence[int]) -> Floats:
+    """Return the sum over each stage of `values`, which has a value for each layer."""
+    total = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))[list(positions)]
+    return np.triu(total[None, :] - total[:, None])
+
+
+def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
+    """Return the bytes of constants of each stage. A constant that several layers of a stage share counts once."""
+    layers, block = len(positions) - 1, block_of_layers(positions)
+    total = np.zeros((layers + 1, layers + 1))
+    for nbytes, owners in flows.weights:
+        _add_if_any(total, sorted({block[owner] for owner in owners}), 0, layers, nbytes)
+    return total
+
+
+def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalTraffic:
+    """Return the tensors that enter and leave each stage."""
+    layers = len(positions) - 1
+    counters = [_TrafficCounter(layers) for _ in range(8)]
+    received, received_outputs, sent, sent_to_readers, inputs, other_inputs, outputs, other_outputs = counters
+    for piece in _list_pieces(flows, block_of_layers(positions)):
+        if piece.producer == INPUT_POSITION:
+            inputs.add_if_any(piece.readers, 0, layers, piece.nbytes)
+            if piece.readers:
+                other_inputs.add_where(piece.readers[0] < inputs.starts, piece.nbytes)
+                other_inputs.add_where(
+                    (piece.readers[0] >= inputs.starts) & (piece.readers[-1] >= inputs.ends), piece.nbytes
+                )
+            continue
+        received.add_if_any(piece.readers, piece.producer + 1, layers, piece.nbytes)
+        if piece.is_output:
+            received_outputs.add_if_any(piece.readers, piece.producer + 1, layers, piece.nbytes)
+        inside = (inputs.starts <= piece.producer) & (piece.producer < inputs.ends)
+        if piece.readers:
+            sent.add_where(inside & (piece.readers[-1] >= inputs.ends), piece.nbytes)
+        for reader in piece.readers:
+            sent_to_readers.add_where(inside & (reader >= inputs.ends), piece.nbytes)
+        if piece.is_output:
+            outputs.add_where(inside, piece.nbytes)
+            other_outputs.add_where(~inside, piece.nbytes)
+    return IntervalTraffic(*(counter.traffic() for counter in counters))
+
+
+def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_source: bool, is_sink: bool) -> Floats:
+    """Return the largest number of bytes of tensors that the device of each stage stores at once.
+
+    A tensor that the stage computes is stored until its last reader in the stage, a received tensor from the start of
+    the frame to its last reader. A sink stores the outputs to the end of the frame, and a source stores the inputs,
+    even if it only sends them. If blocks have several layers, all tensors of a block are stored at the same time, which
+    is more than needed.
+    """
+    layers, block = len(positions) - 1, block_of_layers(positions)
+    pieces = _list_pieces(flows, block)
+    inner = np.zeros((layers, layers + 1))  # Bytes of the stage's own tensors, by block that is computed and end.
+    own: dict[int, list[TensorFlow]] = {}
+    for flow in flows.flows:
+        if flow.producer != INPUT_POSITION:
+            own.setdefault(block[flow.producer], []).append(flow)
+    peaks = np.zeros((layers + 1, layers + 1))
+    ends = np.arange(layers + 1)
+    for start in reversed(range(layers)):
+        for flow in own.get(start, ()):
+            _add_own_tensor(inner, flow, block, layers, is_sink)
+        live = inner.copy()
+        constant, first = np.zeros(layers + 1), np.zeros(layers + 1)
+        for piece in pieces:
+            if piece.is_output and is_sink and (piece.producer != INPUT_POSITION or not is_source):
+                # Received outputs are stored from the start to the end of the frame.
+                constant += piece.nbytes * ((piece.producer < start) | (piece.producer >= ends))
+                continue
+            if piece.producer >= start:
+                continue
+            readers = [reader for reader in piece.readers if reader >= start]
+            for reader, following in pairwise((*readers, layers)):
+                live[start : reader + 1, reader + 1 : following + 1] += piece.nbytes
+                first[reader + 1 : following + 1] += piece.nbytes
+            if piece.producer == INPUT_POSITION and is_source and piece.readers:
+                first += piece.nbytes * ((readers[0] if readers else layers) >= ends)
+        highest = np.maximum.accumulate(np.where(ends[None, :] > np.arange(layers)[:, None], live, 0.0)[start:], axis=0)
+        peaks[start, start + 1 :] = np.maximum(highest[-1], first)[start + 1 :] + constant[start + 1 :]
+    return peaks
+
+
+def _add_own_tensor(live: Floats, flow: TensorFlow, block: Sequence[int], layers: int, is_sink: bool) -> None:
+    """Add the bytes of a tensor that the stage computes; a sink stores an output until the last layer of its stage."""
+    producer = block[flow.producer]
+    if is_sink and SINK_POSITION in flow.readers:
+        live[producer:, producer + 1 :] += flow.nbytes
+        return
+    readers = sorted({block[reader] for reader in flow.readers if reader != SINK_POSITION} - {producer})
+    for reader, following in pairwise((producer, *readers, layers)):
+        live[producer : reader + 1, reader + 1 : following + 1] += flow.nbytes
+
+
+class _TrafficCounter:
+    def __init__(self, layers: int) -> None:
+        self.messages, self.nbytes = np.zeros((2, layers + 1, layers + 1))
+        positions = np.arange(layers + 1)
+        self.starts, self.ends = positions[:, None], positions[None, :]
+
+    def add_if_any(self, readers: Sequence[int], first: int, layers: int, nbytes: int) -> None:
+        _add_if_any(self.messages, readers, first, layers, 1)
+        _add_if_any(self.nbytes, readers, first, layers, nbytes)
+
+    def add_where(self, mask: NDArray[np.bool_], nbytes: int) -> None:
+        self.messages += mask
+        self.nbytes += nbytes * mask
+
+    def traffic(self) -> Traffic:
+        return Traffic(np.triu(self.messages, 1), np.triu(self.nbytes, 1))
+
+
+def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, amount: float) -> None:
+    """Add an amount to the stages that begin at layer `first` or later and contain at least one of the readers."""
+    start = first
+    for reader in readers:
+        if reader >= first:
+            total[start : reader + 1, reader + 1 : layers + 1] += amount
+            start = reader + 1
+
+
+def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
+    """Return the pieces of all tensors; `block` has the block of each layer."""
+    pieces = []
+    for flow in flows.flows:
+        for group in flow.groups:
+            for shared in group.shared_bytes:
+                readers = [flow.readers[i] for i in shared.readers]
+                blocks = tuple(sorted({block[reader] for reader in _layer_positions(readers)}))
+                producer = flow.producer if flow.producer == INPUT_POSITION else block[flow.producer]
+                pieces.append(_Piece(producer, blocks, SINK_POSITION in readers, shared.nbytes))
+    return pieces
+
+
+def _layer_positions(readers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted({reader for reader in readers if reader != SINK_POSITION}))

@@ -1,0 +1,225 @@
+"""Dynamic program over the positions between layers and the sets of devices.
+
+StageModel → StageSolution
+
+best[S][i] is the least traffic with which the devices S compute the layers before position i, such that no load exceeds
+a limit T. It is the minimum over units u and positions j < i of best[S - u][j] + traffic of the layers j to i - 1 on u.
+The least limit for which there is a solution is found by bisection. After Hu et al., "Pipeline Parallelism for
+Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_strategies.stages.interval_loads import Floats
+from dicompiler_strategies.stages.stage_model import StageModel, StageUnit
+from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES
+
+MAX_ROUNDS = 40
+"""Largest number of limits that are tried."""
+PROOF_GAP = 1e-6
+"""Relative gap between solution and bound at which the search ends."""
+
+DeviceCounts = tuple[int, ...]
+"""Number of devices of each kind."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive layers on one device, or on several devices that take frames in turn.
+
+    Attributes:
+        start: Position of the first layer.
+        stop: Position after the last layer.
+        turns: Names of the devices that compute the frames of a repeating round.
+    """
+
+    start: int
+    stop: int
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageSolution:
+    """The best stages of a model.
+
+    Attributes:
+        stages: The stages in order.
+        value: The largest load: seconds between frames, or bytes of memory.
+        bound: Least value of the model over all stages.
+    """
+
+    stages: tuple[Stage, ...]
+    value: float
+    bound: float
+
+    @property
+    def round_length(self) -> int:
+        """Number of frames after which all stages begin a new round."""
+        return math.lcm(*(len(stage.turns) for stage in self.stages))
+
+    def describe(self, objective: str) -> str:
+        """Return one line with the stages, the value and the bound."""
+        stages = " | ".join(f"{stage.stop - stage.start} on {' '.join(stage.turns)}" for stage in self.stages)
+        unit = "bytes of memory" if objective == "memory" else "s between frames"
+        return f"{self.value:.6g} {unit}, at least {self.bound:.6g} with stages of whole layers: layers {stages}"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The last stage of the best solutions for a set of devices, by end position: where it starts, and its unit."""
+
+    starts: NDArray[np.intp]
+    units: NDArray[np.intp]
+
+
+def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSolution | None:
+    """Return the stages with the least largest load, and the least traffic among equals; None if nothing fits.
+
+    With `is_ordered`, the stages are in the order of the kinds of devices. A solution has at most MAX_ROUND_FRAMES
+    frames in a round.
+    """
+    solution = _find_stages(model, is_ordered)
+    if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
+        return solution
+    limited = []
+    for frames in (12, 16):  # Two rounds with lengths that divide one of these numbers have a common short round.
+        units = tuple(unit for unit in model.units if frames % len(unit.turns) == 0)
+        limited.append(_find_stages(replace(model, units=units), is_ordered))
+    found = [other for other in limited if other is not None]
+    best = min(found, key=lambda other: other.value, default=None)
+    return None if best is None else replace(best, bound=solution.bound)
+
+
+def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
+    search = _StageSearch(model, is_ordered)
+    low = search.least_load()
+    if low == np.inf:
+        return None
+    high, best = np.inf, None
+    limit = low
+    for _ in range(MAX_ROUNDS):
+        found = search.least_traffic(limit * (1 + 1e-12))
+        if found is not None and search.value(found) < high:
+            high, best = search.value(found), found
+        if found is None or search.value(found) > limit * (1 + 1e-9):
+            low = max(low, limit)
+        if high <= low * (1 + PROOF_GAP):
+            break
+        limit = (low + high) / 2 if high < np.inf else 2 * limit
+    if best is None:
+        return None
+    return StageSolution(search.name_devices(best), high, min(low, high))
+
+
+@dataclass(frozen=True)
+class _StageSearch:
+    model: StageModel
+    is_ordered: bool
+
+    @cached_property
+    def capacity(self) -> DeviceCounts:
+        return tuple(len(kind.names) for kind in self.model.kinds)
+
+    @cached_property
+    def sets(self) -> list[DeviceCounts]:
+        """Sets of devices, the smaller ones first."""
+        every = itertools.product(*(range(count + 1) for count in self.capacity))
+        return sorted(every, key=lambda counts: (sum(counts), counts))
+
+    @cached_property
+    def transitions(self) -> dict[DeviceCounts, list[tuple[int, DeviceCounts]]]:
+        """For each set of devices, the units that can be added to it, and the resulting sets."""
+        steps: dict[DeviceCounts, list[tuple[int, DeviceCounts]]] = {}
+        for used in self.sets:
+            for index, unit in enumerate(self.model.units):
+                total = tuple(a + b for a, b in zip(used, unit.counts, strict=True))
+                if all(a <= b for a, b in zip(total, self.capacity, strict=True)) and self._is_in_order(used, unit):
+                    steps.setdefault(used, []).append((index, total))
+        return steps
+
+    def _is_in_order(self, used: DeviceCounts, unit: StageUnit) -> bool:
+        return not self.is_ordered or not any(used[unit.counts.index(1) :])
+
+    def _unused_load(self, used: DeviceCounts) -> float:
+        loads = zip(self.model.unused_load, used, strict=True)
+        return max((load for load, count in loads if not count), default=0.0)
+
+    def least_load(self) -> float:
+        """Return the least largest load, without the load of a shared medium."""
+        size = len(self.model.positions)
+        best = {used: np.full(size, np.inf) for used in self.sets}
+        best[self.sets[0]][0] = 0.0
+        for used in self.sets:
+            known = np.flatnonzero(best[used] < np.inf)
+            for index, total in self.transitions.get(used, ()) if len(known) else ():
+                load = _above_diagonal(self.model.units[index].load)[known]
+                np.minimum(best[total], np.maximum(best[used][known, None], load).min(axis=0), out=best[total])
+        return min(max(float(best[used][-1]), self._unused_load(used)) for used in self.sets)
+
+    def least_traffic(self, limit: float) -> tuple[tuple[int, int, int], ...] | None:
+        """Return the stages with the least traffic among those with no load above the limit; None if there are none.
+
+        A stage is (index of its first position, index of its end, index of its unit).
+        """
+        size = len(self.model.positions)
+        costs = [np.where(_above_diagonal(unit.load) <= limit, unit.traffic, np.inf) for unit in self.model.units]
+        best = {used: np.full(size, np.inf) for used in self.sets}
+        last = {used: _Step(np.zeros(size, np.intp), np.zeros(size, np.intp)) for used in self.sets}
+        best[self.sets[0]][0] = 0.0
+        for used in self.sets:
+            known = np.flatnonzero(best[used] < np.inf)
+            for index, total in self.transitions.get(used, ()) if len(known) else ():
+                sums = best[used][known, None] + costs[index][known]
+                rows = sums.argmin(axis=0)
+                least = sums[rows, np.arange(size)]
+                better = least < best[total]
+                best[total][better] = least[better]
+                last[total].starts[better] = known[rows[better]]
+                last[total].units[better] = index
+        ends = [used for used in self.sets if best[used][-1] < np.inf and self._unused_load(used) <= limit]
+        if not ends:
+            return None
+        return self._trace(min(ends, key=lambda used: float(best[used][-1])), last)
+
+    def _trace(self, used: DeviceCounts, last: dict[DeviceCounts, _Step]) -> tuple[tuple[int, int, int], ...]:
+        stages, stop = [], len(self.model.positions) - 1
+        while stop:
+            start, unit = int(last[used].starts[stop]), int(last[used].units[stop])
+            stages.append((start, stop, unit))
+            used = tuple(a - b for a, b in zip(used, self.model.units[unit].counts, strict=True))
+            stop = start
+        return tuple(reversed(stages))
+
+    def value(self, stages: Sequence[tuple[int, int, int]]) -> float:
+        """Return the largest load of the stages, including that of a shared medium."""
+        units = self.model.units
+        used = tuple(map(sum, zip(*(units[unit].counts for _, _, unit in stages), strict=True)))
+        loads = [float(units[unit].load[start, stop]) for start, stop, unit in stages]
+        if self.model.traffic_is_limit:
+            loads.append(sum(float(units[unit].traffic[start, stop]) for start, stop, unit in stages))
+        return max(*loads, self._unused_load(used))
+
+    def name_devices(self, stages: Sequence[tuple[int, int, int]]) -> tuple[Stage, ...]:
+        free = [list(kind.names) for kind in self.model.kinds]
+        named = []
+        for start, stop, unit in stages:
+            counts = self.model.units[unit].counts
+            names = [free[kind].pop(0) for kind, count in enumerate(counts) for _ in range(count)]
+            positions, turns = self.model.positions, self.model.units[unit].turns
+            named.append(Stage(positions[start], positions[stop], tuple(names[i] for i in turns)))
+        return tuple(named)
+
+
+def _above_diagonal(load: Floats) -> Floats:
+    """Return a load that is infinite for stages without layers."""
+    result: Floats = np.where(np.triu(np.ones_like(load), 1) > 0, load, np.inf)
+    return result
