@@ -93,7 +93,9 @@ class CpSat(Strategy):
         search = CandidateSearch(problem, self.name, budget)
         interrupted = solution.interrupted
         try:
-            search.try_plans([(solution.plan, self.name)])
+            # The tables predict less exactly than the simulator, so that one device may be better than their optimum.
+            single = problem.best_single_device[0]
+            search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.try_optima(cost_tables)
                 if self.tries and not budget.is_exceeded():
