@@ -141,18 +141,18 @@ class CandidateSearch:
         self.best: EvaluatedPlan | None = None
         self._seen: set[object] = set()
 
-    def try_plans(self, plans: Iterable[tuple[Plan, str]]) -> bool:
+    def try_plans(self, plans: Iterable[tuple[Plan, str]], is_always: bool = False) -> bool:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
-        Plans that were evaluated before are skipped, and so are plans that would exceed the budget. The
-        first plan is always evaluated.
+        Plans that were evaluated before are skipped, and so are plans that would exceed the budget, unless `is_always`
+        is True. The first plan is always evaluated.
         """
         new = []
         for plan, origin in plans:
             key = tuple(plan.layers.values()), tuple(tuple(renaming.items()) for renaming in plan.replicas)
             if key not in self._seen:
                 self._seen.add(key)
-                if not self._spend_evaluation(plan):
+                if not self._spend_evaluation(plan) and not is_always:
                     break
                 new.append((plan, origin))
         return self.accept_best(evaluate_plans(self.problem_without_target, new))

@@ -5,6 +5,7 @@ Comparison of strategies.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -59,6 +60,49 @@ def test_plan_is_reproducible_and_marked_when_time_runs_out(caplog: pytest.LogCa
         late = Auto(budget=1e-9).plan(posed)
     assert "budget" in late.note and "best plan so far" in caplog.text
     posed.evaluate(late)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "energy", "memory", "communication"])
+def test_quick_strategies_are_asked_however_small_the_budget_is(objective: str) -> None:
+    posed = problem("lenet", objective=objective)
+    plan = Auto(budget=1e-9).plan(posed)
+    mine = posed.evaluate(plan).objective_value(objective)
+    for name in ("single", "pipeline", "replicate", "modnn"):
+        with contextlib.suppress(UsageError):  # replicate serves throughput only.
+            other = registry().make("strategies", name).plan(posed)
+            assert mine <= posed.evaluate(other).objective_value(objective)
+
+
+def test_note_names_the_steps_that_the_budget_left_out() -> None:
+    plan = Auto(budget=1e-9).plan(problem("lenet"))
+    assert plan.note == (
+        "the search ended after its budget of 1e-09 s and left out: dp, cpsat, gradient, "
+        "optima with cheaper messages, plans near the best one, waves"
+    )
+    memory = Auto(budget=1e-9).plan(problem("lenet", objective="memory"))
+    assert "left out: genetic, cpsat" in memory.note
+
+
+def test_search_ends_when_the_best_plan_reaches_the_lower_bound(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="dicompiler")
+    plan = Auto().plan(posed(rated("switch", 1, 1, bandwidth=1e10)))
+    assert len(plan.replicas) == 2 and plan.note == ""
+    assert "auto: asks pipeline" in caplog.text and "auto: asks cpsat" not in caplog.text
+
+
+def test_nothing_is_searched_if_nothing_is_sent() -> None:
+    posed = problem("lenet", objective="communication")
+    plan = Auto(budget=1e-9).plan(posed)
+    assert plan.note == "" and posed.evaluate(plan).total_bytes == 0
+
+
+def test_strategies_that_serve_the_objective_come_first(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="dicompiler")
+    Auto(budget=2, tries=0).plan(problem("lenet", objective="memory"))
+    asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
+    names = [message.removeprefix("auto: asks ") for message in asked]
+    assert names[:4] == ["single", "replicate", "pipeline", "modnn"] and names[4:5] in ([], ["genetic"])
+    assert not {"dp", "gradient"} & set(names)
 
 
 def test_single_device_wins_on_slow_network() -> None:
@@ -197,7 +241,7 @@ def test_large_network_asks_dp_first_and_skips_cpsat_if_dp_splits(
     caplog.set_level(logging.INFO, logger="dicompiler")
     Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
     asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
-    assert asked == [f"auto: asks {name}" for name in ("single", "cpsat", "dp")]
+    assert asked == [f"auto: asks {name}" for name in ("single", "dp", "cpsat")]
 
 
 def test_small_budget_skips_tables() -> None:

@@ -101,12 +101,14 @@ def explore(
     options: ExplorationOptions,
     measure: MeasureFunction | None = None,
     progress: ProgressCallback | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> ParetoFront:
     """Return the Pareto front of the plans of a problem.
 
     There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the fastest 2^k devices and begins with
     the front of stage k − 1. The second level calls `measure`, by default `Problem.evaluate_all`. Ctrl-C ends the
-    search with the front so far, marked as interrupted.
+    search with the front so far, marked as interrupted. If `is_stopped` returns True, each stage that is left has one
+    generation.
     """
     space: PlanSpace
     if options.encoding == "tiles":
@@ -116,7 +118,7 @@ def explore(
     evaluate_measured = None
     if options.measured:
         evaluate_measured = build_measuring_evaluator(problem, options.objectives, space.plan, measure)
-    search = _StagedSearch(problem, options, space, evaluate_measured, progress or (lambda _: None))
+    search = _StagedSearch(problem, options, space, evaluate_measured, progress or (lambda _: None), is_stopped)
     return _build_front(problem, options, space, *search.run())
 
 
@@ -142,6 +144,7 @@ class _StagedSearch:
     space: PlanSpace
     measure: Evaluate | None
     progress: Callable[[str], None]
+    is_stopped: Callable[[], bool]
 
     def run(self) -> tuple[ParetoRows, str, int]:
         """Return the last Pareto front, how its values were computed, and the number of evaluated plans.
@@ -221,7 +224,7 @@ class _StagedSearch:
         def report(generation: int, count: int) -> None:
             self.progress(f"{name}: generation {generation} of {settings.generations}, {count} plans in the front")
 
-        return evolve(encoding, evaluate, settings, seeds, rng, report)
+        return evolve(encoding, evaluate, settings, seeds, rng, report, self.is_stopped)
 
     def _evaluate_fast(self, rows: Genes) -> tuple[Array, Array]:
         return self.space.evaluate(rows, self.options.objectives)

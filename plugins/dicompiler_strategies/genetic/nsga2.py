@@ -71,11 +71,13 @@ def evolve(
     seeds: Genes,
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> ParetoRows:
     """Search from the plans `seeds` and from random plans.
 
     Ctrl-C ends the search with the result of the last complete generation; in the first generation it is raised again.
-    `progress` is called with the number of the generation and the number of plans in the front.
+    `progress` is called with the number of the generation and the number of plans in the front. If `is_stopped` returns
+    True after a generation, the search ends.
     """
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
@@ -109,6 +111,8 @@ def evolve(
             algorithm.tell(infills=offspring[_find_new_points(objectives, known)])
             best = _best_rows(encoding, algorithm.opt, evaluations)
             progress(generation, len(best.rows))
+            if is_stopped():
+                break
     except KeyboardInterrupt:
         return ParetoRows(best.rows, best.objectives, best.violations, best.evaluations, True)
     return best
