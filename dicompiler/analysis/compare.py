@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.objectives import objective_terms
+from dicompiler.base.units import format_bytes, format_seconds
 from dicompiler.driver.compile_summary import find_bottleneck
 from dicompiler.ir.metrics import FailureMetrics, Metrics
 from dicompiler.ir.plan import Plan
@@ -19,6 +21,9 @@ from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.lower_bounds import objective_bound
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+
+PROVEN_RATIO = 1 + 1e-6
+"""A plan within this factor of the lower bound counts as optimal."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,40 @@ class Comparison:
         if best is None or best.metrics is None:
             return ""
         return find_bottleneck(problem.platform, best.metrics, problem.objective)[1]
+
+    @property
+    def limit_reason(self) -> str:
+        """Reason why no better plan is possible, or was found; empty if no strategy has a plan."""
+        best, bound = self.best, self.lower_bound
+        if best is None or best.metrics is None:
+            return ""
+        value = self.objective_value(best)
+        if value <= PROVEN_RATIO * (bound or 0.0):
+            return "the best plan reaches the bound, so that no plan is better"
+        terms = tuple(objective_terms(self.problem.objective))
+        if len(terms) > 1:
+            return "the bound adds the bounds of all terms, which rarely are reached by the same plan"
+        return _describe_gap(terms[0], best.metrics)
+
+
+def _describe_gap(objective: str, metrics: Metrics) -> str:
+    """Return what the plan needs in addition to the bound on the objective."""
+    if objective == "memory":
+        fullest = max(metrics.devices, key=lambda entry: entry.memory)
+        weights, tensors = format_bytes(fullest.weights), format_bytes(fullest.activations)
+        return (
+            "the bound is the weights, spread evenly over the hosts; "
+            f"{fullest.device} stores {weights} of weights and {tensors} of tensors"
+        )
+    if objective == "energy":
+        return "the bound counts computing alone; devices that wait for others draw idle power too"
+    if objective == "communication":
+        return f"{format_bytes(metrics.total_bytes)} are sent" if metrics.total_bytes else "nothing is sent"
+    load_s = max(entry.busy_s for entry in metrics.devices)
+    return (
+        "the bound counts computing alone, spread evenly over all devices; "
+        f"here the busiest device works for {format_seconds(load_s)} of a frame, and messages take time"
+    )
 
 
 def compare(

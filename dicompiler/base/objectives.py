@@ -11,6 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from dicompiler.base.errors import UsageError, did_you_mean
+from dicompiler.base.units import format_bytes, format_joules, format_seconds
 
 OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
 """Names of the objectives. `throughput` is measured as the seconds from one frame of a stream to the next."""
@@ -47,6 +48,23 @@ def speed_metric(objective: str) -> str:
     """Return the metric that measures speed for an objective: `period_s` for throughput, else `latency_s`."""
     terms = objective_terms(objective)
     return "period_s" if "throughput" in terms and "latency" not in terms else "latency_s"
+
+
+def format_objective(objective: str, value: float) -> str:
+    """Return a value of an objective as short text with its unit; a weighted sum has none.
+
+    ("throughput", 0.0123) ⇒ "12.3 ms"; ("memory", 4.03e6) ⇒ "4.03 MB"
+    """
+    formats = {"energy": format_joules, "memory": format_bytes, "communication": format_bytes}
+    if objective not in OBJECTIVES:
+        return f"{value:.4g}"
+    return formats.get(objective, format_seconds)(value)
+
+
+def describe_objective(objective: str) -> str:
+    """Return the quantity that an objective minimises, as text."""
+    names = {"throughput": "time between frames", "memory": "memory of the fullest host", "communication": "sent bytes"}
+    return names.get(objective, objective)
 
 
 def _parse_weight(text: str, objective: str) -> float:

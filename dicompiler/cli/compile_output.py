@@ -11,7 +11,7 @@ import click
 
 from dicompiler.base.atomic_output import tracked_files
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.objectives import objective_terms
+from dicompiler.base.objectives import describe_objective, format_objective, objective_terms
 from dicompiler.cli.failure_tables import (
     failures_document,
     intervals_document,
@@ -267,7 +267,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "results": results,
         "best": None if best is None else best.strategy,
         **({"engines": dict(problem.platform.engines)} if problem.platform.engines else {}),
-        "lower_bound_s": comparison.lower_bound,
+        "lower_bound": comparison.lower_bound,
+        "limit_reason": comparison.limit_reason,
         "single_device": dataclasses.asdict(comparison.single_device),
     }
 
@@ -323,25 +324,21 @@ def _show_best(comparison: Comparison) -> None:
     if best is None or best.metrics is None:
         raise DicompilerError("compare: no strategy found a feasible plan")
     if comparison.lower_bound is not None:
-        quantity = {"throughput": "frame period"}.get(objective, objective)
-        least = (
-            f"{1000 * comparison.lower_bound:.1f} ms"
-            if len(objective_terms(objective)) == 1
-            else f"{comparison.lower_bound:.4g}"
-        )
+        least = format_objective(objective, comparison.lower_bound)
         ratio = comparison.objective_value(best) / comparison.lower_bound
         text = (
-            f"no plan's {quantity} is below {least} (critical path and compute load, cost model "
+            f"no plan's {describe_objective(objective)} is below {least} (cost model "
             f"{comparison.problem.cost_model.name}): the best is {ratio:.2f} times that"
         )
         click.echo(f"\n{wrap_text(text)}")
     text = f"the best by {objective}, {best.strategy}: {comparison.bottleneck}"
-    click.echo(f"\n{wrap_text(text)}\n")
+    click.echo(f"\n{wrap_text(text)}")
+    click.echo(f"{wrap_text(f'why not better: {comparison.limit_reason}')}\n")
     show_device_shares(best.metrics)
     if warning := best.metrics.describe_implausible_gain(comparison.single_device, objective):
         click.echo(f"warning: {warning}")
     if len(best.metrics.devices) == 1:
-        click.echo("a single device is best here")
+        click.echo("a single device is best here: --explain names the bandwidth above which a split is better")
 
 
 def show_device_shares(metrics: Metrics) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from dicompiler.base.objectives import describe_objective, format_objective
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
 from dicompiler.driver.compile_summary import describe_engines, find_bottleneck
 from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable
@@ -156,9 +157,8 @@ def _describe_bound(data: ReportData) -> str:
     return f"; {_describe_limit(objective, data.lower_bound)}: this plan is {times:.2f} times that"
 
 
-def _describe_limit(objective: str, seconds: float) -> str:
-    what = "latency" if objective == "latency" else "time between frames"
-    return f"no plan's {what} is below {format_seconds(seconds)}"
+def _describe_limit(objective: str, bound: float) -> str:
+    return f"no plan's {describe_objective(objective)} is below {format_objective(objective, bound)}"
 
 
 def _render_tiles(data: ReportData) -> list[Markup]:
@@ -285,9 +285,9 @@ def _render_memory_key() -> Markup:
 
 
 def _bound_note(document: Mapping[str, Any]) -> Markup:
-    if not document["lower_bound_s"]:
+    if not document["lower_bound"]:
         return Markup("")
-    text = _describe_limit(document["objective"], document["lower_bound_s"])
+    text = _describe_limit(document["objective"], document["lower_bound"])
     return element("p", f"{text[0].upper()}{text[1:]}.", class_="note")
 
 
