@@ -11,13 +11,11 @@ All names are imported on first use, so that `dicompiler --help` is fast.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
-
-from dicompiler.base.lazy_module import lazy_module
 
 # onnxruntime 1.32 stores an identifier of the device and reports its use, unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+TYPE_CHECKING = False  # Importing `typing` would take longer than the rest of this module.
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
@@ -41,11 +39,17 @@ __all__ = [
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers would accept any name.
-    _import_name, __dir__ = lazy_module(__name__)
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "__version__":
             from dicompiler.base.version import package_version
 
             return package_version()
-        return _import_name(name)
+        from dicompiler.base.lazy_module import lazy_module
+
+        return lazy_module(__name__)[0](name)
+
+    def __dir__() -> list[str]:
+        from dicompiler.base.lazy_module import lazy_module
+
+        return lazy_module(__name__)[1]()

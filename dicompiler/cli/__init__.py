@@ -4,6 +4,6 @@ This module must contain no other code: the commands are its submodules, and tho
 built-in functions here.
 """
 
-from dicompiler.cli.command_line import main
+from dicompiler.cli.entry import main
 
 __all__ = ["main"]

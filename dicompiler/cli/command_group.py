@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from dicompiler.base.errors import UsageError, did_you_mean, one_line
+from dicompiler.cli.interrupts import interrupt_handler
 
 # The summaries are repeated here so that `--help` imports no command. A test compares them with the commands.
 COMMANDS: Mapping[str, str] = {
@@ -37,6 +38,12 @@ COMMANDS: Mapping[str, str] = {
 
 class LazyGroup(click.Group):
     """A group of commands. Command `x` is `command` in the module `dicompiler.cli.x`, imported on first use."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # click would print an empty line.
+            raise click.Abort from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -114,3 +121,4 @@ def root(ctx: click.Context) -> None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
     _log_warnings_to_stderr()
+    interrupt_handler.begin_command()  # The module of the command is imported already.

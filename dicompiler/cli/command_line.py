@@ -16,9 +16,9 @@ import click
 
 from dicompiler.base.errors import DicompilerError, did_you_mean, is_out_of_memory, one_line
 from dicompiler.cli.command_group import root
+from dicompiler.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTED_MESSAGE, interrupt_handler
 
 EXIT_INTERNAL_ERROR = 70
-EXIT_INTERRUPTED = 130
 _OUT_OF_MEMORY_MESSAGE = "error: memory could not be allocated: raise the limit (ulimit -v), or end other programs"
 
 
@@ -39,7 +39,9 @@ def _run_command(arguments: list[str]) -> int:
         result = root.main(arguments, prog_name="dicompiler", standalone_mode=False)
         # A full disk or a closed pipe is noticed only when the buffer is flushed.
         sys.stdout.flush()
+        interrupt_handler.end_command(is_finished=True)
     except BaseException as error:
+        interrupt_handler.end_command(is_finished=False)
         if isinstance(error, BrokenPipeError) or _is_click_exit(error):
             _discard_stdout()
             return 1
@@ -76,9 +78,11 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
     if any(isinstance(cause_error, click.Abort | KeyboardInterrupt) for cause_error in _cause_chain(error)):
-        return EXIT_INTERRUPTED, "interrupted"
+        return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_describe_usage_error(error)}"
+    if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
+        return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     if is_out_of_memory(error):  # The next steps import modules, which needs memory.
         return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):

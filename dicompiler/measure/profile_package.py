@@ -158,13 +158,18 @@ def run_package(
         RunError: The script failed.
     """
     command = [sys.executable, str(directory / SCRIPT_FILE), "-o", str(output), "--repeat", str(repeat), "--lines"]
-    command += [] if threads is None else ["--threads", str(threads)]
+    command += ["--end-with-stdin"] + ([] if threads is None else ["--threads", str(threads)])
     with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        # When this process is interrupted, the pipe to standard input closes. Then the script kills its process group,
+        # to which the programs that it runs belong.
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if progress is not None:
                     progress(f"measuring layer {line.strip()}")
+            process.wait()
         errors.seek(0)
         lines = errors.read().strip().splitlines()
     if process.returncode:

@@ -17,9 +17,11 @@ import itertools
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -61,6 +63,8 @@ class ProfileError(Exception):
 def main() -> int:
     """Run the command line. Return 0 if the profile was written or a link measurement was served."""
     options = _parse_options()
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         if options.serve is not None:
             link_module().serve_measurement(*link_module().parse_address(options.serve), options.name)
@@ -86,11 +90,22 @@ def _parse_options() -> argparse.Namespace:
     add("--name", default=platform.node(), help="this host's name in links (default: its own)")
     add("--megabytes", type=int, default=16, help="size of a transfer when a link is measured (default: 16)")
     add("--lines", action="store_true", help="print a line for each layer before it is timed, for programs")
+    add("--end-with-stdin", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name, maximum in (("threads", 1024), ("repeat", 100000), ("megabytes", 64)):
         if not 1 <= getattr(options, name) <= maximum:
             parser.error(f"--{name} must be 1 to {maximum}")
     return options
+
+
+def _end_with_stdin() -> None:
+    """End this process and all that it has started when standard input ends, because the calling program has ended.
+
+    The calling program has started this process in a process group of its own.
+    """
+    while os.read(0, 4096):
+        continue
+    os.killpg(0, signal.SIGKILL)
 
 
 def available_processors() -> int:

@@ -16,7 +16,8 @@ from dicompiler.base.errors import RunError
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets.runtime.protocol import MessageType
+from dicompiler_targets.sockets.device_reports import read_status
+from dicompiler_targets.sockets.runtime.protocol import MessageType, ProtocolError
 
 OPTIONS = RunOptions(timeout_s=20, start_manually=("b",))
 
@@ -119,6 +120,51 @@ def test_escapes_and_limits_messages_of_devices(tmp_path: Path) -> None:
     assert error.startswith("device 'b': \\x1b[2Jall is well \\x07xxx")
     assert error.isprintable()
     assert len(error) < 1600
+
+
+REPORT: dict[str, Any] = {
+    "compute_s": 1.0, "wait_s": 1.0, "send_s": 1.0, "sent": {"0": 1}, "segments": [1.0], "memory_peak": 1,
+    "timeline": [["run", 0, 0, 0.0, 1.0]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory_peak": float("inf")}, "field 'memory_peak' of its report is inf: expected a number of 0 or more"),
+        ({"compute_s": float("nan")}, "field 'compute_s' of its report is nan: expected"),
+        ({"wait_s": -1}, "field 'wait_s' of its report is -1: expected"),
+        ({"send_s": "much"}, "field 'send_s' of its report is 'much': expected"),
+        ({"sent": {"0": float("inf")}}, "field 'sent[0]' of its report is inf: expected"),
+        ({"sent": {"x": 1}}, "field 'sent' of its report has a key that is not the index of a transfer"),
+        ({"segments": [1, 10**4000]}, "field 'segments[1]' of its report is a huge integer: expected"),
+        ({"segments": None}, "field 'segments' of its report is None"),
+        ({"timeline": [["run", 0, 0, 0.0, float("-inf")]]}, "field 'timeline[0]' of its report is -inf: expected"),
+        ({"timeline": [["sleep", 0, 0, 0.0, 1.0]]}, "field 'timeline[0]' of its report is ['sleep', 0, 0, 0.0, 1.0]"),
+    ],
+    ids=str,
+)
+def test_names_invalid_field_of_report(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    made = partial()
+    directory = emit(made, tmp_path)
+
+    def act(message: str) -> None:
+        hostile = Hostile(directory, "b", message)
+        hostile.take_part("a")
+        hostile.control.send_json(MessageType.REPORT, REPORT | change)
+
+    error = outcome(directory, made[2], OPTIONS, act)
+    assert isinstance(error, RunError)
+    assert str(error).startswith(f"device 'b': it sent invalid data: {words}")
+
+
+def test_reads_valid_status_and_names_invalid_field() -> None:
+    status = {"device": "b", "digest": "d", "pid": 7, "since": 1.5, "memory": 10, "unknown": 1}
+    found = read_status("h:1", status)
+    assert (found.device, found.address, found.pid, found.since, found.memory) == ("b", "h:1", 7, 1.5, 10)
+    for name, value in (("pid", float("inf")), ("since", float("nan")), ("client", 7), ("device", None)):
+        with pytest.raises(ProtocolError, match=f"field '{name}' of its report is "):
+            read_status("h:1", {**status, name: value})
 
 
 def test_device_rejects_peer_of_another_run(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dicompiler.plugin_api.artifacts import DeviceStatus
 from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.device_reports import read_status
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import (
     COORDINATOR_NAME,
@@ -168,7 +169,7 @@ class ResidentCluster:
                     name, self.addresses[name], keys, options.insecure, self.token, request, deadline
                 )
                 channel.close()
-                return DeviceStatus(address=address, **report)
+                return read_status(address, report)
             except (OSError, ValueError, TypeError, ProtocolError, PeerRefused) as error:
                 return DeviceStatus(device=name, address=address, error=f"{_error_text(error)}: {RESTART_HINT}")
 

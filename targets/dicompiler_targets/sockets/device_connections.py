@@ -23,7 +23,8 @@ from typing import Any
 from dicompiler.plugin_api import RunError, UsageError
 from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import RoleIO
-from dicompiler_targets.sockets.device_process import DeviceProcess, read_report
+from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.device_reports import read_report
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials

@@ -10,18 +10,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions
-from dicompiler.plugin_api.artifacts import TimelineEntry
 from dicompiler.plugin_api.utilities import CapturedOutput, one_line
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
-from dicompiler_targets.sockets.runtime.protocol import ProtocolError
 
 RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
 """Arguments of Python that run the installed runtime and no module of the working directory."""
@@ -185,23 +183,3 @@ def end_process(process: DeviceProcess) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):  # The process is stuck in the kernel.
             process.popen.wait(1)
     process.close()
-
-
-def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
-    """Return the report in the JSON message of a device. Raise ProtocolError if the message is invalid."""
-    try:
-        return DeviceReport(
-            device,
-            float(report["compute_s"]),
-            float(report["wait_s"]),
-            float(report["send_s"]),
-            {int(index): int(count) for index, count in report["sent"].items()},
-            tuple(map(float, report["segments"])),
-            int(report["memory_peak"]),
-            tuple(
-                TimelineEntry(str(kind), int(index), int(frame), float(start), float(end))
-                for kind, index, frame, start, end in report["timeline"]
-            ),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProtocolError(f"invalid report: {error!r}") from None

@@ -17,7 +17,7 @@ from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.device_connections import DeviceEvent
 from dicompiler_targets.sockets.device_process import DeviceProcess, end_all
 from dicompiler_targets.sockets.runtime.channel import HeartbeatTimeout
-from dicompiler_targets.sockets.runtime.protocol import MessageType, ProtocolError
+from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
 
 log = logging.getLogger("dicompiler")
 
@@ -54,6 +54,9 @@ def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> De
     if event.header is None and isinstance(content, HeartbeatTimeout):
         message = f"{content}: it has stopped, or the network to it is down"
         return DeviceFailure(name, message, name, RANK_CAUSE, is_gone=True)
+    if event.header is None and not isinstance(content, OSError | PeerRefused):
+        message = f"its message cannot be processed: {type(content).__name__}: {one_line(str(content))}"
+        return DeviceFailure(name, message, name, RANK_CAUSE)
     if event.header is None:
         return DeviceFailure(name, f"its connection was lost: {content}", name, RANK_DISCONNECTED, is_gone=True)
     if event.header.type not in (MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE):

@@ -21,7 +21,7 @@ from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session
 from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
-from dicompiler_targets.sockets.device_process import read_report
+from dicompiler_targets.sockets.device_reports import read_report
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.executor import StepExecutor

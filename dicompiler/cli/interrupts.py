@@ -1,0 +1,83 @@
+"""Ctrl-C in the command line: one line on stderr and exit code 130, at any moment.
+
+An interrupt ends the process at once while nothing has to be cleaned up: until a command starts, and after its end.
+While a command runs, an interrupt raises KeyboardInterrupt, which `main` turns into the line and the exit code.
+
+The module imports only built-in modules, because an interrupt before `install` still prints Python's traceback.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` takes ten times as long to import.
+import _thread
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
+EXIT_INTERRUPTED = 130
+INTERRUPTED_MESSAGE = "interrupted"
+RETRY_S, MAX_RETRIES = 0.005, 600
+"""Seconds by which an interrupt is delayed that arrives during an import, and the maximum number of such delays."""
+IMPORT_FILE = "<frozen importlib._bootstrap>"
+
+
+class InterruptHandler:
+    """Handles SIGINT for a process that runs one command.
+
+    Attributes:
+        was_raised: Whether an interrupt was raised in the command.
+    """
+
+    def __init__(self) -> None:
+        self.was_raised = self._is_in_command = False
+        self._retries = 0  # Number of times that the current interrupt was delayed.
+
+    def install(self) -> None:
+        """Handle SIGINT from now on, unless the process ignores it, as jobs in the background of a shell do."""
+        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            _signal.signal(_signal.SIGINT, self._handle)
+
+    def begin_command(self) -> None:
+        """Raise KeyboardInterrupt at an interrupt from now on, instead of ending the process at once."""
+        self._is_in_command = True
+
+    def end_command(self, is_finished: bool) -> None:
+        """End the process at an interrupt from now on. If the command is finished, raise a delayed interrupt."""
+        self._is_in_command = False
+        if is_finished and self._retries:
+            raise KeyboardInterrupt
+
+    def _handle(self, _: int, frame: FrameType | None) -> None:
+        if not self._is_in_command:
+            try:
+                os.write(2, f"dicompiler: {INTERRUPTED_MESSAGE}\n".encode())
+            finally:
+                os._exit(EXIT_INTERRUPTED)
+        # Extension modules may report an interrupt of their import as another error, and Python's import system prints
+        # an interrupt of its own callbacks and goes on.
+        if _is_in_import(frame) and self._retries < MAX_RETRIES:
+            self._retries += 1
+            _thread.start_new_thread(_interrupt_later, ())
+            return
+        self._retries, self.was_raised = 0, True
+        raise KeyboardInterrupt
+
+
+def _interrupt_later() -> None:
+    time.sleep(RETRY_S)
+    _thread.interrupt_main()
+
+
+def _is_in_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORT_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+interrupt_handler = InterruptHandler()
+"""The handler of this process."""

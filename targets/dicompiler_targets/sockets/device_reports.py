@@ -1,0 +1,85 @@
+"""The reports and the status that devices send: JSON objects ⇒ records with checked fields.
+
+A device may be compromised. Therefore each field is checked, and an error names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from dicompiler.plugin_api import DeviceReport
+from dicompiler.plugin_api.artifacts import DeviceStatus, TimelineEntry
+from dicompiler.plugin_api.utilities import one_line
+from dicompiler_targets.sockets.runtime.protocol import ProtocolError
+
+MAX_NUMBER = 2**53
+"""Numbers of reports are smaller. Floats represent all smaller integers."""
+TIMELINE_KINDS = ("run", "wait", "send")
+
+
+def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
+    """Return the report in the JSON message of a device. Raise ProtocolError with the name of an invalid field."""
+    compute_s, wait_s, send_s = (_read_number(report, name) for name in ("compute_s", "wait_s", "send_s"))
+    sent, segments, timeline = (
+        _read_field(report, name, kind) for name, kind in (("sent", dict), ("segments", list), ("timeline", list))
+    )
+    if not all(str(index).isdecimal() and len(str(index)) < 10 for index in sent):
+        raise ProtocolError("field 'sent' of its report has a key that is not the index of a transfer")
+    return DeviceReport(
+        device,
+        compute_s,
+        wait_s,
+        send_s,
+        {int(index): int(_check_number(f"sent[{index}]", count)) for index, count in sent.items()},
+        tuple(_check_number(f"segments[{index}]", value) for index, value in enumerate(segments)),
+        int(_read_number(report, "memory_peak")),
+        tuple(_read_timeline_entry(f"timeline[{index}]", entry) for index, entry in enumerate(timeline)),
+    )
+
+
+def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:
+    """Return the status in the answer of a resident device. Raise ProtocolError with the name of an invalid field."""
+    values: dict[str, Any] = {"address": address}
+    for field in fields(DeviceStatus):
+        if field.name != "address" and (field.name in status or field.default is MISSING):
+            is_text = field.type == "str"
+            values[field.name] = _read_field(status, field.name, str) if is_text else _read_number(status, field.name)
+            if field.type == "int":
+                values[field.name] = int(values[field.name])
+    return DeviceStatus(**values)
+
+
+def _read_field(report: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = report.get(name)
+    if not isinstance(value, kind):
+        raise ProtocolError(f"field {name!r} of its report is {_quote(value)}")
+    return value
+
+
+def _read_number(report: Mapping[str, Any], name: str) -> float:
+    return _check_number(name, report.get(name))
+
+
+def _check_number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_NUMBER:
+        raise ProtocolError(
+            f"field {name!r} of its report is {_quote(value)}: expected a number of 0 or more, and less than 2^53"
+        )
+    return float(value)
+
+
+def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
+    if not isinstance(entry, list) or len(entry) != 5 or entry[0] not in TIMELINE_KINDS:
+        raise ProtocolError(f"field {name!r} of its report is {_quote(entry)}")
+    # The index -1 stands for an input.
+    index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
+    frame, start, end = (_check_number(name, value) for value in entry[2:])
+    return TimelineEntry(entry[0], index, int(frame), start, end)
+
+
+def _quote(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= MAX_NUMBER:
+        return "a huge integer"  # Python refuses to print integers of many digits.
+    return one_line(repr(value), 100)

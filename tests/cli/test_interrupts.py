@@ -1,0 +1,113 @@
+"""Ctrl-C at any moment of a command: one line on stderr, exit code 130, no output and no processes that remain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from support.running import wait_until
+
+from dicompiler import networks
+
+# The console script, which interrupts itself at an event of the interpreter: the import of a module, or a file that is
+# opened. Counting events is independent of the speed of the machine.
+SCRIPT = """
+import os, signal, sys
+moment, sys.argv[:] = int(sys.argv[1]), ["dicompiler", *sys.argv[2:]]
+from dicompiler.cli import main
+events = 0
+def count(event, arguments):
+    global events
+    if event in ("import", "open", "exec", "compile", "subprocess.Popen"):
+        events += 1
+        if events == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(count)
+code = main()
+print("events", events, file=sys.stderr) if not moment else None
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import dicompiler
+
+    directory = tmp_path_factory.mktemp("interrupts")
+    onnx.save(networks.build("tiny"), directory / "tiny.onnx")
+    dicompiler.compile(directory / "tiny.onnx", "rpi4x2", "pipeline", output=directory / "build")
+    return directory
+
+
+def start(moment: int, artifact: Path, *arguments: object, mark: str = "") -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DICOMPILER_TEST_MARK": mark}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(moment), *map(str, arguments)],
+        cwd=artifact,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check_interrupted(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "dicompiler: interrupted\n")
+
+
+COMMANDS: list[tuple[int, list[str]]] = [
+    (4, ["--help"]),
+    (6, ["list", "strategies"]),
+    (10, ["compile", "tiny.onnx", "--platform", "rpi4x2", "--strategy", "single", "-o", "other"]),
+    (8, ["run", "build"]),
+]
+
+
+@pytest.mark.parametrize(("count", "arguments"), COMMANDS, ids=[arguments[0] for _, arguments in COMMANDS])
+def test_interrupt_at_any_moment_is_one_line(count: int, arguments: list[str], artifact: Path) -> None:
+    whole = start(0, artifact, *arguments)
+    _, errors = whole.communicate(timeout=120)
+    assert whole.returncode == 0
+    names = set[str]()
+    if "-o" in arguments:
+        names = {path.name for path in (artifact / "other").iterdir()}
+        shutil.rmtree(artifact / "other")
+    events = int(errors.split()[-1])
+    for moment in (1, *(events * step // count for step in range(1, count)), events):
+        check_interrupted(start(moment, artifact, *arguments))
+        if (artifact / "other").exists():  # The last moments are after the output has appeared as a whole.
+            assert {path.name for path in (artifact / "other").iterdir()} == names
+            shutil.rmtree(artifact / "other")
+
+
+def marked_commands(mark: str) -> Iterator[str]:
+    """Yield the command lines of the running processes with this value of the variable DICOMPILER_TEST_MARK."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if f"DICOMPILER_TEST_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                yield (entry / "cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.parametrize(
+    ("program", "sign"), [("profile_run.py", signal.SIGKILL), ("-m runtime", signal.SIGINT)], ids=["script", "player"]
+)
+def test_interrupted_profile_leaves_no_processes(program: str, sign: signal.Signals, artifact: Path) -> None:
+    mark = uuid.uuid4().hex
+    process = start(0, artifact, "profile", "tiny.onnx", "--repeat", "1", "-o", "p.json", mark=mark)
+    wait_until(lambda: any(program in line for line in marked_commands(mark)), 120)
+    process.send_signal(sign)
+    _, errors = process.communicate(timeout=60)
+    if sign is signal.SIGINT:
+        assert (process.returncode, errors.rpartition("events")[0]) == (130, "dicompiler: interrupted\n")
+    wait_until(lambda: not list(marked_commands(mark)))
+    assert not (artifact / "p.json").exists()
