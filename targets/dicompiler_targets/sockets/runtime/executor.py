@@ -249,10 +249,10 @@ class StepExecutor:
                     continue
                 try:
                     self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
-                except ValueError:
+                except ValueError as error:
                     if frame.number < self._first_valid:  # `stop_before` stopped the frame within the step.
                         return True
-                    raise
+                    raise _add_senders(error, frame.role) from error
                 for name in step.released:
                     del frame.values[name]
                 frame.position += 1
@@ -395,6 +395,13 @@ class StepExecutor:
         else:
             tensor = frame.values[name]
             self._post(step.entry, frame.number, value_to_bytes(tensor, step.entry), tensor)
+
+
+def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
+    """Return the error of a step with the names of the devices whose tensors this device computes with."""
+    senders = sorted({entry["sender"] for entry in role.received.values() if "sender" in entry})
+    names = ", ".join(map(repr, senders))
+    return ValueError(f"{error}; its inputs depend on tensors from {names}" if senders else str(error))
 
 
 def _make_run_options() -> Any:

@@ -20,6 +20,9 @@ from .transport import DEVICE_IDENTITY, TlsKeys, check_encryption, check_identit
 POLL_INTERVAL_S = 0.05
 """Seconds between two checks for peers that failed while the device waits for their connections."""
 
+MAX_HANDSHAKE_S = 15.0
+"""Seconds in which a peer must accept a connection and answer the greeting. Its thread for handshakes is never busy."""
+
 ChannelCallbacks = tuple[CheckHeader, DeliverMessage, HandleEnd]
 """Three callbacks of a channel: check a header, deliver a message, handle the end (see MessageChannel.start)."""
 
@@ -143,7 +146,8 @@ class PeerConnections:
 
     def _connect(self, peer: str, address: Any) -> None:
         settings = self._settings
-        timeout_s = seconds_left(settings.deadline)
+        deadline = min(settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
+        timeout_s = seconds_left(deadline)
         if self._schedule.tolerates_failures:
             timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * settings.heartbeat_s)
         try:
@@ -153,9 +157,9 @@ class PeerConnections:
             if peer in self.disconnected:
                 raise OSError("the device failed while the connection was being made")
             check_encryption(connection.getpeername()[0], settings.keys, settings.is_insecure)
-            channel = MessageChannel(open_connection(connection, settings.keys, False, settings.deadline))
-            channel.send_greeting(MessageType.HELLO, self.make_hello(peer), settings.deadline)
-            self._check_peer(channel.receive_greeting(settings.deadline), channel, {peer}, settings.deadline)
+            channel = MessageChannel(open_connection(connection, settings.keys, False, deadline))
+            channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
+            self._check_peer(channel.receive_greeting(deadline), channel, {peer}, deadline)
         except (OSError, ProtocolError, PeerRefused, ValueError) as error:
             raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
         finally:
@@ -201,7 +205,7 @@ class PeerConnections:
         if hello.get("digest") != self._manifest["digest"]:
             reason = f"devices {peer!r} and {self._name!r} have different artifacts: copy the same one to both"
             channel.refuse(reason, deadline)
-            raise DeviceError(reason)
+            raise DeviceError(reason, peer)
         return peer
 
     def _start_channel(self, peer: str, channel: MessageChannel) -> None:
