@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ def send_twice(_: Hostile, peer: MessageChannel) -> None:
         peer.send(MessageType.TENSOR, bytes(96), 2)
 
 
+def close(_: Hostile, peer: MessageChannel) -> None:
+    peer._connection._socket.shutdown(socket.SHUT_WR)
+
+
 WRONG: dict[str, CASE] = {
     "not in the plan": send_raw(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 1, 0, 96),
     "wrong length": send_raw(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 1 << 40),
@@ -69,10 +74,10 @@ WRONG: dict[str, CASE] = {
     "wrong version": send_raw(MAGIC, 9, MessageType.TENSOR),
     "other protocol": send_raw(b"HTTP", PROTOCOL_VERSION),
     "early end": lambda _, peer: peer.send(MessageType.BYE),
-    "closed": lambda _, peer: peer.close(),
-    "closed in message": lambda h, peer: (
-        send_raw(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96)(h, peer),
-        peer.close(),
+    "closed": close,
+    "closed in message": lambda hostile, peer: (
+        send_raw(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96)(hostile, peer),
+        close(hostile, peer),
     ),
 }
 
@@ -89,7 +94,7 @@ def play(directory: Path, message: str, wrong: CASE, accuses_first: bool) -> Non
         hostile.control.send_json(MessageType.ERROR, accusation)
     wrong(hostile, peer)
     if not accuses_first:
-        wait_until(lambda: ends or not peer._is_writing)
+        wait_until(lambda: ends)
         hostile.control.send_json(MessageType.ERROR, accusation)
     wait_until(lambda: not hostile.control._is_reading)
 

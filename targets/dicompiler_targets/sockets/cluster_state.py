@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
@@ -23,6 +24,7 @@ from dicompiler_targets.sockets.device_connections import (
 )
 from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, end_process
 from dicompiler_targets.sockets.failures import (
+    CAUSE_WAIT_S,
     RANK_CAUSE,
     RANK_DISCONNECTED,
     DeviceFailure,
@@ -34,15 +36,12 @@ from dicompiler_targets.sockets.failures import (
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
+from dicompiler_targets.sockets.suspicions import Suspicions, choose_left_out, rank_suspects
 
 log = logging.getLogger("dicompiler")
 
 POLL_INTERVAL_S, FAILURE_POLL_INTERVAL_S = 0.05, 0.002
 """Seconds between two checks of the processes; the second value applies while processes of failed devices end."""
-CAUSE_WAIT_S = 0.3
-"""Seconds to wait for the cause of a failure. A process that crashes loses its connections before its end is seen."""
-SUSPICION_WAIT_S = 0.15
-"""Seconds to wait for reports of further devices about a device that one of them suspects."""
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
 """Seconds until a failed device is restarted: at first, and at most. They are doubled after each failed attempt."""
 
@@ -162,7 +161,8 @@ class ClusterState:
         self.loop = EventLoop(options.heartbeat_s, local_processes)
         self._peers_sent = self._has_joined = self._is_finishing = False
         self._last_failed, self._failed_at = "", 0.0
-        self._suspicions: list[tuple[DeviceFailure, float]] = []
+        peers = {manifest["device"]: [peer["device"] for peer in manifest["peers"]] for manifest in artifact.manifests}
+        self._suspicions = Suspicions(options.heartbeat_s, peers)
         self._warned: set[str] = set()
         self._last_change, self._polled_at = 0, 0.0
         self._failed_processes = FailedProcesses(on_reason)
@@ -340,8 +340,8 @@ class ClusterState:
         self._failed_processes.poll()
         for failure in exit_failures(tuple(self.processes.values())):
             self._handle_failure(failure)
-        if any(now > until for _, until in self._suspicions):
-            self._resolve_suspicions()
+        if self._suspicions and (due := self._suspicions.find_due(self.up)):
+            self._resolve_suspicions(due)
         if self.schedule.tolerates_failures and self._has_joined and not self._is_finishing:
             self._poll_reconnects()
 
@@ -372,30 +372,30 @@ class ClusterState:
         if not failure.is_gone:
             self._raise_root_cause([failure])
         elif failure.rank not in (RANK_CAUSE, RANK_DISCONNECTED):
-            self._add_suspicion(failure)
+            self._suspicions.add(failure)
         elif self.schedule.find_failed_set(self.down | {failure.device}) is None:
             self._raise_root_cause([failure])
         else:
             self._mark_failed(failure)
 
-    def _add_suspicion(self, failure: DeviceFailure) -> None:
-        pair = failure.device, failure.reporter
-        if all(pair != (suspicion.device, suspicion.reporter) for suspicion, _ in self._suspicions):
-            # If the suspected device's own process has ended, its error message may still be in transit.
-            wait_s = CAUSE_WAIT_S if failure.reporter == failure.device else SUSPICION_WAIT_S
-            self._suspicions.append((failure, time.monotonic() + wait_s))
+    def _resolve_suspicions(self, suspicions: list[DeviceFailure]) -> None:
+        """Treat those suspected devices as failed without which all other devices reach each other.
 
-    def _resolve_suspicions(self) -> None:
-        """Treat one suspected device as failed: the one that most other devices suspect.
-
-        Only devices whose failure is covered by a failure plan are considered. Raise RunError if there are none.
+        Raise RunError if no failure plan covers the failure of these devices.
         """
-        suspicions = [suspicion for suspicion, _ in self._suspicions]
-        counts = Counter(suspicion.device for suspicion in suspicions)
-        covered = [s for s in suspicions if self.schedule.find_failed_set(self.down | {s.device}) is not None]
-        if not covered:
+        chosen = choose_left_out(
+            suspicions, lambda names: self.schedule.find_failed_set(self.down.union(names)) is not None
+        )
+        if not chosen and any(suspicion.reporter == suspicion.device for suspicion in suspicions):
             self._raise_root_cause(suspicions)
-        self._mark_failed(max(covered, key=lambda suspicion: counts[suspicion.device]))
+        if not chosen:
+            suspects = rank_suspects(suspicions)
+            cause = min(suspicions, key=lambda suspicion: suspects.index(suspicion.device))
+            raise RunError(f"{self.processes[cause.device].title}: {cause.message}")
+        for name in chosen:
+            # If only the device itself has reported failures, the first of its reports is the reason.
+            reports = sorted(suspicions, key=lambda suspicion: (suspicion.device != name, suspicion.reporter != name))
+            self._mark_failed(replace(reports[0], device=name))
 
     def _mark_failed(self, failure: DeviceFailure) -> None:
         """Continue without the failed device: all other devices drop the frames in flight and change to other roles."""
@@ -405,7 +405,7 @@ class ClusterState:
         if self._reconnects.connecting:  # A returning device may be connecting to the failed device.
             self._give_up_reconnect(self._reconnects.connecting, f"device {name!r} failed in the meantime")
         self.down.add(name)
-        self._suspicions = [(s, at) for s, at in self._suspicions if name not in (s.device, s.reporter)]
+        self._suspicions.forget(name)
         process = self._disconnect(name)
         self._change_roles(drop=self._is_needed_in_flight(name))
         self._reconnects.add_failed(name)

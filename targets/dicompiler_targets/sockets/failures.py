@@ -22,6 +22,8 @@ from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused
 log = logging.getLogger("dicompiler")
 
 RANK_CAUSE, RANK_EXIT, RANK_DISCONNECTED, RANK_SUSPECTED = range(4)
+CAUSE_WAIT_S = 0.3
+"""Seconds to wait for the cause of a failure. A process that crashes loses its connections before its end is seen."""
 EXIT_WAIT_S = 0.05
 """Seconds that a process gets to end after its connection has ended, before it is killed."""
 
@@ -204,7 +206,8 @@ class FailedProcesses:
                 continue
             if not failed.is_explained:
                 failed.is_explained = True
-                observed = exit_failure(process)
+                # A process that others suspect ends because its connections are closed. Its exit code shows no cause.
+                observed = None if failed.failure.rank == RANK_SUSPECTED else exit_failure(process)
                 self._on_reason(process.device, failed.failure.message if observed is None else observed.message)
             if has_ended:
                 self._processes.remove(failed)

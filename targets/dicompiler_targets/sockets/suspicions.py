@@ -1,0 +1,95 @@
+"""Devices that cannot reach each other: their reports, and the choice of the devices that are left out.
+
+A cut link has two ends, and each of them reports the other. Only the reports of several devices show which of them is
+cut off. A process that has ended with an error is a suspicion too, because its error message may still be in transit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dicompiler_targets.sockets.failures import CAUSE_WAIT_S, DeviceFailure
+
+LINK_WAIT_S, LINK_WAIT_HEARTBEATS, MAX_LINK_WAIT_S = 0.15, 1.25, 10.0
+"""Seconds and heartbeat intervals to wait for further reports after the first one, and the maximum in seconds.
+
+The ends of a cut link notice it at different times, because their last heartbeats arrived at different times.
+"""
+MAX_CANDIDATES, MAX_LEFT_OUT = 12, 3
+"""Maximum number of suspected devices that are considered, and of devices that are left out at once."""
+
+
+class Suspicions:
+    """The unresolved suspicions of a run. `ClusterState` adds them, and leaves devices out when they are due."""
+
+    def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
+        """Create an empty collection. `peers` has the devices with which each device exchanges tensors."""
+        self._peers = peers
+        self._link_wait_s = min(LINK_WAIT_S + LINK_WAIT_HEARTBEATS * heartbeat_s, MAX_LINK_WAIT_S)
+        self._exits: dict[str, tuple[DeviceFailure, float]] = {}
+        self._links: dict[tuple[str, str], DeviceFailure] = {}
+        self._links_due_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._exits or self._links)
+
+    def add(self, failure: DeviceFailure) -> None:
+        """Add a suspicion. Later reports of the same device about the same device are ignored."""
+        if failure.device == failure.reporter:
+            self._exits.setdefault(failure.device, (failure, time.monotonic() + CAUSE_WAIT_S))
+            return
+        if not self._links:
+            self._links_due_at = time.monotonic() + self._link_wait_s
+        self._links.setdefault((failure.reporter, failure.device), failure)
+
+    def forget(self, name: str) -> None:
+        """Remove all suspicions of a device and about it."""
+        self._exits.pop(name, None)
+        self._links = {pair: failure for pair, failure in self._links.items() if name not in pair}
+
+    def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
+        """Return the suspicions that must be resolved now, in the order of their arrival. `up` has the devices up.
+
+        Links are due after a while, or if all peers of a device have reported it.
+        """
+        now = time.monotonic()
+        if due_exits := [failure for failure, due_at in self._exits.values() if now > due_at]:
+            return due_exits
+        is_due = now > self._links_due_at or any(self._is_cut_off(name, up) for name in up)
+        return list(self._links.values()) if is_due else []
+
+    def _is_cut_off(self, name: str, up: Collection[str]) -> bool:
+        reporters = {reporter for reporter, device in self._links if device == name}
+        return len(reporters) > 1 and reporters.issuperset(set(self._peers[name]) & set(up))
+
+
+def choose_left_out(
+    suspicions: Sequence[DeviceFailure], is_covered: Callable[[Collection[str]], bool]
+) -> tuple[str, ...]:
+    """Return the devices to leave out, so that all remaining devices reach each other.
+
+    These are as few devices as possible, and among them those that the most others cannot reach. `is_covered` returns
+    True if a failure plan covers the failure of the given devices. Return () if no such plan is enough.
+    """
+    links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
+    candidates = rank_suspects(suspicions)[:MAX_CANDIDATES]
+    for count in range(1, MAX_LEFT_OUT + 1):
+        for chosen in itertools.combinations(candidates, count):
+            if all(link.intersection(chosen) for link in links) and is_covered(chosen):
+                return chosen
+    return ()
+
+
+def rank_suspects(suspicions: Sequence[DeviceFailure]) -> list[str]:
+    """Return the devices of the suspicions; the device that the most others cannot reach is first.
+
+    Among equal devices, the one with the most reports is first, and then the one that was reported first.
+    """
+    links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
+    link_counts = Counter(name for link in links for name in link)
+    report_counts = Counter(suspicion.device for suspicion in suspicions)
+    names = dict.fromkeys(name for suspicion in suspicions for name in (suspicion.device, suspicion.reporter))
+    return sorted(names, key=lambda name: (-link_counts[name], -report_counts[name]))
