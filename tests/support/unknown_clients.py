@@ -5,6 +5,7 @@ The ports of a run and public facts about it ⇒ connections that stay open as l
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import json
@@ -146,6 +147,56 @@ def main(count: str, directory: str, pid: str, device: str, digest: str) -> None
         threading.Thread(target=_act, args=(next(acts), kept[-1]), daemon=True).start()
     print(json.dumps(ports), flush=True)
     sys.stdin.read()
+    os._exit(0)
+
+
+class ConnectionFlood:
+    """Connections to all ports of a run, `rate` of them in a second, from a separate process, until `stop`.
+
+    The clients only connect. Each keeps its connection until a hundred others have come.
+    """
+
+    def __init__(self, rate: float, directory: Path) -> None:
+        paths = [os.path.abspath(entry) for entry in sys.path if entry]
+        code = (
+            "import sys; sys.path[:0] = sys.argv[4:]; from support.unknown_clients import flood; flood(*sys.argv[1:4])"
+        )
+        words = [str(rate), str(directory), str(os.getpid()), *paths]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "started\n"
+
+    def stop(self) -> int:
+        """End the flood; return the number of connections that were made."""
+        return int(self._process.communicate(timeout=30)[0])
+
+
+def flood(rate: str, directory: str, pid: str) -> None:
+    """Connect as `ConnectionFlood` describes, until standard input ends. Then print the number of connections."""
+    ended, ports = threading.Event(), set[int]()
+
+    def watch() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    kept, count, start = collections.deque[socket.socket](), 0, time.monotonic()
+    while not ended.is_set():
+        if count % 100 == 0:
+            ports = listening(Path(directory), int(pid)) or ports
+        for port in ports:
+            kept.append(socket.socket())
+            kept[-1].setblocking(False)
+            kept[-1].connect_ex(("127.0.0.1", port))
+            if len(kept) > 100:
+                kept.popleft().close()
+            count += 1
+        if count and count <= len(ports):
+            print("started", flush=True)
+        time.sleep(max(0.001, start + count / float(rate) - time.monotonic()))
+    print(count, flush=True)
     os._exit(0)
 
 

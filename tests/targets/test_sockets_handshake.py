@@ -5,14 +5,27 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import threading
 import time
 from typing import Any
 
 import pytest
+from support.running import wait_until
 
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
-from dicompiler_targets.sockets.runtime.handshake import MAX_GREETINGS, ConnectionAcceptor, RunCredentials
-from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
+from dicompiler_targets.sockets.runtime.handshake import (
+    MAX_GREETINGS,
+    MAX_PENDING,
+    ConnectionAcceptor,
+    RunCredentials,
+)
+from dicompiler_targets.sockets.runtime.protocol import (
+    MessageHeader,
+    MessageType,
+    PeerRefused,
+    ProtocolError,
+    pack_header,
+)
 from dicompiler_targets.sockets.runtime.transport import Connection
 
 
@@ -60,16 +73,39 @@ def test_refused_connection_gets_reason(listener: socket.socket) -> None:
 
 
 def test_silent_connections_do_not_block_others(listener: socket.socket) -> None:
-    with contextlib.closing(ConnectionAcceptor(listener, None, greet_device)) as acceptor:
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(3 * MAX_GREETINGS)]
-        start = time.monotonic()
+    with (
+        contextlib.closing(ConnectionAcceptor(listener, None, greet_device)) as acceptor,
+        contextlib.ExitStack() as stack,
+    ):
+        threads = threading.active_count()
+        for _ in range(MAX_PENDING + 64):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
         client = arrive(listener, "pi01")
-        assert acceptor.take(4) is not None
-        assert time.monotonic() - start < 2
-        assert len(acceptor._greeting) <= MAX_GREETINGS
+        assert acceptor.take(20) is not None
+        assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._greeting) <= MAX_GREETINGS
+        assert threading.active_count() <= threads + 1  # Clients that only connect get no thread.
         client.close()
-        for client in clients:
-            client.close()
+
+
+@pytest.mark.parametrize(("host", "data"), [("127.0.0.1", b""), ("127.0.0.2", b"D")], ids=["silent", "sending"])
+def test_flood_does_not_drop_slow_member(host: str, data: bytes, listener: socket.socket) -> None:
+    """The member's greeting arrives in two parts, and the flood between them. Members are at 127.0.0.1."""
+    acceptor = ConnectionAcceptor(listener, None, greet_device, lambda host: host == "127.0.0.1")
+    with contextlib.closing(acceptor), contextlib.ExitStack() as stack:
+        address, hello = listener.getsockname(), b'{"device": "pi01"}'
+        member = stack.enter_context(socket.create_connection(address))
+        member.sendall(pack_header(MessageHeader(MessageType.HELLO, 0, 0, len(hello))))
+        wait_until(lambda: acceptor._greeting)
+        for _ in range(2 * MAX_PENDING):
+            stranger = stack.enter_context(socket.create_connection(address, 5, (host, 0)))
+            with contextlib.suppress(OSError):  # The acceptor may have dropped the connection.
+                stranger.sendall(data)
+        late = arrive(listener, "pi01")
+        member.sendall(hello)
+        for _ in range(2):
+            assert acceptor.take(20) is not None
+        assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._greeting) <= MAX_GREETINGS
+        late.close()
 
 
 def test_proof_names_sender_and_receiver() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.failing_devices import survivor
 from support.handmade import Made, halo
 from support.hostile_device import outcome
 from support.running import by_hand, emit, wait_until
-from support.unknown_clients import UnknownClients, listening
+from support.unknown_clients import ConnectionFlood, UnknownClients, listening
 
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
@@ -25,7 +26,7 @@ FRAMES = 300
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("strangers") / "keys"
-    make_keys("abc", directory)
+    make_keys("abcde", directory)
     return directory
 
 
@@ -63,3 +64,23 @@ def test_two_hundred_unknown_clients_do_not_disturb(secure: bool, keys: Path, tm
     alone = min(run_seconds(made, directory, options) for _ in range(2))
     assert min(run_seconds(made, directory, options, device) for device in "ac") < alone + LATER_S
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 3
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["clear", "tls"])
+def test_run_survives_flood_of_connections(secure: bool, keys: Path, tmp_path: Path) -> None:
+    """The flood lasts from before the last device joins until the end. These devices listen all the time."""
+    floods, one = list[ConnectionFlood](), survivor(1, [("a",), ("b",)], tmp_path / "artifact")
+    options = RunOptions(timeout_s=120, keys=keys if secure else None, in_flight=3, start_manually=("c",))
+
+    def act(message: str) -> None:
+        wait_until(lambda: len(listening(one.directory, os.getpid())) >= 3)
+        floods.append(ConnectionFlood(1000, one.directory))
+        assert by_hand(one.directory, message.replace("KEYS", f"{options.keys}/devices/c")).wait(60) == 0
+
+    (frame,) = one.frames(1)
+    result = outcome(one.directory, frame, options, act, FRAMES)
+    count = floods[0].stop()
+    assert not isinstance(result, Exception), result
+    assert count > 100 and len(result.outputs) == FRAMES and result.events == ()
+    right = run_model(one.model, frame)
+    assert all(np.array_equal(outputs[name], right[name]) for outputs in result.outputs for name in right)

@@ -44,6 +44,7 @@ from dicompiler_targets.sockets.runtime.transport import (
     TlsKeys,
     check_encryption,
     check_identity,
+    is_loopback,
     join_address,
     listen_error,
     split_address,
@@ -128,7 +129,14 @@ class RunAcceptor:
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
         """Accept the devices of `processes` that have the artifact with this digest."""
         self._processes, self._digest = processes, digest
-        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device)
+        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device, self._is_member_host)
+
+    def _is_member_host(self, host: str) -> bool:
+        processes = tuple(self._processes.values())
+        return is_loopback(host) or any(
+            host in process.allowed_hosts or (process.address is not None and host == process.address[0])
+            for process in processes
+        )
 
     @property
     def refusal_text(self) -> str:

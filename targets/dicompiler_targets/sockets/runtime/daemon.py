@@ -104,8 +104,7 @@ class DeviceDaemon:
         files = FileIntegrity(self._directory, self._manifest)
         self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()
-        self._listener.listen(64)
-        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_connection)
+        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_connection, self._is_member_host)
 
     def run(self) -> None:
         """Take part in one run after another, forever."""
@@ -164,6 +163,10 @@ class DeviceDaemon:
         }
 
     # -- handshakes, each in its own thread
+
+    def _is_member_host(self, host: str) -> bool:
+        device = self._device
+        return host == self._client or (device is not None and device.peers.is_member_host(host))
 
     def _greet_connection(self, channel: MessageChannel, host: str, deadline: float) -> None:
         hello = channel.receive_greeting(deadline)

@@ -133,7 +133,9 @@ class DeviceRun:
             # Making the sessions takes long. If connections were accepted only afterwards, unknown clients could fill
             # the listener's queue meanwhile.
             acceptor = stack.enter_context(
-                contextlib.closing(ConnectionAcceptor(listener, self._settings.keys, self._greet_peer))
+                contextlib.closing(
+                    ConnectionAcceptor(listener, self._settings.keys, self._greet_peer, self.peers.is_member_host)
+                )
             )
             self._greet_coordinator(listener.getsockname())
             sessions = make_checked_sessions(self._files, self._directory, self._manifest, threads)

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import queue
+import select
 import socket
 import threading
 import time
@@ -20,8 +21,15 @@ from .protocol import PeerRefused, ProtocolError
 from .transport import TlsKeys, open_connection
 
 GREETING_TIMEOUT_S = 5.0
-MAX_GREETINGS = 64
-"""Maximum number of concurrent handshakes. If there is one more, the host with the most handshakes loses its oldest."""
+MAX_GREETINGS, MAX_PENDING, MAX_REFUSALS = 64, 256, 16
+"""Maximum numbers of concurrent handshakes, of connections on which no byte has arrived or that wait for a handshake,
+and of refused connections that get the reason. If there is one connection more, another one is dropped."""
+UNKNOWN_INTERVAL_S = 0.01
+"""Minimum seconds between the starts of two handshakes with hosts that are not known to be members'."""
+LISTEN_BACKLOG = 1024
+"""Number of connections that the kernel keeps until they are accepted."""
+MAX_ACCEPTS = 64
+"""Maximum number of connections that are accepted before the connections that have sent data are considered."""
 TOKEN_VARIABLE = "DICOMPILER_TOKEN"
 """Environment variable with the run's secret token, for devices that are started manually."""
 COORDINATOR_NAME = ""
@@ -102,19 +110,46 @@ to drop the connection, PeerRefused or OSError. `take` raises all other errors.
 """
 
 
+@dataclass
+class _PendingConnection:
+    """A connection without a handshake. `is_ready` is True after its first byte has arrived."""
+
+    socket: socket.socket
+    host: str
+    deadline: float
+    is_ready: bool = False
+
+
 class ConnectionAcceptor(ConnectionQueue):
     """Accepts connections at a listening socket, and runs each handshake in its own thread.
 
     DeviceRun, the daemon and the coordinator create an acceptor. They `take` the results of the handshakes, and then
-    start the message channels. Unknown clients delay nobody: each handshake has GREETING_TIMEOUT_S, and at most
-    MAX_GREETINGS run at once.
+    start the message channels.
+
+    Unknown clients delay nobody. A handshake starts when the first byte has arrived, so a client that only connects
+    costs little. Numbers and times of connections are limited, and connections from members' hosts come first.
     """
 
-    def __init__(self, listener: socket.socket, keys: TlsKeys | None, greet_connection: GreetConnection) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        keys: TlsKeys | None,
+        greet_connection: GreetConnection,
+        is_member_host: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Start to accept connections. `is_member_host` tells whether an address is known as that of a member."""
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
+        self._is_member_host = is_member_host
+        self._pending: dict[int, _PendingConnection] = {}  # By file descriptor, in the order of arrival.
         self._greeting: dict[socket.socket, str] = {}
+        self._unknown_allowed_at = 0.0
+        self._refusals = threading.Semaphore(MAX_REFUSALS)
         self._lock, self._closed = threading.Lock(), False
+        self._poll = select.poll()
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+        self._poll.register(listener, select.POLLIN)
         threading.Thread(target=self._accept_all, daemon=True).start()
 
     def close(self) -> None:
@@ -127,45 +162,125 @@ class ConnectionAcceptor(ConnectionQueue):
         self._listener.close()
 
     def _accept_all(self) -> None:
+        listener = self._listener.fileno()
         while not self._closed:
+            events = self._poll.poll(self._wait_ms())
+            if self._closed:
+                break
+            for number, _ in events:
+                if number == listener:
+                    self._accept_some()
+                elif number in self._pending:
+                    self._mark_ready(number)
+            self._drop_expired()
+            self._start_greetings()
+        for number in tuple(self._pending):
+            self._pop_pending(number).close()
+
+    def _wait_ms(self) -> float:
+        if any(pending.is_ready for pending in self._pending.values()):
+            return 1000 * UNKNOWN_INTERVAL_S
+        first = next(iter(self._pending.values()), None)
+        return 1000 * (GREETING_TIMEOUT_S if first is None else max(0.0, first.deadline - time.monotonic()))
+
+    def _accept_some(self) -> None:
+        for _ in range(MAX_ACCEPTS):
             try:
                 connection, address = self._listener.accept()
+            except BlockingIOError:
+                return
             except OSError:  # The listener is closed, or the process has no free descriptor at the moment.
                 time.sleep(0.05)
-                continue
-            with self._lock:
-                self._drop_oldest()
-                self._greeting[connection] = address[0]
-            threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
+                return
+            if len(self._pending) >= MAX_PENDING:
+                hosts = {number: pending.host for number, pending in self._pending.items()}
+                self._pop_pending(self._choose_dropped(hosts)).close()
+            deadline = time.monotonic() + GREETING_TIMEOUT_S
+            self._pending[connection.fileno()] = _PendingConnection(connection, address[0], deadline)
+            self._poll.register(connection, select.POLLIN)
 
-    def _drop_oldest(self) -> None:
-        if len(self._greeting) >= MAX_GREETINGS:
-            busiest_host = Counter(self._greeting.values()).most_common(1)[0][0]
-            oldest = next(connection for connection, host in self._greeting.items() if host == busiest_host)
-            del self._greeting[oldest]
-            _shut_down(oldest)  # Its handshake fails and its thread ends.
-
-    def _greet(self, connection: socket.socket, host: str) -> None:
-        deadline = time.monotonic() + GREETING_TIMEOUT_S
-        channel = accepted = None
+    def _mark_ready(self, number: int) -> None:
+        """Note that a byte has arrived on a pending connection, or remove the connection if it has ended."""
+        pending = self._pending[number]
         try:
-            channel = MessageChannel(open_connection(connection, self._keys, True, deadline))
-            accepted = self._greet_connection(channel, host, deadline)
+            pending.is_ready = bool(pending.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return
+        except OSError:
+            pending.is_ready = False
+        if pending.is_ready:
+            self._poll.unregister(number)
+        else:
+            self._pop_pending(number).close()
+
+    def _pop_pending(self, number: int) -> socket.socket:
+        pending = self._pending.pop(number)
+        if not pending.is_ready:
+            self._poll.unregister(number)
+        return pending.socket
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        for number in [number for number, pending in self._pending.items() if now > pending.deadline]:
+            self._pop_pending(number).close()
+
+    def _start_greetings(self) -> None:
+        """Start the handshakes of connections that have sent data: all from members' hosts, and then some others."""
+        ready = [(number, pending) for number, pending in self._pending.items() if pending.is_ready]
+        for number, pending in ready:
+            if self._is_member_host(pending.host):
+                self._start_greeting(number, pending)
+            elif (now := time.monotonic()) >= self._unknown_allowed_at:
+                self._unknown_allowed_at = now + UNKNOWN_INTERVAL_S
+                self._start_greeting(number, pending)
+
+    def _start_greeting(self, number: int, pending: _PendingConnection) -> None:
+        self._pop_pending(number)
+        with self._lock:
+            if len(self._greeting) >= MAX_GREETINGS:
+                dropped = self._choose_dropped(self._greeting)
+                del self._greeting[dropped]
+                _shut_down(dropped)  # Its handshake fails and its thread ends.
+            self._greeting[pending.socket] = pending.host
+        threading.Thread(target=self._greet, args=(pending,), daemon=True).start()
+
+    def _choose_dropped(self, hosts: Mapping[Any, str]) -> Any:
+        """Return the oldest connection of the host with the most connections; members' hosts come last.
+
+        `hosts` has the host of each connection.
+        """
+        counts = Counter(hosts.values())
+        dropped_host = max(counts, key=lambda host: (not self._is_member_host(host), counts[host]))
+        return next(connection for connection, host in hosts.items() if host == dropped_host)
+
+    def _greet(self, pending: _PendingConnection) -> None:
+        channel = accepted = refusal = None
+        try:
+            channel = MessageChannel(open_connection(pending.socket, self._keys, True, pending.deadline))
+            accepted = self._greet_connection(channel, pending.host, pending.deadline)
         except (OSError, ProtocolError, PeerRefused) as error:
-            self.last_refusal = f"{host}: {error}"
-            if channel is None:
-                connection.close()
-            elif isinstance(error, ProtocolError):
-                channel.refuse(str(error), deadline)
-            else:
-                channel.close()
+            self.last_refusal, refusal = f"{pending.host}: {error}", error
         except Exception as error:
             accepted = error
         # `close` shuts down all connections in `_greeting`, so this one is removed before it is put in the queue.
         with self._lock:
-            self._greeting.pop(connection, None)
+            self._greeting.pop(pending.socket, None)
         if accepted is not None:
             self.put(accepted)
+        elif channel is None:
+            pending.socket.close()
+        elif refusal is not None:
+            self._refuse(channel, refusal, pending.deadline)
+
+    def _refuse(self, channel: MessageChannel, error: Exception, deadline: float) -> None:
+        """Close a connection, and tell the other end the reason unless too many others are told at the moment."""
+        if isinstance(error, ProtocolError) and self._refusals.acquire(blocking=False):
+            try:
+                channel.refuse(str(error), deadline)
+            finally:
+                self._refusals.release()
+        else:
+            channel.close()
 
 
 def _shut_down(connection: socket.socket) -> None:

@@ -23,6 +23,9 @@ POLL_INTERVAL_S = 0.05
 MAX_HANDSHAKE_S = 15.0
 """Seconds in which a peer must accept a connection and answer the greeting. Its thread for handshakes is never busy."""
 
+RETRY_S = 0.1
+"""Seconds until a device tries again to connect to a peer."""
+
 ChannelCallbacks = tuple[CheckHeader, DeliverMessage, HandleEnd]
 """Three callbacks of a channel: check a header, deliver a message, handle the end (see MessageChannel.start)."""
 
@@ -87,6 +90,7 @@ class PeerConnections:
         self.disconnected: set[str] = set()
         self.is_complete = False
         self._connecting: tuple[str, socket.socket] | None = None
+        self._member_hosts: set[str] = set()
 
     # -- identity
 
@@ -102,6 +106,11 @@ class PeerConnections:
         except ProtocolError as error:
             raise DeviceError(f"the coordinator cannot be trusted: {error}") from None
         self.credentials = RunCredentials(str(message.get("run")), self.credentials.token)
+        self._member_hosts = {str(host) for host, _ in message["addresses"].values()}
+
+    def is_member_host(self, host: str) -> bool:
+        """Return True if a device of the run has this address."""
+        return host in self._member_hosts
 
     # -- connecting
 
@@ -145,26 +154,41 @@ class PeerConnections:
                 self.report_failure(peer, str(error))
 
     def _connect(self, peer: str, address: Any) -> None:
-        settings = self._settings
-        deadline = min(settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
-        timeout_s = seconds_left(deadline)
+        """Connect to a peer. Try again if it closes the connection, as it may do while many clients connect to it."""
+        timeout_s = seconds_left(min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S))
         if self._schedule.tolerates_failures:
-            timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * settings.heartbeat_s)
+            timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * self._settings.heartbeat_s)
+        retry_until = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.channels[peer] = self._open_channel(peer, address, timeout_s)
+                return
+            except (OSError, ProtocolError, PeerRefused, ValueError) as error:
+                is_dropped = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+                if not is_dropped or peer in self.disconnected or time.monotonic() > retry_until:
+                    raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
+            self._mailbox.check()
+            time.sleep(RETRY_S)
+
+    def _open_channel(self, peer: str, address: Any, timeout_s: float) -> MessageChannel:
+        """Return a channel to a peer after the handshake. The peer must accept the connection within `timeout_s`."""
+        settings, deadline = self._settings, min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
+        host, port = address
+        connection = socket.create_connection((host, port), timeout_s)
+        self._connecting = peer, connection
         try:
-            host, port = address
-            connection = socket.create_connection((host, port), timeout_s)
-            self._connecting = peer, connection
             if peer in self.disconnected:
                 raise OSError("the device failed while the connection was being made")
             check_encryption(connection.getpeername()[0], settings.keys, settings.is_insecure)
             channel = MessageChannel(open_connection(connection, settings.keys, False, deadline))
             channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             self._check_peer(channel.receive_greeting(deadline), channel, {peer}, deadline)
-        except (OSError, ProtocolError, PeerRefused, ValueError) as error:
-            raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
+        except BaseException:
+            connection.close()
+            raise
         finally:
             self._connecting = None
-        self.channels[peer] = channel
+        return channel
 
     def accept(
         self, hello: Mapping[str, Any], channel: MessageChannel, deadline: float
