@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dicompiler.analysis.compare import Comparison, StrategyResult
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.units import format_bytes, format_seconds
+from dicompiler.base.units import format_bytes, format_number, format_seconds
 from dicompiler.cost.op_counts import count_operations, weight_regions
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME
 from dicompiler.ir.layers import Layer
@@ -83,7 +83,7 @@ def break_even_text(bandwidth: float | None, wire_dtypes: Sequence[str]) -> str:
     """Return the conditions under which a split is faster, as text."""
     if bandwidth is None:
         return "at no bandwidth"
-    text = f"above {bandwidth / 1e6:.3g} Mbit/s"
+    text = f"above {format_number(bandwidth / 1e6, 3)} Mbit/s"
     return f"{text}, or with --wire-dtype {wire_dtypes[0]}" if wire_dtypes else text
 
 

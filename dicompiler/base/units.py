@@ -130,6 +130,22 @@ def format_quantity(value: float, quantity: Quantity) -> str:
     return f"{number} {unit}"
 
 
+def format_number(value: float, digits: int = 4) -> str:
+    """Return a number with significant digits and without an exponent: 4416.2 ⇒ "4416", 0.0000125 ⇒ "0.0000125".
+
+    Args:
+        value: The number.
+        digits: Significant digits. The digits of the integer part are all shown, however many they are.
+
+    Returns:
+        The text.
+    """
+    text = f"{value:.{digits}g}"
+    if "e" not in text:
+        return text
+    return f"{value:.0f}" if abs(value) >= 1 else f"{Decimal(text):f}"
+
+
 def _format_short(value: float, units: tuple[tuple[float, str], ...]) -> str:
     """Return a value with three significant digits in the largest unit of `units` that the value reaches.
 

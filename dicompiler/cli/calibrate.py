@@ -64,7 +64,7 @@ def command(
 
 def _show_calibration(calibration: Calibration) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.table import print_table
+    from dicompiler.cli.table import print_table, wrap_text
 
     rows = [
         (entry.name, _format_figure(entry, entry.before), _format_figure(entry, entry.after), _format_change(entry))
@@ -79,17 +79,18 @@ def _show_calibration(calibration: Calibration) -> None:
     ]  # fmt: skip
     print_table(("run", "measured frame", "before", "after", "error before", "error after"), times, right=range(1, 6))
     for warning in calibration.warnings:
-        click.echo(f"warning: {warning}")
+        click.echo(wrap_text(f"warning: {warning}"))
 
 
 def _format_figure(figure: Figure, value: float | None) -> str:
     """Return a value in the unit of platform files, with four significant digits."""
-    from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_quantity
+    from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_number, format_quantity
+    from dicompiler.measure.fit_links import round_figure
 
     if value is None:
         return "unchanged"
     quantity = {"FLOP/s": COMPUTE_RATE, "bit/s": BANDWIDTH, "s": TIME}.get(figure.unit)
-    return f"{value:.4g}" if quantity is None else format_quantity(float(f"{value:.4g}"), quantity)
+    return format_number(value) if quantity is None else format_quantity(round_figure(value), quantity)
 
 
 def _format_change(figure: Figure) -> str:

@@ -96,7 +96,7 @@ def _show_explanation(explanation: Explanation) -> None:
     from dicompiler.cli.table import print_table
 
     if explanation.splits:
-        click.echo("\nno split is faster than one device; one would be 3 % faster from this bandwidth on\n")
+        click.echo("\nno split is faster than one device; one is 3 % faster from this bandwidth on\n")
         lines = [
             (split.strategy, break_even_text(split.break_even_bandwidth, split.wire_dtypes))
             for split in explanation.splits

@@ -12,6 +12,7 @@ import click
 from dicompiler.base.atomic_output import tracked_files
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import describe_objective, format_objective, objective_terms
+from dicompiler.base.units import format_number
 from dicompiler.cli.failure_tables import (
     failures_document,
     intervals_document,
@@ -103,10 +104,9 @@ def _show_footprints(result: PipelineState) -> None:
     print_table(headers, rows, right=range(1, len(headers)))
     if document["single_device_ram"] is not None:
         peak = max(device["ram"] for device in document["devices"])
-        click.echo(
-            f"\nRAM of the fullest device: {format_bytes(peak)}; of a device with the whole network: "
-            f"{format_bytes(document['single_device_ram'])}"
-        )
+        single_device_ram = f"of a device with the whole network: {format_bytes(document['single_device_ram'])}"
+        text = wrap_text(f"RAM of the fullest device: {format_bytes(peak)}; {single_device_ram}")
+        click.echo(f"\n{text}")
     click.echo(f"multiplications: {document['multiplication_ratio']:.3f} times those of the unsplit network")
 
 
@@ -180,16 +180,17 @@ def show_wire(plan: Plan) -> None:
     Nothing is printed if all tensors are sent in their own types.
     """
     if plan.wire_format.dtypes:
-        click.echo(f"\ntensors are sent between devices as {plan.wire_format}")
+        text = wrap_text(f"tensors are sent between devices as {plan.wire_format}")
+        click.echo(f"\n{text}")
 
 
 def _format_metrics(metrics: Metrics) -> dict[str, str]:
     return {
-        "latency": f"{1000 * metrics.latency_s:.4g} ms",
-        "inputs and outputs, in addition": f"{1000 * metrics.input_output_s:.4g} ms",
-        "frame period": f"{1000 * metrics.period_s:.4g} ms",
-        **({"energy": f"{metrics.energy_j:.4g} J"} if metrics.energy_j else {}),
-        "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",
+        "latency": f"{format_number(1000 * metrics.latency_s)} ms",
+        "inputs and outputs, in addition": f"{format_number(1000 * metrics.input_output_s)} ms",
+        "frame period": f"{format_number(1000 * metrics.period_s)} ms",
+        **({"energy": f"{format_number(metrics.energy_j)} J"} if metrics.energy_j else {}),
+        "memory of the fullest host": f"{format_number(metrics.memory / 2**20)} MiB",
         "sent between devices": f"{metrics.total_bytes} bytes",
     }
 
@@ -225,16 +226,17 @@ def show_simulation(
         )
         return
     show_device_shares(metrics)
-    energy = f", {metrics.energy_j:.4g} J" if metrics.energy_j else ""
-    click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms{energy}")
+    energy = f", {format_number(metrics.energy_j)} J" if metrics.energy_j else ""
+    click.echo(f"\none frame: {format_number(1000 * metrics.latency_s)} ms{energy}")
     if intervals:
         show_intervals(intervals)
         click.echo()
     elif frames > 1:
-        click.echo(
-            f"a stream of {frames} frames: one every {1000 * simulation.period_s:.4g} ms, "
-            f"{1 / simulation.period_s:.4g} frames per second"
+        text = (
+            f"a stream of {frames} frames: one every {format_number(1000 * simulation.period_s)} ms, "
+            f"{format_number(1 / simulation.period_s)} frames per second"
         )
+        click.echo(wrap_text(text))
         show_queueing(
             [end - start for start, end in simulation.frames], simulation.queued_s, in_flight, metrics.latency_s
         )
@@ -282,7 +284,7 @@ def show_comparison(comparison: Comparison) -> None:
     if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
         values = [
-            "-" if row.metrics is None else f"{comparison.objective_value(row):.4g}" for row in comparison.results
+            "-" if row.metrics is None else format_number(comparison.objective_value(row)) for row in comparison.results
         ]
         lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
     if any(row.failures for row in comparison.results):
@@ -310,8 +312,8 @@ def _comparison_row(row: StrategyResult, comparison: Comparison, has_energy: boo
     return (
         row.strategy,
         f"{1000 * metrics.latency_s:.1f}",
-        f"{1 / metrics.period_s:.3g}",
-        *([f"{metrics.energy_j:.3g}"] if has_energy else []),
+        format_number(1 / metrics.period_s, 3),
+        *([format_number(metrics.energy_j, 3)] if has_energy else []),
         f"{metrics.memory / 2**20:.1f}",
         f"{metrics.total_bytes / 1e6:.2f}",
         f"{metrics.speedup_over(comparison.single_device, comparison.problem.objective):.2f}×",
@@ -336,7 +338,7 @@ def _show_best(comparison: Comparison) -> None:
     click.echo(f"{wrap_text(f'why not better: {comparison.limit_reason}')}\n")
     show_device_shares(best.metrics)
     if warning := best.metrics.describe_implausible_gain(comparison.single_device, objective):
-        click.echo(f"warning: {warning}")
+        click.echo(wrap_text(f"warning: {warning}"))
     if len(best.metrics.devices) == 1:
         click.echo("a single device is best here: --explain names the bandwidth above which a split is better")
 

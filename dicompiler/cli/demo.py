@@ -95,11 +95,14 @@ def _show_json(split: DemoSplit, verification: Verification, emulated: EmulatedT
 
 def _show_split(split: DemoSplit) -> None:
     """Print each device's share of the work, in 80 columns."""
-    from dicompiler.cli.table import print_table
+    from dicompiler.base.units import format_number
+    from dicompiler.cli.table import print_table, wrap_text
 
-    work, weights = f"{split.flops / 1e9:.3g} GFLOP per frame", f"{split.weights / 2**20:.3g} MiB of weights"
+    work = f"{format_number(split.flops / 1e9, 3)} GFLOP per frame"
+    weights = f"{format_number(split.weights / 2**20, 3)} MiB of weights"
     click.echo(f"{split.network}: {split.layers} layers, {work}, {weights}")
-    click.echo(f"split over {split.platform} by {split.strategy}; predicted ms per frame on the boards:\n")
+    click.echo(wrap_text(f"split over {split.platform} by {split.strategy}; predicted ms per frame on the boards:"))
+    click.echo()
     headers = ("board", "layers", "FLOP", "weights MiB", "sent KiB", "computing", "messages", "waiting")
     rows = [
         (
@@ -118,13 +121,14 @@ def _show_split(split: DemoSplit) -> None:
 def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
     """Print the time of a frame on all boards and on one board, and explain the difference."""
     from dicompiler.cli.table import print_table, wrap_text
+    from dicompiler.driver.compile_summary import format_milliseconds
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
     many = f"{len(split.shares)} board{'' if len(split.shares) == 1 else 's'}"
     pairs = [("predicted for the boards", split.predicted_s, split.predicted_single_device_s)]
     if not isinstance(emulated, str):
         pairs.append(("emulated on this host", emulated.frame_s, emulated.single_device_s))
-    rows = [(name, f"{1000 * a:.4g} ms", f"{1000 * b:.4g} ms", f"{b / a:.2f}×") for name, a, b in pairs]
+    rows = [(name, format_milliseconds(a), format_milliseconds(b), f"{b / a:.2f}×") for name, a, b in pairs]
     click.echo()
     print_table(("frame", many, "one board", "speed-up"), rows, right=(1, 2, 3))
     click.echo(wrap_text(_explain_speedup(split)))

@@ -9,6 +9,7 @@ import click
 
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
+from dicompiler.base.units import format_number
 from dicompiler.cli.options import (
     CompileRequest,
     cost_options,
@@ -127,7 +128,7 @@ def _describe_level(front: ParetoFront) -> str:
 
 def _format_value(value: float, unit: str) -> str:
     if unit == "s":
-        return f"{1000 * value:.4g} ms"
+        return f"{format_number(1000 * value)} ms"
     if unit == "bytes":
-        return f"{value / 2**20:.4g} MiB"
-    return f"{value:.4g} {unit}"
+        return f"{format_number(value / 2**20)} MiB"
+    return f"{format_number(value)} {unit}"

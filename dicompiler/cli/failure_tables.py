@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.table import print_table
+from dicompiler.base.units import format_number
+from dicompiler.cli.table import print_table, wrap_text
 
 if TYPE_CHECKING:
     from dicompiler.cost.failure_timeline import StreamInterval
@@ -35,17 +36,18 @@ def show_failures(result: PipelineState) -> None:
     rows = [
         (
             ", ".join(failure.failed) or "none",
-            f"{1000 * failure.metrics.latency_s:.4g}",
-            f"{1000 * failure.metrics.period_s:.4g}",
-            f"{failure.metrics.memory / 2**20:.4g}",
-            f"{failure.extra_weight_bytes / 2**20:.4g}" if failure.failed else "",
+            format_number(1000 * failure.metrics.latency_s),
+            format_number(1000 * failure.metrics.period_s),
+            format_number(failure.metrics.memory / 2**20),
+            format_number(failure.extra_weight_bytes / 2**20) if failure.failed else "",
         )
         for failure in result.failure_metrics
     ]
     click.echo()
     print_table(FAILURE_HEADERS, rows, right=range(1, len(FAILURE_HEADERS)))
     without, total = (metrics.memory / 2**20 for metrics in (result.failure_metrics[0].metrics, result.metrics))
-    click.echo(f"\nto tolerate these failures the fullest host needs {total:.4g} MiB instead of {without:.4g} MiB")
+    needs = f"{format_number(total)} MiB instead of {format_number(without)} MiB"
+    click.echo(f"\n{wrap_text(f'to tolerate these failures the fullest host needs {needs}')}")
 
 
 def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, Any]]:
@@ -69,12 +71,12 @@ def show_intervals(intervals: Sequence[StreamInterval]) -> None:
     headers = ("from s", "down", "frames", "frame period ms", "replayed", "interruption s")
     rows = [
         (
-            f"{entry['since_s']:.4g}",
+            format_number(entry["since_s"]),
             ", ".join(entry["down"]) or "none",
             str(entry["frames"]),
-            "-" if entry["period_s"] is None else f"{1000 * entry['period_s']:.4g}",
+            "-" if entry["period_s"] is None else format_number(1000 * entry["period_s"]),
             str(entry["replayed_frames"]),
-            "-" if entry["interruption_s"] is None else f"{entry['interruption_s']:.4g}",
+            "-" if entry["interruption_s"] is None else format_number(entry["interruption_s"]),
         )
         for entry in intervals_document(intervals)
     ]

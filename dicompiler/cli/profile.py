@@ -14,6 +14,7 @@ import click
 
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
+from dicompiler.base.units import format_number
 from dicompiler.cli.options import (
     PATH,
     check_output_file,
@@ -221,25 +222,29 @@ def _engine_document(profile: Profile) -> dict[str, Any]:
 
 def _summarize_profile(profile: Profile) -> str:
     """Return the results of a profile as a few lines of text."""
+    from dicompiler.cli.table import wrap_text
+
     numbers = _profile_document(profile)
     lines = [
         f"{numbers['layers']} layers, {numbers['distinct_layers']} distinct, {numbers['pieces']} pieces on "
         f"{profile.threads} threads, for device {profile.device}: all layers in sequence take "
-        f"{1000 * numbers['total_s']:.4g} ms"
+        f"{format_number(1000 * numbers['total_s'])} ms"
     ]
     if profile.whole_model_s is not None:
-        lines[0] += f", in one session {1000 * profile.whole_model_s:.4g} ms"
+        lines[0] += f", in one session {format_number(1000 * profile.whole_model_s)} ms"
     for engine, times in numbers["engines"].items():
         whole = times["whole_model_s"]
-        together = "" if whole is None else f", in one session {1000 * whole:.4g} ms"
-        lines.append(f"in engine {engine}: all layers in sequence take {1000 * times['total_s']:.4g} ms{together}")
+        together = "" if whole is None else f", in one session {format_number(1000 * whole)} ms"
+        lines.append(
+            f"in engine {engine}: all layers in sequence take {format_number(1000 * times['total_s'])} ms{together}"
+        )
     if profile.unmeasured:
         name, reason = next(iter(profile.unmeasured.items()))
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
         lines.append(f"not measured: {name}{more}: {reason}")
     lines += _error_lines(numbers["errors"])
     lines += [f"runtime of {target}: {_format_runtime_costs(costs)}" for target, costs in profile.runtime_costs.items()]
-    return "\n".join(lines)
+    return "\n".join(map(wrap_text, lines))
 
 
 def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
@@ -250,14 +255,15 @@ def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
     if (off := errors["linear"]) is not None:
         texts.append(f"linear {_format_error(off)}")
     if (roof := errors["roofline"]) is not None:
-        rates = f"{roof['rate'] / 1e9:.3g} GFLOP/s and {roof['memory_bandwidth'] / 1e9:.3g} GB/s"
+        bandwidth = format_number(roof["memory_bandwidth"] / 1e9, 3)
+        rates = f"{format_number(roof['rate'] / 1e9, 3)} GFLOP/s and {bandwidth} GB/s"
         texts.append(f"roofline of {rates} {_format_error(roof['error'])}")
     if texts:
         yield f"errors (median and worst): {'; '.join(texts)}"
 
 
 def _format_error(error: Mapping[str, float]) -> str:
-    return f"{100 * error['median']:.2g} and {100 * error['worst']:.3g} %"
+    return f"{format_number(100 * error['median'], 2)} and {format_number(100 * error['worst'], 3)} %"
 
 
 def _format_runtime_costs(costs: RuntimeCosts) -> str:
@@ -267,8 +273,8 @@ def _format_runtime_costs(costs: RuntimeCosts) -> str:
     send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
     return (
         f"a message takes {send} to send, {wake} to wake the receiver and {receive} to receive, and "
-        f"{1e9 * costs.per_byte:.3g} ns per byte at each end; a call {call}; a slice or join "
-        f"{format_seconds(costs.per_copy)} and {1e9 * costs.per_copied_byte:.3g} ns per byte"
+        f"{format_number(1e9 * costs.per_byte, 3)} ns per byte at each end; a call {call}; a slice or join "
+        f"{format_seconds(costs.per_copy)} and {format_number(1e9 * costs.per_copied_byte, 3)} ns per byte"
     )
 
 

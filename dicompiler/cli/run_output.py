@@ -43,9 +43,8 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
         again = sum(event.replayed_frames for event in result.events)
         longest = max(event.interruption_s for event in result.events)
         times = f"{len(failures)} time{'' if len(failures) == 1 else 's'}"
-        click.echo(
-            f"devices failed {times}: {again} frames were computed again, the longest interruption was {longest:.2f} s"
-        )
+        replayed = f"{again} frames were computed again"
+        click.echo(wrap_text(f"devices failed {times}: {replayed}, the longest interruption was {longest:.2f} s"))
 
 
 def show_queueing(
@@ -118,7 +117,7 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
         times = (
             f"{format_seconds(measured.frame_s)}, predicted for the platform: {format_seconds(expected.timing.frame_s)}"
         )
-        click.echo(f"frame{place}: {times}")
+        click.echo(wrap_text(f"frame{place}: {times}"))
     rows = [
         (entry.device, entry.cause, entry.location, f"{1000 * entry.predicted_s:.2f}", f"{1000 * entry.measured_s:.2f}")
         for entry in find_discrepancies(expected.timing, measured)

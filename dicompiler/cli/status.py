@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -27,32 +28,26 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
 
     Example: dicompiler status build --keys build.keys
     """
-    from dicompiler.base.units import format_bytes
-    from dicompiler.cli.table import print_json, print_table
+    from dicompiler.cli.table import print_json
     from dicompiler.driver.artifact import open_service
 
     statuses = open_service(directory, options).status()
     if as_json:
         print_json({"devices": [dataclasses.asdict(status) for status in statuses]})
     else:
-        head = (
-            "device",
-            "address",
-            "artifact",
-            "running since",
-            "client",
-            "runs",
-            "frames",
-            "replayed frames",
-            "failures",
-            "memory",
-            "error",
-        )
-        print_table(
-            head, [_status_row(status, format_bytes(status.memory)) for status in statuses], right=(5, 6, 7, 8, 9)
-        )
+        _show_statuses(statuses)
     if silent := [status for status in statuses if not status.is_responding]:
         raise RunError(f"device {silent[0].device!r} at {silent[0].address}: {silent[0].error}")
+
+
+def _show_statuses(statuses: Sequence[DeviceStatus]) -> None:
+    from dicompiler.base.units import format_bytes
+    from dicompiler.cli.table import print_table
+
+    counts = ("runs", "frames", "replayed frames", "failures", "memory")
+    headers = ("device", "address", "artifact", "running since", "client", *counts, "error")
+    rows = [_status_row(status, format_bytes(status.memory)) for status in statuses]
+    print_table(headers, rows, right=range(5, 10))
 
 
 def _status_row(status: DeviceStatus, memory: str) -> tuple[str, ...]:

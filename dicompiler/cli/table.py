@@ -1,11 +1,16 @@
-"""Output of tables and JSON. On a terminal, rich draws tables; elsewhere, they are plain columns."""
+"""Output of tables, texts and JSON.
+
+Tables have the same layout on terminals and in pipes. No word and no number is broken or cut off.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import click
@@ -13,7 +18,8 @@ import click
 from dicompiler.base.errors import escape_unprintable
 
 PAGE_WIDTH, MAX_NAME_WIDTH = 80, 24
-"""Columns of a page, and the longest name next to a text."""
+"""Columns of a page, and the longest name in the first column of a table that is too wide."""
+GAP = "  "
 
 
 def print_table(
@@ -23,88 +29,128 @@ def print_table(
     err: bool = False,
     wrap: int | None = None,
 ) -> None:
-    """Print a table to stdout or stderr.
+    """Print a table to stdout or stderr, in the width of the terminal, or PAGE_WIDTH if the stream is not a terminal.
 
-    If the stream is not a terminal, columns are padded with blanks and no text is shortened, so that grep and diff
-    work. Columns that do not fit into PAGE_WIDTH are printed as a second table below, which begins with the first
-    column again.
+    If the table is too wide, the following is done in this order, until it fits:
+
+    - Names in the first column with more than MAX_NAME_WIDTH characters get a line of their own.
+    - The text column `wrap` is wrapped.
+    - Columns that do not fit are printed as a second table below, which begins with the first column again.
+    - A cell that is wider than the terminal is wrapped at its blanks.
 
     Args:
         headers: Header of each column.
         rows: Rows of cells.
         right: Indices of right-aligned columns, such as numbers.
         err: True to print to stderr.
-        wrap: Index of a text column that is wrapped to several lines; None if there is none.
+        wrap: Index of a text column, not the first, that is wrapped to several lines; None if there is none.
     """
-    rows = [[escape_unprintable(cell) for cell in row] for row in rows]
-    stream = sys.stderr if err else sys.stdout
-    if stream.isatty():
-        _print_rich(headers, rows, right, stream)
-    else:
-        if wrap is not None:
-            rows = [line for row in rows for line in _fold_row(headers, rows, row, wrap)]
-        click.echo(_format_plain(headers, rows, right), err=err)
+    width = _page_width(sys.stderr if err else sys.stdout)
+    table = _Table(tuple(headers), [tuple(map(escape_unprintable, row)) for row in rows], frozenset(right), width)
+    blocks = [
+        [click.style(line, bold=True) if number == 0 else line for number, line in enumerate(block)]
+        for block in table.format_blocks(wrap)
+    ]
+    click.echo("\n\n".join("\n".join(block) for block in blocks), err=err)
 
 
-def _fold_row(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
-) -> Iterator[Sequence[str]]:
-    """Yield the printed lines of a row, with the text of column `wrap` wrapped to several lines.
+def _page_width(stream: TextIO) -> int:
+    """Return the columns of a terminal, or PAGE_WIDTH if the stream is not a terminal or does not know its size."""
+    return (os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0) or PAGE_WIDTH
 
-    A long name in the first column gets a line of its own. `headers` and `rows` are the whole table, which determines
-    the widths of the other columns.
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of texts.
+
+    Attributes:
+        headers: Header of each column.
+        rows: Rows of cells.
+        right: Indices of right-aligned columns.
+        width: Columns of the page.
     """
-    if wrap and len(row[0]) > MAX_NAME_WIDTH:
-        yield [row[0], *[""] * (len(row) - 1)]
-        row = ["", *row[1:]]
-    short = [line for line in (headers, *rows) if wrap == 0 or len(line[0]) <= MAX_NAME_WIDTH]
-    others = (max(len(line[i]) for line in short) + 2 for i in range(len(headers)) if i != wrap)
-    texts = textwrap.wrap(
-        row[wrap], max(MAX_NAME_WIDTH, PAGE_WIDTH - sum(others)), break_long_words=False, break_on_hyphens=False
-    )
-    yield [*row[:wrap], texts[0] if texts else "", *row[wrap + 1 :]]
-    for text in texts[1:]:
-        yield [text if i == wrap else "" for i in range(len(row))]
+
+    headers: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    right: frozenset[int]
+    width: int
+
+    def format_blocks(self, wrap: int | None) -> Iterator[list[str]]:
+        """Yield the lines of each block: the first line has headers. `wrap` is the index of a text column."""
+        lines = (self.headers, *self.rows)
+        widths = [max(_count_columns(line[column]) for line in lines) for column in range(len(self.headers))]
+        if _sum_widths(widths) > self.width and widths[1:]:
+            widths[0] = max(n for line in lines if (n := _count_columns(line[0])) <= MAX_NAME_WIDTH or line is lines[0])
+        text_width = 0
+        if wrap is not None and _sum_widths(widths) > self.width:
+            text_width = widths[wrap]
+            words = (word for line in lines for word in line[wrap].split())
+            widths[wrap] = min(text_width, max(MAX_NAME_WIDTH, *map(_count_columns, words)))
+        for columns in self._group_columns(widths):
+            room = self.width - _sum_widths([widths[column] for column in columns])
+            if room < 0:  # Such a block has one or two columns.
+                widths[columns[-1]] = max(MAX_NAME_WIDTH, widths[columns[-1]] + room)
+            elif wrap in columns and text_width:
+                widths[wrap] = min(text_width, widths[wrap] + room)
+            yield [line for row in lines for line in self._format_row(row, columns, widths)]
+
+    def _group_columns(self, widths: Sequence[int]) -> list[list[int]]:
+        """Return the columns of each block."""
+        blocks = [[0]]
+        for column in range(1, len(widths)):
+            wider = _sum_widths([widths[i] for i in (*blocks[-1], column)])
+            if wider > self.width and len(blocks[-1]) > 1:
+                blocks.append([0])
+            blocks[-1].append(column)
+        return blocks
+
+    def _format_row(self, row: Sequence[str], columns: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
+        if columns[1:] and _count_columns(row[0]) > widths[0]:
+            yield from fold_text(row[0], self.width)
+            row = ("", *row[1:])
+        cells = {column: fold_text(row[column], widths[column]) for column in columns}
+        for number in range(max(map(len, cells.values()))):
+            texts = {column: cell[number] if number < len(cell) else "" for column, cell in cells.items()}
+            padded = (self._pad(text, column, widths[column]) for column, text in texts.items())
+            yield GAP.join(padded).rstrip()
+
+    def _pad(self, text: str, column: int, width: int) -> str:
+        blanks = " " * (width - _count_columns(text))
+        return blanks + text if column in self.right else text + blanks
 
 
-def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], stream: TextIO) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for index, header in enumerate(headers):
-        table.add_column(header, justify="right" if index in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(file=stream).print(table)
+def _sum_widths(widths: Sequence[int]) -> int:
+    """Return the width of a row with columns of these widths."""
+    return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _format_plain(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    lines = [headers, *rows]
-    alone = [
-        line for line in lines if any(line[1:])
-    ] or lines  # Long names on a line of their own do not widen the first column.
-    widths = [max(len(line[column]) for line in (lines if column else alone)) for column in range(len(headers))]
-    blocks = [[0]]
-    for column in range(1, len(headers)):
-        if sum(widths[i] + 2 for i in blocks[-1]) + widths[column] > PAGE_WIDTH and len(blocks[-1]) > 1:
-            blocks.append([0])
-        blocks[-1].append(column)
-    return "\n\n".join(_format_block(lines, columns, widths, right) for columns in blocks)
+def _count_columns(text: str) -> int:
+    """Return the columns of a terminal that a text occupies."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
-def _format_block(
-    lines: Sequence[Sequence[str]], columns: Sequence[int], widths: Sequence[int], right: Sequence[int]
-) -> str:
-    return "\n".join(
-        "  ".join(
-            line[column].rjust(widths[column]) if column in right else line[column].ljust(widths[column])
-            for column in columns
-        ).rstrip()
-        for line in lines
-    )
+def fold_text(text: str, width: int) -> list[str]:
+    """Return a text as lines of at most `width` columns. Only words that are wider get wider lines.
+
+    Args:
+        text: The text.
+        width: Columns of the terminal for each line.
+
+    Returns:
+        The lines: at least one.
+    """
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and _count_columns(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def wrap_text(text: str, head: str = "") -> str:
@@ -113,7 +159,12 @@ def wrap_text(text: str, head: str = "") -> str:
     The first line begins with `head`. The other lines are indented by the length of `head`.
     """
     return textwrap.fill(
-        text, PAGE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+        text,
+        PAGE_WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

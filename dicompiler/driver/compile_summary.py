@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from dicompiler.base.objectives import speed_metric
 from dicompiler.base.schema import load_json, validate
+from dicompiler.base.units import format_number
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.pipeline_state import Decision, PipelineState
 from dicompiler.ir.platform import Platform
@@ -95,7 +96,7 @@ def describe_engines(engines: Mapping[str, str]) -> str:
 
 def format_milliseconds(seconds: float) -> str:
     """Return seconds as text in milliseconds: 0.1963 ⇒ "196.3 ms"."""
-    return f"{1000 * seconds:.4g} ms"
+    return f"{format_number(1000 * seconds)} ms"
 
 
 def _format_times(latency_s: float, period_s: float) -> str:

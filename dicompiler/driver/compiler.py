@@ -28,6 +28,7 @@ import onnx
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError, check_type
 from dicompiler.base.process import gc_paused
+from dicompiler.base.units import format_number
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compile_options import (
@@ -358,10 +359,10 @@ def add_metrics(
     objective = problem.objective
     if metrics.objective_value(objective) > MIN_WARNED_SLOWDOWN * single.objective_value(objective):
         log.warning(
-            "this plan's predicted %s is worse than that of one device (%.3g instead of %.3g; --strategy single)",
+            "this plan's predicted %s is worse than that of one device (%s instead of %s; --strategy single)",
             objective,
-            metrics.objective_value(objective),
-            single.objective_value(objective),
+            format_number(metrics.objective_value(objective), 3),
+            format_number(single.objective_value(objective), 3),
         )
     if doubt := metrics.describe_implausible_gain(single, objective):
         log.warning("this plan is predicted to be %s", doubt)

@@ -8,7 +8,7 @@ adds are constant during a frame.
 
 from __future__ import annotations
 
-from dicompiler.base.units import format_bytes
+from dicompiler.base.units import format_bytes, format_number
 from dicompiler.cost.memory import MemoryTimeline
 from dicompiler.report.html import Markup, element, svg
 from dicompiler.report.layer_graph_svg import colour_class, device_chip
@@ -33,7 +33,7 @@ def _draw_card(data: ReportData, name: str) -> Markup:
     shared = f", shared with {', '.join(others)} ({format_bytes(used_by_others)})" if others else ""
     percent = 100 * (total + used_by_others) / limit
     head = element("h3", device_chip(data.device_number[name]), " ", name)
-    summary = f"{format_bytes(total)} of {format_bytes(limit)} ({percent:.3g} %){shared}"
+    summary = f"{format_bytes(total)} of {format_bytes(limit)} ({format_number(percent, 3)} %){shared}"
     return element(
         "section",
         head,

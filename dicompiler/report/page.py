@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from dicompiler.base.objectives import describe_objective, format_objective
-from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
+from dicompiler.base.units import format_bytes, format_flops, format_joules, format_number, format_seconds
 from dicompiler.driver.compile_summary import describe_engines, find_bottleneck
 from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable
 from dicompiler.report.layer_graph_svg import device_chip, device_label, draw_layer_graph
@@ -164,6 +164,7 @@ def _describe_limit(objective: str, bound: float) -> str:
 def _render_tiles(data: ReportData) -> list[Markup]:
     plan, single = data.metrics, data.single
     rates = [1 / metrics.period_s if metrics.period_s else 0.0 for metrics in (plan, single)]
+    texts = [format_number(rate, 3) for rate in rates]
     tiles = [
         _comparison_tile(
             "latency",
@@ -172,7 +173,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
             single.latency_s,
             plan.latency_s,
         ),
-        _comparison_tile("frames per second", _format_rate(rates[0]), _format_rate(rates[1]), rates[0], rates[1]),
+        _comparison_tile("frames per second", texts[0], texts[1], rates[0], rates[1]),
         _comparison_tile(
             "memory, fullest host", format_bytes(plan.memory), format_bytes(single.memory), single.memory, plan.memory
         ),
@@ -186,10 +187,6 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         small = f"the fastest of {len(frame_times)}" if len(frame_times) > 1 else "one frame"
         tiles.append(_render_tile("measured latency", format_seconds(min(frame_times)), small))
     return tiles
-
-
-def _format_rate(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from support.commands import command
@@ -31,16 +30,6 @@ class TestList:
         assert records["yolo11n"]["parameters"] == networks.count_parameters("yolo11n")
         assert {"name": "size", "default": 640} in records["yolo11n"]["options"]
         assert [*records] == [*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES)]
-
-    def test_on_a_terminal_the_table_is_drawn(self) -> None:
-        ours, theirs = os.openpty()
-        with os.fdopen(theirs, "wb") as terminal:
-            done = command("list", "targets", stdout=terminal, COLUMNS="200", TERM="xterm")
-        drawn = os.read(ours, 1 << 16).decode()
-        os.close(ours)
-        assert done.returncode == 0
-        assert "─" in drawn
-        assert "sockets" in drawn
 
     def test_bytes_do_not_depend_on_the_hash_seed(self) -> None:
         assert command("list", "operators", PYTHONHASHSEED="1").stdout == (
