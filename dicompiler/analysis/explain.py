@@ -27,6 +27,9 @@ WIRE_COMPRESSION = {"float16": 2.0, "int8": 4.0}
 MAX_BANDWIDTH_FACTOR = 1000.0
 """The search for a break-even bandwidth ends at this multiple of the platform's bandwidth."""
 
+SHARED_PLAN_NAME = "shares of each layer"
+"""Name of the plan that splits each layer over all devices, in place of the name of a strategy."""
+
 
 @dataclass(frozen=True)
 class LayerReason:
@@ -87,23 +90,60 @@ def break_even_text(bandwidth: float | None, wire_dtypes: Sequence[str]) -> str:
     return f"{text}, or with --wire-dtype {wire_dtypes[0]}" if wire_dtypes else text
 
 
+def suggest_split(splits: Sequence[SplitReason]) -> str:
+    """Return the conditions under which the most promising of several splits is better than one device, as text.
+
+    Args:
+        splits: The conditions for each split; at least one.
+
+    Returns:
+        The text, which follows "a single device is best here".
+    """
+    best = min(splits, key=lambda split: (split.break_even_bandwidth or math.inf, not split.wire_dtypes))
+    if best.break_even_bandwidth is None:
+        return "no tried split is faster at any bandwidth"
+    name = "a split of each layer" if best.strategy == SHARED_PLAN_NAME else best.strategy
+    return f"{name} is 3 % better {break_even_text(best.break_even_bandwidth, best.wire_dtypes)}"
+
+
 def explain(comparison: Comparison) -> Explanation:
     """Explain why the best plan of a comparison does not split more.
 
     Raises:
         DicompilerError: No strategy has a plan.
     """
-    best, problem = comparison.best, comparison.problem
+    return Explanation(tuple(explain_layers(comparison.problem, _best_plan(comparison))), explain_splits(comparison))
+
+
+def explain_splits(comparison: Comparison) -> tuple[SplitReason, ...]:
+    """Return the conditions under which plans on several devices are better than one device.
+
+    If no strategy has such a plan, the conditions are those of a plan that splits each layer over all devices.
+
+    Args:
+        comparison: The results of all strategies.
+
+    Returns:
+        The conditions for each plan; empty if the best plan itself uses several devices, or if only one can compute.
+
+    Raises:
+        DicompilerError: No strategy has a plan.
+    """
+    best, problem = _best_plan(comparison), comparison.problem
+    if len(_computing_devices(best)) > 1 or len(problem.platform.computing_devices) < 2:
+        return ()
+    planned = [result for result in comparison.results if result.plan is not None]
+    splits = [result for result in planned if result.plan and len(_computing_devices(result.plan)) > 1]
+    if not splits:
+        splits = [StrategyResult(SHARED_PLAN_NAME, 0.0, _shared_plan(problem, best))]
+    return tuple(_explain_split(problem, result) for result in splits)
+
+
+def _best_plan(comparison: Comparison) -> Plan:
+    best = comparison.best
     if best is None or best.plan is None:
         raise DicompilerError("compare: no strategy has a plan: there is nothing to explain")
-    splits: list[StrategyResult] = []
-    if len(_computing_devices(best.plan)) == 1:
-        planned = [result for result in comparison.results if result.plan is not None]
-        splits = [result for result in planned if result.plan and len(_computing_devices(result.plan)) > 1]
-        if not splits and len(problem.platform.computing_devices) > 1:
-            splits = [StrategyResult("shares of each layer", 0.0, _shared_plan(problem, best.plan))]
-    layers = tuple(explain_layers(problem, best.plan))
-    return Explanation(layers, tuple(_explain_split(problem, result) for result in splits))
+    return best.plan
 
 
 def _computing_devices(plan: Plan) -> set[str]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # The strategies that need no file and no required option.
 DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 
+MAX_EXPLAINED_LAYERS = 20
+
 
 @click.command("compare")
 @problem_options
@@ -57,7 +59,7 @@ def command(
     Example: dicompiler compare model.onnx --platform rpi4x4 --strategies single,modnn,dp
     """
     from dicompiler.analysis.compare import compare
-    from dicompiler.analysis.explain import explain
+    from dicompiler.analysis.explain import explain, explain_splits
     from dicompiler.cli.compile_output import comparison_document, show_comparison
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
@@ -81,11 +83,13 @@ def command(
     with open_executor(executor) as workers, progress("single") as tell:
         comparison = compare(replace(problem, executor=workers), candidates, tell, options.tolerate_failures)
         explanation = explain(comparison) if with_explanation else None
+        needs_hint = not as_json and comparison.best is not None
+        splits = explain_splits(comparison) if needs_hint and explanation is None else ()
     if as_json:
         more = {} if explanation is None else {"explanation": asdict(explanation)}
         print_json(comparison_document(comparison) | more)
         return
-    show_comparison(comparison)
+    show_comparison(comparison, splits if explanation is None else explanation.splits)
     if explanation is not None:
         _show_explanation(explanation)
 
@@ -102,7 +106,8 @@ def _show_explanation(explanation: Explanation) -> None:
             for split in explanation.splits
         ]
         print_table(("strategy", "pays off"), lines)
-    click.echo("\nlayers that are not split, each considered on its own\n")
+    click.echo("\nlayers that are not split, each considered on its own, largest saving first\n")
+    layers = sorted(explanation.layers, key=lambda layer: -layer.saved_s)
     headers = ("layer", "operator", "reason", "saves", "sends", "pays off")
     rows = [
         (
@@ -113,9 +118,12 @@ def _show_explanation(explanation: Explanation) -> None:
             format_bytes(layer.sent_bytes) if layer.sent_bytes else "-",
             break_even_text(layer.break_even_bandwidth, layer.wire_dtypes) if layer.saved_s else "-",
         )
-        for layer in explanation.layers
+        for layer in layers[:MAX_EXPLAINED_LAYERS]
     ]
-    print_table(headers, rows, right=(3, 4))
+    print_table(headers, rows, right=(3, 4), wrap=2)
+    if further := layers[MAX_EXPLAINED_LAYERS:]:
+        most = format_seconds(further[0].saved_s)
+        click.echo(f"… {len(further)} further rows, which save at most {most} each: use --json to see all")
 
 
 def parse_strategies(text: str) -> dict[str, Strategy]:

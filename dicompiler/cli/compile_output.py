@@ -25,6 +25,7 @@ from dicompiler.cli.table import print_entries, print_json, print_table, wrap_te
 
 if TYPE_CHECKING:
     from dicompiler.analysis.compare import Comparison, StrategyResult
+    from dicompiler.analysis.explain import SplitReason
     from dicompiler.cost.failure_timeline import StreamInterval
     from dicompiler.cost.simulation_result import SimulationResult
     from dicompiler.driver.compile_result import CompileResult
@@ -275,8 +276,11 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def show_comparison(comparison: Comparison) -> None:
-    """Print a row for each strategy, the lower bound, and the device shares and bottleneck of the best plan."""
+def show_comparison(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
+    """Print a row for each strategy, the lower bound, and the device shares and bottleneck of the best plan.
+
+    If the best plan uses one device, `splits` are the conditions under which several devices are better.
+    """
     has_energy = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
     energy = ("energy J",) if has_energy else ()
     headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speedup", "search s")
@@ -301,8 +305,9 @@ def show_comparison(comparison: Comparison) -> None:
     if engines := comparison.problem.platform.engines:
         from dicompiler.driver.compile_summary import describe_engines
 
-        click.echo(f"\nengines: {describe_engines(engines)}")
-    _show_best(comparison)
+        text = wrap_text(f"engines: {describe_engines(engines)}")
+        click.echo(f"\n{text}")
+    _show_best(comparison, splits)
 
 
 def _comparison_row(row: StrategyResult, comparison: Comparison, has_energy: bool) -> tuple[str, ...]:
@@ -321,7 +326,9 @@ def _comparison_row(row: StrategyResult, comparison: Comparison, has_energy: boo
     )
 
 
-def _show_best(comparison: Comparison) -> None:
+def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
+    from dicompiler.analysis.explain import suggest_split
+
     best, objective = comparison.best, comparison.problem.objective
     if best is None or best.metrics is None:
         raise DicompilerError("compare: no strategy found a feasible plan")
@@ -340,7 +347,8 @@ def _show_best(comparison: Comparison) -> None:
     if warning := best.metrics.describe_implausible_gain(comparison.single_device, objective):
         click.echo(wrap_text(f"warning: {warning}"))
     if len(best.metrics.devices) == 1:
-        click.echo("a single device is best here: --explain names the bandwidth above which a split is better")
+        hint = f": {suggest_split(splits)}" if splits else ""
+        click.echo(wrap_text(f"a single device is best here{hint}"))
 
 
 def show_device_shares(metrics: Metrics) -> None:

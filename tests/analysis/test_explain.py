@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from support.layer_graphs import formed
+from support.printed import column
 
 from dicompiler import networks
 from dicompiler.analysis.compare import Comparison, compare
-from dicompiler.analysis.explain import explain, explain_layers
+from dicompiler.analysis.explain import SplitReason, explain, explain_layers, suggest_split
+from dicompiler.cli import compare as cli_compare
 from dicompiler.cli import main
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.cluster import Host
-from dicompiler.ir.platform import uniform_platform
+from dicompiler.ir.cluster import Host, Network
+from dicompiler.ir.platform import platform_to_toml, uniform_platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
 
@@ -76,13 +80,53 @@ def test_every_whole_layer_has_a_reason() -> None:
     )
 
 
+def test_best_hint_is_shown_without_a_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tmp_path / "squeezenet.onnx")
+    onnx.save(networks.build("squeezenet"), model)
+    slow = replace(uniform_platform(4), network=Network("switch", 5e6))
+    (tmp_path / "slow.toml").write_text(platform_to_toml(slow))
+    asked = ["compare", model, "--platform", str(tmp_path / "slow.toml"), "--strategies"]
+    assert main([*asked, "single,modnn,pipeline"]) == 0
+    last = " ".join(capsys.readouterr().out.split()).rpartition("a single device is best here: ")[2]
+    assert re.fullmatch(r"modnn is 3 % better above [\d.]+ Mbit/s(, or with --wire-dtype \w+)?", last)
+    assert main([*asked, "single"]) == 0
+    assert "best here: a split of each layer is 3 % better above " in " ".join(capsys.readouterr().out.split())
+    assert main([*asked, "single", "--json"]) == 0
+    assert "explanation" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("splits", "text"),
+    [
+        ([("a", None, ()), ("b", 5e8, ("int8",)), ("c", 9e8, ())], "b is 3 % better above 500 Mbit/s, or with --wire"),
+        ([("a", None, ()), ("b", None, ())], "no tried split is faster at any bandwidth"),
+        ([("a", 5e8, ()), ("b", 5e8, ("int8",))], "b is 3 % better above 500 Mbit/s, or with --wire-dtype int8"),
+    ],
+)
+def test_hint_names_the_split_that_needs_least_bandwidth(splits: list[tuple[str, Any, Any]], text: str) -> None:
+    assert suggest_split([SplitReason(*split) for split in splits]).startswith(text)
+
+
+def test_long_explanations_are_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tmp_path / "lenet.onnx")
+    onnx.save(networks.build("lenet", 0), model)
+    monkeypatch.setattr(cli_compare, "MAX_EXPLAINED_LAYERS", 3)
+    assert main(["compare", model, "--platform", "rpi4x2", "--strategies", "single", "--explain"]) == 0
+    printed = capsys.readouterr().out
+    saved = [float(time.split()[0]) for time in column(printed, "saves").values()]
+    assert len(saved) == 3 and saved == sorted(saved, reverse=True)
+    assert re.search(r"\n… 5 further rows, which save at most [\d.]+ µs each: use --json to see all\n$", printed)
+
+
 def test_command_and_report_show_the_explanations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, known = str(tmp_path / "lenet.onnx"), tmp_path / "compare.json"
     onnx.save(networks.build("lenet", 0), model)
     asked = ["compare", model, "--platform", "rpi4x2", "--strategies", "single,modnn", "--explain"]
     assert main(asked) == 0
     text = capsys.readouterr().out
-    assert "a single device is best here" in text and "too little work" in text
+    assert "\nlayers that are not split" in text and "too little work" in text
     assert main([*asked, "--json"]) == 0
     known.write_text(capsys.readouterr().out)
     document = json.loads(known.read_text())
