@@ -11,6 +11,7 @@ import pluggy
 import pytest
 from support.distributions import distribution, listed
 
+from dicompiler.base.option_specs import options_of
 from dicompiler.plugin import builtins, hookspecs
 from dicompiler.plugin.entry_points import BUILTIN_PLUGINS
 from dicompiler.plugin.registry import registry
@@ -52,6 +53,15 @@ class TestBuiltins:
     def test_builtin_plugins_match_pyproject(self) -> None:
         document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
         assert dict(BUILTIN_PLUGINS) == document["project"]["entry-points"]["dicompiler"]
+
+    @pytest.mark.parametrize("kind", ["passes", "strategies", "targets", "cost_models"])
+    def test_every_option_has_a_description(self, kind: str) -> None:
+        found = [
+            (name, option.name, option.help.strip())
+            for name, entry in registry().entries(kind).items()
+            for option in options_of(entry.value)
+        ]
+        assert found and [(name, option) for name, option, text in found if not text] == []
 
     def test_installed_and_on_the_path_is_once(self, site: Path) -> None:
         for version in ("7.1", "7.0"):
