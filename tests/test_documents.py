@@ -6,12 +6,16 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from support import acme_pages, architecture, command_reference, console, formats, notebook, operators, package_page
 from support.building import environment
@@ -163,6 +167,19 @@ def test_stream_of_the_stream_page_runs(walked: Path) -> None:
     assert len(console.run_python(stream, walked).splitlines()) == 20
 
 
+def test_stream_page_states_the_predicted_ages(tmp_path: Path) -> None:
+    onnx.save(networks.build("resnet18"), tmp_path / "resnet18.onnx")
+    network = "resnet18.onnx --platform rpi4x4"
+    console.run(f"dicompiler plan {network} --strategy cpsat{{tries=0}} -o plan.json", tmp_path)
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| (\d+) \|$", STREAM, re.MULTILINE)
+    assert [int(count) for count, _, _ in rows] == [1, 2, 4, 12]
+    for count, rate, age_ms in rows:
+        simulated = f"dicompiler simulate {network} --plan plan.json --frames 60 --in-flight {count} --json"
+        stream = json.loads(console.run(simulated, tmp_path))["stream"]
+        assert f"{1 / stream['period_s']:.1f}" == rate
+        assert f"{1000 * statistics.median(end - start for start, end in stream['frames']):.0f}" == age_ms
+
+
 def test_commands_of_the_camera_run(tmp_path: Path) -> None:
     example = console.DOCUMENT.parent / "examples" / "camera"
     shutil.copy(example / "camera.py", tmp_path)
@@ -171,7 +188,22 @@ def test_commands_of_the_camera_run(tmp_path: Path) -> None:
             ["bash", "-c", command.line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"{command.line}: {done.stderr}"
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [str(number) for number in range(10)]
+    lines = [re.fullmatch(r"(\d+) \d+ (\d+) ms old", line) for line in done.stdout.splitlines()]
+    assert [int(line[1]) for line in lines if line is not None] == list(range(10))
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_camera_ends_with_the_newest_picture(every: bool, tmp_path: Path) -> None:
+    camera = runpy.run_path(str(console.DOCUMENT.parent / "examples" / "camera" / "camera.py"))
+    shown = [np.full((2, 2, 3), value, np.uint8) for value in range(5)]
+    path = tmp_path / "pictures"
+    path.write_bytes(b"".join(picture.tobytes() for picture in shown))
+    with path.open("rb") as stream:
+        found = list(camera["pictures"](stream, 2, 2, every))
+    times = [taken for taken, _ in found]
+    assert times == sorted(times) and 1 <= len(found) <= 5 and (len(found) == 5 or not every)
+    expected = (shown[-1] / 255 - camera["MEAN"]) / camera["DEVIATION"]
+    np.testing.assert_allclose(found[-1][1][0].transpose(1, 2, 0), expected, rtol=1e-5)
 
 
 def test_cells_of_the_notebook_print_the_shown_output(tmp_path: Path) -> None:

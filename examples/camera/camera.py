@@ -3,7 +3,8 @@
     ffmpeg -f v4l2 -i /dev/video0 -vf scale=224:224 -pix_fmt rgb24 -f rawvideo - | python camera.py build
 
 `build` is an artifact of `dicompiler compile` for a network with one input of 1x3xHxW. Pictures that arrive while the
-devices are busy are dropped, except the newest, so that results are up to date. `--every` classifies all pictures.
+devices are busy are dropped, except the newest. Each line shows the age of its picture: the time since it was read from
+stdin. `--every` classifies all pictures, so their age grows if the camera is faster than the devices.
 """
 
 from __future__ import annotations
@@ -26,38 +27,54 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 """Mean and standard deviation of ImageNet, per channel; replace them if your network was trained on other data."""
 
 
-def pictures(stream: BinaryIO, height: int, width: int, every: bool) -> Iterator[np.ndarray]:
-    """Yield the pictures of a stream as float32 of 1x3xHxW: all of them, or the newest at each request."""
-    waiting: queue.Queue[bytes] = queue.Queue()
+def pictures(stream: BinaryIO, height: int, width: int, every: bool) -> Iterator[tuple[float, np.ndarray]]:
+    """Yield pictures and the times at which they were read: all of a stream, or the newest at each request.
+
+    Pictures are float32 of 1x3xHxW.
+    """
+    waiting: queue.Queue[tuple[float, bytes]] = queue.Queue()
 
     def read() -> None:
         while len(raw := stream.read(height * width * 3)) == height * width * 3:
-            waiting.put(raw)
-        waiting.put(b"")
+            waiting.put((time.monotonic(), raw))
+        waiting.put((0.0, b""))
 
     threading.Thread(target=read, daemon=True).start()
-    while raw := waiting.get():
-        while not every and not waiting.empty() and (newer := waiting.get()):
-            raw = newer
+    taken, raw = waiting.get()
+    while raw:
+        while not every and not waiting.empty():
+            newer = waiting.get()
+            if not newer[1]:
+                waiting.put(newer)  # The end comes after the newest picture.
+                break
+            taken, raw = newer
         pixels = np.frombuffer(raw, np.uint8).reshape(height, width, 3).astype(np.float32) / 255
-        yield ((pixels - MEAN) / DEVIATION).transpose(2, 0, 1)[None]
+        yield taken, ((pixels - MEAN) / DEVIATION).transpose(2, 0, 1)[None]
+        taken, raw = waiting.get()
 
 
 def main() -> None:
-    """Print number, class and seconds since the start for each picture."""
+    """Print number, class and age in milliseconds for each picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="the artifact of dicompiler compile")
     parser.add_argument("--size", default="224x224", help="height x width of a picture")
     parser.add_argument("--input", default="input", help="name of the network's input")
     parser.add_argument("--every", action="store_true", help="drop no picture")
+    parser.add_argument("--in-flight", type=int, default=2, help="pictures in flight: fewer give newer results")
     options = parser.parse_args()
     height, width = map(int, options.size.split("x"))
-    start = time.monotonic()
-    with dicompiler.connect(options.directory) as session:
-        frames = ({options.input: picture} for picture in pictures(sys.stdin.buffer, height, width, options.every))
-        for number, outputs in enumerate(session.stream(frames)):
+    in_flight: queue.Queue[float] = queue.Queue()  # the times at which the pictures in flight were read
+
+    def frames() -> Iterator[dict[str, np.ndarray]]:
+        for taken, picture in pictures(sys.stdin.buffer, height, width, options.every):
+            in_flight.put(taken)
+            yield {options.input: picture}
+
+    with dicompiler.connect(options.directory, dicompiler.RunOptions(in_flight=options.in_flight)) as session:
+        for number, outputs in enumerate(session.stream(frames())):
             (scores,) = outputs.values()
-            print(number, scores.argmax(), f"{time.monotonic() - start:.2f}", flush=True)
+            age_ms = 1000 * (time.monotonic() - in_flight.get())
+            print(number, scores.argmax(), f"{age_ms:.0f} ms old", flush=True)
 
 
 if __name__ == "__main__":
