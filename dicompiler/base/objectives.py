@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from dicompiler.base.errors import UsageError, did_you_mean
-from dicompiler.base.units import format_bytes, format_joules, format_seconds
+from dicompiler.base.units import format_bytes, format_joules, format_number, format_seconds
 
 OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
 """Names of the objectives. `throughput` is measured as the seconds from one frame of a stream to the next."""
@@ -57,7 +57,7 @@ def format_objective(objective: str, value: float) -> str:
     """
     formats = {"energy": format_joules, "memory": format_bytes, "communication": format_bytes}
     if objective not in OBJECTIVES:
-        return f"{value:.4g}"
+        return format_number(value)
     return formats.get(objective, format_seconds)(value)
 
 

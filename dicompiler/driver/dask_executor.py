@@ -31,7 +31,7 @@ class DaskExecutor(Executor):
         try:
             import distributed
         except ImportError:
-            raise UsageError("executor dask: Dask distributed is not installed: pip install distributed") from None
+            raise UsageError("executor dask: Dask is not installed: pip install 'dicompiler[dask]'") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
             # Every error that matters is raised as an exception, so log messages would repeat it.
             logging.getLogger(name).setLevel(logging.CRITICAL)

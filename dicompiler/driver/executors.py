@@ -138,7 +138,7 @@ def _open_mpi_pool() -> Executor:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor
     except ImportError as error:
-        missing = "mpi4py is not installed: pip install mpi4py"
+        missing = "mpi4py is not installed: pip install 'dicompiler[mpi4py]'"
         raise UsageError(f"executor mpi: {missing if error.name else error}") from None
     except RuntimeError:
         raise UsageError(

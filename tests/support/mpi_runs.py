@@ -15,7 +15,7 @@ from support.handmade import Made
 
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.target.integrity import write_integrity
-from dicompiler_targets.mpi import MpiTarget, toolchain
+from dicompiler_targets.mpi import MpiTarget, fetch_headers, toolchain
 
 
 def emit(made: Made, directory: Path, **options: Any) -> Path:
@@ -73,7 +73,7 @@ def environment() -> dict[str, str]:
     own = {
         "PATH": path,
         "VIRTUAL_ENV": sys.prefix,
-        toolchain.INCLUDE_VARIABLE: str(toolchain.find_include_directory()),
+        fetch_headers.INCLUDE_VARIABLE: str(fetch_headers.get_include_directory()),
         "OMPI_MCA_btl": "^ofi",
     }
     return os.environ | roots | own

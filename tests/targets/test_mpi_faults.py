@@ -27,7 +27,7 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.integrity import write_integrity
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.mpi import MpiTarget, build, codegen, fetch_headers, package_files, toolchain
+from dicompiler_targets.mpi import MpiTarget, build, codegen, package_files, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
 
 
@@ -176,35 +176,6 @@ def test_program_that_is_missing_is_named_with_the_command_that_installs_it(name
         DicompilerError, match=rf"^target mpi: {re.escape(name)} is missing: install it with .*apt install"
     ):
         toolchain.find_toolchain(str(tmp_path))
-
-
-def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(toolchain.INCLUDE_VARIABLE, raising=False)
-    monkeypatch.setattr(toolchain, "HEADER_FILE", "onnxruntime_cxx_api.h.not")
-    monkeypatch.setitem(
-        toolchain.INSTALL_HINTS, toolchain.HEADER_FILE, toolchain.INSTALL_HINTS["onnxruntime_cxx_api.h"]
-    )
-    with pytest.raises(DicompilerError, match=r"is missing: install it with .*dicompiler_targets\.mpi\.fetch_headers"):
-        toolchain.find_include_directory()
-
-
-def test_sources_of_apt_are_those_of_this_system_with_another_release(tmp_path: Path) -> None:
-    (tmp_path / "sources.list.d").mkdir()
-    (tmp_path / "sources.list").write_text(
-        "deb [arch=amd64] http://a.test/debian bookworm main contrib\n# deb x bookworm y\n"
-    )
-    (tmp_path / "sources.list.d" / "debian.sources").write_text(
-        "Types: deb\nURIs: http://b.test/debian\n http://c.test/debian\nSuites: bookworm bookworm-updates\n"
-        "Components: main\nSigned-By: /keys.gpg\n\nTypes: deb\nURIs: http://d.test\nSuites: bookworm-security\n"
-    )
-    assert fetch_headers.find_apt_sources(tmp_path, "bookworm") == [
-        "deb [arch=amd64] http://a.test/debian trixie main\n",
-        "deb [signed-by=/keys.gpg] http://b.test/debian trixie main\n",
-        "deb [signed-by=/keys.gpg] http://c.test/debian trixie main\n",
-    ]
-    with pytest.raises(DicompilerError, match="there is no source of the release sid"):
-        fetch_headers.find_apt_sources(tmp_path, "sid")
 
 
 def test_reports_source_that_does_not_compile(artifact: Path) -> None:

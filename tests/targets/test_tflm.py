@@ -228,7 +228,7 @@ def test_compile_writes_nothing_if_an_operator_cannot_be_expressed(tmp_path: Pat
 
 def test_without_the_packages_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tflite", None)
-    with pytest.raises(DicompilerError, match=r"tflite is not installed: pip install flatbuffers tflite tflite-micro"):
+    with pytest.raises(DicompilerError, match=r"tflite is not installed: pip install 'dicompiler\[tflm\]'"):
         emitted(compiled(network("lenet")), tmp_path / "out")
 
 

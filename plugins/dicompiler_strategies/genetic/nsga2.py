@@ -82,7 +82,7 @@ def evolve(
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
     except ImportError:
-        raise DicompilerError("genetic: pymoo is not installed: run pip install pymoo matplotlib") from None
+        raise DicompilerError("genetic: pymoo is not installed: pip install 'dicompiler[explore]'") from None
     from pymoo.core.evaluator import Evaluator
     from pymoo.core.problem import Problem
     from pymoo.problems.static import StaticProblem

@@ -20,7 +20,9 @@ MIN_GENERATIONS = 20
 
 @dataclass(frozen=True)
 class Genetic(ExplorationOptions, Strategy):
-    """AutoDiCE's exploration: NSGA-II over runs of whole layers, stage by stage on 2, 4, 8, … devices.
+    """AutoDiCE's exploration: NSGA-II over runs of whole layers (needs the extra `explore`).
+
+    It works stage by stage, on 2, 4, 8, … devices:
 
         conv1 conv2 | conv3 | conv4 fc5     for example on pi03, pi01, pi02
 

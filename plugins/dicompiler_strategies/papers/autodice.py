@@ -10,7 +10,7 @@ from dicompiler_strategies.genetic.strategy import Genetic
 
 @dataclass(frozen=True)
 class Autodice(Genetic):
-    """AutoDiCE as printed: 400 generations, random initial plans, and its second level in every stage.
+    """AutoDiCE as printed: 400 generations, random initial plans, both levels (needs the extra `explore`).
 
     The first level evaluates many plans with a fast model, the second level a few plans one by one. The options are
     those of `genetic`.

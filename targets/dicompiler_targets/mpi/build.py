@@ -18,7 +18,9 @@ from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
 from dicompiler.plugin_api.artifacts import file_digest
-from dicompiler_targets.mpi.toolchain import HEADER_FILE, Toolchain, get_cache_directory, get_search_path
+from dicompiler_targets.mpi.cache_directory import get_cache_directory
+from dicompiler_targets.mpi.fetch_headers import HEADER_FILE
+from dicompiler_targets.mpi.toolchain import Toolchain, get_search_path
 
 MAX_CACHED_PROGRAMS = 64
 """Maximum number of cached executables for each set of tools. The least recently used ones are removed."""

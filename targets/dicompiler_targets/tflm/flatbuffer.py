@@ -86,7 +86,7 @@ def import_optional(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise DicompilerError(
-            f"target tflm: {error.name or module} is not installed: pip install flatbuffers tflite tflite-micro"
+            f"target tflm: {error.name or module} is not installed: pip install 'dicompiler[tflm]'"
         ) from None
 
 
