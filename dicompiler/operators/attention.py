@@ -30,7 +30,8 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
     can_split_rows = not operation.attribute("is_causal", 0) and max(windows) < 0
     out, needs, heads = _split_heads(operation, region, counts, can_split_rows)
     mask: list[Region | None] = [None for _ in operation.inputs[3:]]
-    if operation.has_input(3):  # The last axis of the mask can be shorter than the rows of the keys.
+    # The last axis of the mask is read whole. It can be shorter than the number of keys.
+    if operation.has_input(3):
         shape = operation.input_shape(3)
         rows = out[1] if len(out) == 3 else out[2]
         mask[0] = (*broadcast_need(shape, (out[0], heads[0], rows, (0, shape[-1])))[:-1], (0, shape[-1]))

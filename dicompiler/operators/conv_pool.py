@@ -3,10 +3,12 @@
 Windows slide over the spatial axes. A tile (a region of the output) therefore reads a halo: rows and columns of the
 input beyond those at its own position.
 
-Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that is the
-whole tensor therefore equals the original node. The windows of a ConvTranspose slide over its output: each input
-element has a window, and a tile reads the input elements with windows that overlap the tile. The pads of such a piece
-cut away the elements that lie outside of the tile.
+Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that covers the
+whole tensor therefore has the input and the pads of the original node.
+
+The windows of a ConvTranspose slide over its output: each input element has a window, and a tile reads the input
+elements with windows that overlap the tile. The pads of such a piece cut away the elements that lie outside of the
+tile.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     """Return the tile of an output interval of a transposed convolution.
 
     A pad of n > 0 cuts n elements off the tile's output, and a pad of -n appends n zeros. A tile at the tensor's border
-    reads its input up to the border, even elements that it does not need. The tile of a whole tensor is therefore the
-    original node.
+    reads its input up to the border, even elements that it does not need. A tile that covers the whole tensor therefore
+    has the input and the pads of the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
     # The first input element that the tile reads is the first one with a window that overlaps the tile. If the tile

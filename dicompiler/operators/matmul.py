@@ -1,7 +1,7 @@
 """Rules of tensor products (Gemm, MatMul, Einsum), of RNN, GRU and LSTM, and costs of MoE and DFT.
 
-An Einsum equation describes each product. It has one letter per axis, so its letters say which axes are summed, and
-which interval of the output each axis of an operand reads.
+An Einsum equation describes each product, with one letter per axis. Along an axis of an operand, a piece reads the
+same interval as along the output axis with the same letter. If the output does not have the letter, the axis is summed.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ def piece_of_float_operator(
     """Split a quantized operator like the float operator, and read the scales and zero points that belong to the piece.
 
     `float_piece` is the piece function of the float operator, and `operands` are the indices of the inputs that the
-    float operator has too. `parameters` has, by the index of each scale or zero point, the index of the operand that it
-    describes, and the axis of this operand along which it can vary. All other inputs are read completely.
+    float operator has too. The keys of `parameters` are the input indices of the scales and zero points. Each value
+    has the index of the operand to which the scale or zero point belongs, and the axis of this operand along which it
+    can vary. All other inputs are read completely.
     """
     piece = float_piece(_float_operation(operation, operands), region, reduce)
     needs = dict(zip(operands, piece.needs, strict=False))

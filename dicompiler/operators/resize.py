@@ -1,9 +1,10 @@
 """Rules of Resize, Upsample and GridSample.
 
 An axis can be split if it is enlarged by an integer, or reduced by a power of two. A block is then one element of the
-smaller tensor, and the corresponding elements of the larger one. A tile that starts at the start of a block has the
-same coordinates as in the whole tensor, shifted by an integer, also in floating-point arithmetic. It is therefore
-resampled exactly like the whole tensor. With other factors, aligned corners or antialiasing, the whole axis is read.
+smaller tensor, and the corresponding elements of the larger one. If a tile starts at the start of a block, each of its
+coordinates is the coordinate in the whole tensor minus an integer, also in floating-point arithmetic. The tile is
+therefore resampled exactly like the whole tensor. With other factors, aligned corners or antialiasing, the whole axis
+is read.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class ResizeAxis:
         extent: Number of input elements.
         out_extent: Number of output elements.
         factor: Output elements per input element.
-        shift: Distance from the start of an element to the point with the element's index as coordinate: 0 if this
-            point is the start, 1/2 if it is the center.
+        shift: Position of coordinate i within element i: 0 if the coordinate is the start of the element, 1/2 if it is
+            the center.
         low: Function that returns the first input element that is read at a coordinate.
         high: Function that returns the last input element that is read at a coordinate.
     """
@@ -90,7 +91,7 @@ def _has_old_coordinates(operation: Operation) -> bool:
 
 
 def resized_axes(operation: Operation) -> list[int]:
-    """Return the axes to which the scales or sizes belong, in their order."""
+    """Return the axis to which each scale or size belongs, in the order of the scales or sizes."""
     rank = len(operation.input_shape(0))
     return [axis % rank for axis in operation.attribute("axes") or range(rank)]
 

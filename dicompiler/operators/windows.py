@@ -6,8 +6,10 @@ the ones that count:
 * auto_pad of a pool: onnxruntime computes the pads from the kernel without dilations, and ignores `pads`.
 * ceil_mode of a pool: onnxruntime drops a last window that would start outside of the input.
 * auto_pad of a ConvTranspose: the output extent is input extent · stride. ONNX adds `output_padding` to it.
-* output_shape of a ConvTranspose: ONNX stops at the first axis that is smaller than the input.
-* keep_aspect_ratio_policy of a Resize: onnxruntime does not resize an axis that is given as a negative number.
+* output_shape of a ConvTranspose: ONNX ends its inference at the first axis on which the output is smaller than the
+  input.
+* keep_aspect_ratio_policy of a Resize: onnxruntime does not resize an axis that the attribute `axes` gives as a
+  negative number.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ class WindowAttributes:
         return begin, total - begin
 
     def given_pads(self, axis: int) -> Pads:
-        """Return the pads of an axis if they do not follow from `auto_pad`. VALID ignores the attribute `pads`."""
+        """Return the pads of an axis if `auto_pad` is VALID (no pads) or NOTSET (the attribute `pads`)."""
         return (0, 0) if self.auto_pad == "VALID" else (self.pads[axis], self.pads[len(self.kernel) + axis])
 
     def pool_pads(self, axis: int, extent: int) -> Pads:
@@ -141,7 +143,7 @@ class WindowAttributes:
         return SpatialAxis(extent, count, self.span(axis), self.strides[axis], begin, end)
 
     def has_disputed_pool(self, extents: Shape) -> bool:
-        """Return True if ONNX infers another output shape of a pool with these input extents than onnxruntime."""
+        """Return True if ONNX and onnxruntime disagree about the output shape of a pool with these input extents."""
         ignores_dilations = self.is_same and max(self.dilations) > 1
         ignores_pads = self.auto_pad != "NOTSET" and any(self.pads)
         drops_window = any(self.pool_axis(axis, extent).extent < extent for axis, extent in enumerate(extents))
@@ -167,9 +169,9 @@ class WindowAttributes:
         return self.distribute(max(0, self.uncut_extent(axis, count) - extent))
 
     def has_disputed_transposed(self, counts: Shape) -> bool:
-        """Return True if ONNX infers another output shape of a transposed convolution than onnxruntime.
+        """Return True if ONNX and onnxruntime disagree about the output shape of a transposed convolution.
 
-        `counts` are the spatial extents of the input.
+        `counts` are the spatial extents of its input.
         """
         if self.output_shape:
             return any(extent < count for extent, count in zip(self.output_shape, counts, strict=True))

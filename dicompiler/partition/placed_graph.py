@@ -30,10 +30,14 @@ from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import format_region
 
 StepKey = tuple[int, int, int, int]
-"""Number of the period, lane (-1: before all lanes), position in layer order, phase (0: slices to send; 1: nodes)."""
+"""Sort key of a node: (period, lane, position in layer order, phase).
+
+A period lasts from one exchange between lanes or devices to the next (see `routing.number_lane_periods`). Slices that
+are sent have the lane -1, before all lanes, and the phase 0. All other nodes have the phase 1.
+"""
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
-"""Index for graph inputs, which no node computes. It replaces the index of the node that computes a tensor."""
+"""Value for the index of the node that computes a tensor, if the tensor is a graph input: no node computes it."""
 
 
 class WeightSlice(NamedTuple):
@@ -124,7 +128,7 @@ class TensorSend(NamedTuple):
     Attributes:
         producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
         tensor: Name of the tensor.
-        rank: Index of the receiver among all devices that read the tensor, which are sent the tensor in this order.
+        rank: Number of the receiver among all devices that read the tensor, in the order of their first reading nodes.
         receiver: Name of the receiving device.
     """
 

@@ -236,7 +236,8 @@ class _Placer:
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if info is not None:
                 self.builder.tensor_knowledge[name] = info
-        self.captured_names.update(node.inputs)  # They include initializers that only subgraphs of the node read.
+        # `node.inputs` includes initializers that only subgraphs of the node read.
+        self.captured_names.update(node.inputs)
         names, proto = {tensor: placed.name for tensor, placed in tensors.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)

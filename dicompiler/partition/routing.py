@@ -43,7 +43,7 @@ DeviceLane = tuple[str, int]
 StateOnDevice = tuple[str, str]
 """Model input that is a state, and device that keeps a region of the state."""
 MIN_PIECES_FOR_ONE_CONCAT = 64
-"""Number of boxes above which an assembly is a single concatenation. Nested concatenations would be too deep."""
+"""An assembly of more boxes than this is a single concatenation, because nested ones would be too deep."""
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
@@ -213,7 +213,7 @@ class _Router:
         overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *received_by_device.get(device, ()))):
             assert box.region is not None
-            # The comparison lets an empty tensor overlap with itself, for which `intersect` returns None.
+            # `intersect` returns None for empty regions. The comparison is for empty tensors, which are read too.
             overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))

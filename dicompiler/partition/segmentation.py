@@ -191,7 +191,8 @@ def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) ->
 def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
     """Return the device that sends `tensor` to `receiver`.
 
-    It is the device that computes the tensor. A model input is sent by a source, if possible on the receiver's host.
+    It is the device that computes the tensor. A model input is sent by a source device, and if possible by one on the
+    receiver's host.
     """
     if tensor in graph.producer:
         return graph.nodes[graph.producer[tensor]].placement.device

@@ -1,7 +1,7 @@
 """Tiling: parts of layers along named axes (height, width, channel), for annotating passes and strategies.
 
-The names of axes are not derived from a tensor's rank. They are propagated from the model's inputs through the operator
-rules, because tensors can have other axes in between: a channel shuffle has five.
+The rank of a tensor does not determine the positions of these axes: the tensors within a channel shuffle, for example,
+have five axes. The names are therefore propagated from the model's inputs through the operator rules.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
     - rank 3 or more: N, channel, height, width;
     - rank 2, integers (tokens): N and height;
     - rank 2, other types: height and channel, or N and channel if there is only one row.
-    Names are propagated through the layers. In a layer with weights, the axis that divides the weights is the channel
-    axis.
+    Names are propagated through the layers. If a part of an output axis needs only a part of the layer's weights, this
+    axis is the channel axis.
 
     Args:
         layers: The model's layers.
@@ -75,8 +75,9 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
 def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
     """Return the axes of a layer's output by name.
 
-    An axis has the name of the input axis that is divided together with it. In a layer with weights, the axis that
-    divides the weights is the channel axis. If another axis has the name channel already, it is renamed to height.
+    An axis has the name of the input axis that is divided together with it. If a part of an output axis needs only a
+    part of the layer's weights, this axis is the channel axis. An earlier axis with the name channel is then renamed to
+    height.
     """
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}

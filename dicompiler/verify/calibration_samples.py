@@ -1,4 +1,7 @@
-"""Reading of sample inputs from an .npz file; value ranges of tensors are measured with them."""
+"""Reading of sample inputs from an .npz file.
+
+The network is run on these samples to measure the value ranges of tensors, for example of those sent as int8.
+"""
 
 from __future__ import annotations
 

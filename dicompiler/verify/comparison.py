@@ -69,7 +69,8 @@ def compare_value(
         actual: The value to check.
         exact: True to require bit-equal values. Integers and bools must always be bit-equal.
         tolerance: The allowed difference. By default it depends on the type of the reference.
-        extra_tolerance: Share of max|reference| that is added to the allowed difference.
+        extra_tolerance: Share of max|reference| that is added to the allowed difference, for example because tensors
+            are sent in narrower types. It is not added to a tolerance in quantization steps.
 
     Returns:
         The check, with the largest difference in its detail.
@@ -141,7 +142,8 @@ def _compare_values(name: str, reference: NDArray[Any], actual: NDArray[Any], to
         return Check(name, False, "NaN or infinity at other places than in onnxruntime's result")
     difference = float(np.max(np.abs(expected[finite] - computed[finite]), initial=0.0))
     if tolerance.step is not None:
-        # Dequantized values have rounding errors, so that a difference of n steps is only approximately n · step.
+        # Dequantized values have rounding errors, so a difference of n steps can be slightly more than n · step.
+        # Rounding keeps it from exceeding a limit of n steps.
         steps = round(difference / tolerance.step, 3)
         detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.limit:g})"
         return Check(name, steps <= tolerance.limit, detail)
@@ -178,7 +180,8 @@ def check_exact(
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()
     for seed in used_seeds:
         try:
-            # No check model is assigned to a variable, because it is as large as the network and must be freed.
+            # No check model is assigned to a variable here. It is as large as the network, and must be freed before the
+            # next one is built.
             relaxation, masks, roles, failure = _check_seed(
                 build_check_model(model, seed, rules, relaxation, layers), split, masks
             )
@@ -199,9 +202,9 @@ def _check_seed(
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
     """Compare the results of one check model with those of its split version.
 
-    The result is a tuple of four: the relaxation that the check model needed, the weights that check models have read
-    so far, the failed devices of each role (a replica or failure plan), and the first failure. The first failure is the
-    index of a role and a description of the difference, or None.
+    The result is a tuple of four: the relaxation that the check model needed, `masks` joined with the weight positions
+    that this check model reads, the failed devices of each role (a replica or failure plan), and the first failure. The
+    first failure is the index of a role and a description of the difference, or None.
     """
     reference = run_model(check_model.model, check_model.inputs, is_single_use=True)
     roles = split(check_model.model).roles
@@ -239,10 +242,11 @@ def _first_difference(reference: Mapping[str, Any], execution: Execution) -> str
 def check_transfers(
     predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1, role_noun: str = "replicas"
 ) -> Check:
-    """Check that every transfer sent exactly the predicted bytes.
+    """Check that every transfer sent exactly as many bytes as predicted.
 
-    `predicted` are the transfers of all roles (replicas or failure plans), `sent` the sent bytes by transfer index, and
-    `frames` the number of frames that each role computed. `role_noun` is the word for roles in the check's detail.
+    `predicted` are the transfers of all roles (replicas or failure plans), `sent` the numbers of sent bytes by transfer
+    index, and `frames` the number of frames that each role computed. `role_noun` is the word for roles in the check's
+    detail.
     """
     for transfer in predicted:
         expected, actual = transfer.value.nbytes * frames, sent.get(transfer.index, 0)

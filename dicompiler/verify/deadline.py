@@ -60,13 +60,14 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         DeadlineExceededError: The deadline has passed.
     """
     options, current = ort.RunOptions(), _CURRENT.get()
-    options.log_severity_level = 4  # At other levels, onnxruntime logs that it was stopped.
+    options.log_severity_level = 4  # At lower levels, onnxruntime logs an error when it is stopped.
     if current is None:
         return call(options)
     deadline, scope = current
     results: list[Any] = []
     errors: list[BaseException] = []
-    ended = threading.Event()  # Thread.join() is not used, because it returns at once after Ctrl-C.
+    # Thread.join() is not used: after Ctrl-C it returns at once, although the thread still runs.
+    ended = threading.Event()
 
     def work() -> None:
         try:

@@ -227,7 +227,7 @@ def run_model(
         inputs: An array for each graph input, by name.
         outputs: Names of tensors to return instead of the graph outputs; inner tensors are allowed.
         optimization: Graph optimization level of onnxruntime.
-        is_single_use: True if memory is to be saved because the session is used once.
+        is_single_use: True if memory is to be saved: onnxruntime then makes no second, reordered copy of the weights.
 
     Returns:
         The outputs by name.

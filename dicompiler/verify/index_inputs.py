@@ -27,7 +27,7 @@ InputUse = tuple[onnx.NodeProto, int]
 MASK_VALUES = 2
 """Number of valid values of a mask, which contains 0 and 1."""
 INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
-"""Operators with indices of rows of the first input in their second input. Negative indices count from the end."""
+"""Operators that read indices of rows of the first input from the second one. Negative indices count from the end."""
 
 ValueLimit = int | tuple[int, ...]
 """An integer n if the valid values are 0 … n-1; a tuple if the value must be exactly this list of integers."""
@@ -68,8 +68,8 @@ def _find_reshape_target(
 ) -> tuple[int, ...] | None:
     """Return a valid target shape for a Reshape that reads its shape from the graph input `shape_input`.
 
-    It is the shape of the Reshape's output if that is static. Otherwise the shape keeps the first axes of the data and
-    merges all others into one.
+    It is the shape of the Reshape's output if that is static. Otherwise, it has as many extents as the graph input has
+    elements. If these are n, the shape keeps the first n - 1 axes of the data and merges all others into one.
     """
     output, data, target = (tensors.get(name) for name in (node.output[0], node.input[0], shape_input))
     if output is not None and output.shape is not None:
@@ -122,7 +122,11 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 
 
 def _nd_index_limit(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the smallest extent of the axes that the indices of a ScatterND or GatherND address."""
+    """Return the number of valid values of the indices of a ScatterND or GatherND.
+
+    An index is a vector with one number for each axis that it addresses. The same limit is used for all these numbers,
+    so it is the smallest extent of these axes.
+    """
     data, indices = (None if tensor is None else tensor.shape for tensor in inputs[:2])
     batch_axes = next((attribute.i for attribute in node.attribute if attribute.name == "batch_dims"), 0)
     return min(data[batch_axes : batch_axes + indices[-1]], default=None) if data and indices else None
@@ -140,8 +144,8 @@ def _mask_values(_node: onnx.NodeProto, _inputs: InputTensors) -> int:
 def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
     """Return the number of valid positions of com.microsoft's RotaryEmbedding.
 
-    A vector of positions contains only the first position of each sequence. Later rows need larger positions, so fewer
-    values are valid.
+    If the positions are a vector, it contains only the position of the first row of each sequence. The positions of
+    all later rows, which are larger, must be valid too, so the largest values of the first position are not valid.
     """
     count = input_extent(2, 0)(node, inputs) if node.domain else None
     x, positions = (None if tensor is None else tensor.shape for tensor in inputs[:2])
@@ -150,9 +154,9 @@ def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | N
 
 
 def _cache_rows(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the rows of the cache that GroupQueryAttention writes.
+    """Return the number of rows of the cache that GroupQueryAttention writes.
 
-    They are the rows of the cache that it reads, or the total length if that is larger.
+    It is the number of rows of the cache that the node reads, or the node's total length if that is larger.
     """
     past_rows, total = input_extent(3, 2)(node, inputs), inputs[6] if len(inputs) > 6 else None
     totals = [] if total is None or total.value is None else [int(total.value.flat[0])]
@@ -207,7 +211,7 @@ _VALUE_COUNTS: Mapping[tuple[str, int], Callable[[onnx.NodeProto, InputTensors],
 def limit_values(
     inputs: Mapping[str, NDArray[Any]], limits: Mapping[str, ValueLimit], seed: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the inputs, with seeded valid values in place of those of inputs in `limits`."""
+    """Return the inputs, with the values of each input in `limits` replaced by valid values drawn with `seed`."""
 
     def limited(name: str, array: NDArray[Any]) -> NDArray[Any]:
         limit = limits.get(name)

@@ -1,8 +1,9 @@
 """Check of input values that index rows of a table, such as tokens of an embedding. Clients run it before they send.
 
 `find_lookup_tables` returns the tables that each input indexes, with the offset that is added to the input's values,
-and the region of the input that is used. Values that pass through other operators (a Clip, a product, a sum of two
-inputs) are not checked here, because such an operator may bring them into the valid range. onnxruntime checks them.
+and the region of the input that is used. It follows the values through operators that move or cast them, or that add a
+constant. Values behind any other operator (a Clip, a product, a sum of two inputs) are not checked here, because such
+an operator may bring them into the valid range. onnxruntime checks them when it computes the frame.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TableRows = tuple[str, int]
 ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
 """Operators with as many rows in the output as in the input."""
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
-"""Operators that only move values: those of all inputs for Concat, and those of the first input for all others."""
+"""Operators that only move values. A Concat moves those of all inputs, all others move those of the first input."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
 """Integer types in which the addition of a constant does not wrap around."""
 
@@ -40,7 +41,7 @@ class _IndexValues:
         region: The region of the graph input that the tensor contains; None for the whole of an input of unknown shape.
         offset: The number that was added to each value.
         is_in_place: True if the values are at the same positions as in the region.
-        cast_type: The type to which the values were cast, which drops higher bits; "" if they were not.
+        cast_type: The type of a cast that dropped the higher bits of the values; "" if there was no such cast.
     """
 
     tensor: str
@@ -51,7 +52,7 @@ class _IndexValues:
 
 
 def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
-    """Raise DicompilerError if an input value is not the index of a row in each table that it indexes.
+    """Raise DicompilerError if an input value indexes a table, but the table does not have such a row.
 
     An example is a token beyond the vocabulary. The error names input and table.
     """
@@ -195,13 +196,17 @@ def _scatter_nd_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) ->
 
 
 def _rotary_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of GroupQueryAttention's rotary table, which is read only if `do_rotary` is set."""
+    """Return name and number of rows of GroupQueryAttention's rotary table; None if `do_rotary` is not set."""
     is_rotated = any(attribute.name == "do_rotary" and attribute.i for attribute in node.attribute)
     return _rows_of_input(7)(node, tensors) if is_rotated else None
 
 
 def _cache_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of the cache that GroupQueryAttention writes, which may exceed those of its input cache."""
+    """Return name and number of rows of the cache that GroupQueryAttention writes.
+
+    This cache may have more rows than the cache that the node reads. If both have equally many rows, the name is that
+    of the cache that it reads.
+    """
     cache = tensors.get(node.output[1]) if len(node.output) > 1 else None
     past_rows = _rows_of_input(3, 2)(node, tensors)
     if cache is None or cache.shape is None or len(cache.shape) != 4:

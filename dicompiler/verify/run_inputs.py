@@ -97,12 +97,18 @@ def reference_outputs(
 
 
 _INPUT_ERROR = "onnxruntime cannot run it"
-"""Phrase in the errors of all runtimes if onnxruntime fails while it computes a frame, perhaps due to its inputs."""
+"""Phrase in the error of each runtime if onnxruntime fails while it computes a frame.
+
+The inputs of the frame may be the cause of the failure.
+"""
 
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Name the inputs that the user should give, in an error of onnxruntime that random inputs may have caused."""
+    """Add a hint to an error that random inputs may have caused: the user should give inputs.
+
+    The hint lists the names of the inputs. If the user has given `inputs`, errors are not changed.
+    """
     try:
         yield
     except DicompilerError as error:

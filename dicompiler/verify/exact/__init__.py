@@ -102,7 +102,7 @@ class CheckModel:
 
     @property
     def excluded(self) -> Mapping[str, str]:
-        """Nodes that the check excludes: the reason, by node name."""
+        """Reason for each node that the check excludes, by node name."""
         return self.relaxation.excluded
 
 

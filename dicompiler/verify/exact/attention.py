@@ -26,7 +26,10 @@ MASK_INPUTS: Mapping[str, tuple[int, ...]] = {
     "MultiHeadAttention": (4, 5),
     "GroupQueryAttention": (5, 10),
 }
-"""Indices of the inputs that select the keys of a row or are added to its scores, by operator."""
+"""Indices of the mask inputs, by operator.
+
+A mask selects the keys that a row of the query can use, or is added to the scores of the row.
+"""
 _SEQUENCE_MASK_INPUTS = {"MultiHeadAttention": 4, "GroupQueryAttention": 5}
 _CAUSAL_ATTRIBUTES = {"Attention": "is_causal", "MultiHeadAttention": "unidirectional"}
 _WINDOW_ATTRIBUTES = {"Attention": ("left_window_size", "right_window_size")}
@@ -139,7 +142,8 @@ def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
 def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
     """Return nodes that compute `mark{i}` of shape (batch, heads, rows, 1).
 
-    It is the sum of mask input i over the keys, in which each element has a weight that depends on its position.
+    It is the sum of mask input i over the keys. Each element is first multiplied by a weight that depends on its
+    position.
     """
     prefix, rank = f"mark{i}", call.input_ranks[i]
     nodes = [

@@ -22,7 +22,10 @@ DEQUANTIZE_OP = "DequantizeLinear"
 INTEGER_WEIGHTS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
 }  # fmt: skip
-"""By operator on integers: index of the weight input, index of its zero point, and axis of varying zero points."""
+"""Inputs of operators on integers: (index of the weight, index of its zero point, axis).
+
+A zero point that is a vector has one number for each index of this axis of the weight.
+"""
 MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 
 
@@ -31,10 +34,10 @@ class Coverage:
     """Numbers of taps (kernel positions) and input channels that filters read, over all layers with weights.
 
     Attributes:
-        taps_read: Taps that at least one filter of the layer reads.
-        taps: All taps.
-        channels_read: Input channels of each group that at least one filter reads.
-        channels: All input channels.
+        taps_read: Number of taps that at least one filter of their layer reads.
+        taps: Number of all taps.
+        channels_read: Number of input channels that at least one filter of their group reads.
+        channels: Number of all input channels.
     """
 
     taps_read: int

@@ -1,8 +1,8 @@
 """Check that every number of a check model's run is exact.
 
 The model is run with all of its tensors as outputs. If an element of a tensor is a sum, the sum of the absolute values
-of its terms bounds all partial sums, in any order. The largest bound of a tensor is compared with the largest integer
-up to which the tensor's type represents all integers exactly.
+of its terms bounds all partial sums, in any order. Each type represents all integers up to a limit exactly (2^24 in
+float32). The largest bound of a tensor is compared with the limit of its type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Peak:
 
     Attributes:
         tensor: Name of the tensor.
-        magnitude: The bound, in units of the last binary place in use.
+        magnitude: The bound in units of 2^-n, if the numbers have n binary places behind the point.
         share: The magnitude divided by the limit of the tensor's type (2^24 in float32). If it is below 1, the tensor
             is exact.
     """
@@ -64,7 +64,7 @@ class _ValueRange:
 
     @property
     def units(self) -> float:
-        """The largest absolute value in units of the last binary place."""
+        """The largest absolute value in units of 2^-`fraction_bits`."""
         return math.ldexp(self.size, self.fraction_bits)
 
 
@@ -74,8 +74,7 @@ def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dic
     Sequences and other values that are not tensors are omitted.
     """
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    # If the network computes the shape of a tensor from its inputs, the tensor may be huge: the inputs are random
-    # integers.
+    # The inputs are random integers. If the network computes the shape of a tensor from them, the tensor may be huge.
     with memory_limit(available_memory() // 2):
         results = run_model(model, inputs, names, "none", is_single_use=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
@@ -88,7 +87,7 @@ def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the peaks (bounds of their numbers) of tensors that are not exact, but are computed from exact ones only.
+    """Return the peaks (bounds of the numbers) of inexact tensors that are computed from exact tensors only.
 
     Tensors that nothing reads are omitted.
     """

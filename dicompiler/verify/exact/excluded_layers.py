@@ -22,7 +22,7 @@ from dicompiler.verify.exact.graph_facts import SIGNIFICAND_BITS, GraphFacts
 ZEROS_SUFFIX, NUMBERS_SUFFIX = "@left", "@numbers"
 """Suffixes of tensor names: the zeros that an excluded node returns, and the initializer that is added to them."""
 _MIN_ADD_OPSET = 7
-"""First opset in which Add has its present form."""
+"""First opset in which Add broadcasts like NumPy, without the attributes `axis` and `broadcast`."""
 
 
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
@@ -51,7 +51,7 @@ def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return a note if the check does not notice pieces of an excluded node that come from a wrong place, else ""."""
+    """Return a note if the check cannot notice misplaced pieces of an excluded node; "" if it can."""
     if excluded_stand_in(node, facts) != "ones":
         return ""
     return f" (ones replace its output, so pieces from a wrong place do not show: {_why_no_add(node, facts)})"

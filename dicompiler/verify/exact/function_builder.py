@@ -23,7 +23,8 @@ MODULUS = 16
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
 """Moduli by which stand-ins reduce the factors of products: in types with 24 or more significand bits; in 16-bit types.
 
-An odd modulus loses no information if a value is multiplied by two, and no integer is half-way between its multiples.
+Multiplication by two maps different remainders of an odd modulus to different remainders, so it hides no difference. No
+integer is half-way between two multiples of an odd modulus, so the nearest multiple is unique (see `centred_mod`).
 """
 
 

@@ -26,11 +26,20 @@ from dicompiler.verify.exact.function_builder import (
 from dicompiler.verify.index_inputs import ValueLimit
 
 ROUNDING_FACTOR = 16
-"""Numbers are rounded to multiples of 1/16 before they are taken modulo 15. Integers do not change."""
+"""Factor by which a number is multiplied before it is rounded and taken modulo an odd number (15 or 3).
+
+The factor is 1 modulo 15 and modulo 3, so integers have the same remainder as without it.
+"""
 DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
-"""A digest is an integer modulo DIGEST_PRIME. Inputs are clipped to ±DIGEST_BOUND and counted in 1/DIGEST_FRACTION."""
+"""Parameters of digests, which are integers modulo DIGEST_PRIME.
+
+A digest is computed from inputs that are clipped to ±DIGEST_BOUND, multiplied by DIGEST_FRACTION, and rounded down.
+"""
 MAX_INTEGER_VALUES = 4
-"""Number of different values, from 0 on, of an integer output, if its readers accept all values."""
+"""Upper limit of integer outputs: they are 0 or more, and below this number.
+
+The limit is lower if the operators that read the output accept fewer values.
+"""
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -58,7 +67,10 @@ def bounded_body(call: StandInCall) -> list[NodeProto]:
 
 
 def indexed_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to indices modulo the axis length, because indices may exceed it."""
+    """Return nodes that apply the operator to indices modulo the axis length.
+
+    The indices in a check model are arbitrary integers, which may exceed this length.
+    """
     return [
         attribute_constant("axis", "value_int", "axis", onnx.AttributeProto.INT),
         helper.make_node("Shape", ["X0"], ["extents"]),
@@ -123,7 +135,8 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     the channels.
     """
     nodes, previous = list[NodeProto](), ""
-    if call.outputs and call.outputs[0][0] != call.dtype:  # The operator converts its integer input to floats.
+    # The operator converts its integer input to floats, so its stand-in does the same.
+    if call.outputs and call.outputs[0][0] != call.dtype:
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]
     float_inputs = [i for i, dtype in enumerate(call.input_types) if dtype == call.dtype]
@@ -159,9 +172,9 @@ def _channel_shape() -> list[NodeProto]:
 
 
 def resample_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to inputs modulo an odd number, and round the results to multiples of 1/64.
+    """Return nodes that apply the operator to inputs modulo an odd number, and compute round(64 · result).
 
-    The results of pieces agree, because interpolation weights are the same in every piece.
+    A piece interpolates with the same weights as the whole tensor, so its results are rounded to the same integers.
     """
     return [
         *centred_mod(call, "X0", "B0"),
@@ -232,7 +245,8 @@ def digest_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that compute outputs from a digest of all inputs, for an operator that no plan splits.
 
     The digest is an integer that depends on the value and the position of every element of every input. The elements of
-    the outputs, which have static shapes, are computed from it. Double precision represents all integers exactly.
+    the outputs, which have static shapes, are computed from it. All nodes compute in double precision, which represents
+    every intermediate integer exactly.
     """
     nodes = [
         _double_constant("prime", DIGEST_PRIME),
@@ -283,9 +297,9 @@ def _position_values(i: int, dtype: int) -> list[NodeProto]:
 
 
 def _positions(i: int) -> list[NodeProto]:
-    """Return nodes that compute the tensor `step{i}`: 0, 1, 2, … modulo DIGEST_PRIME, as long as the tensor `row{i}`.
+    """Return nodes that compute the tensor `step{i}`: 0, 1, 2, … modulo DIGEST_PRIME.
 
-    `row{i}` has the elements of input or output i in one row.
+    It has one number for each element of the tensor `row{i}`, which has the elements of input or output i in one row.
     """
     ones = numpy_helper.from_array(np.ones(1, np.int64))
     return [
@@ -346,7 +360,7 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_mod(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
-        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # No axes are given, so it sums over all.
+        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # Without axes, it sums over all axes.
     ]
 
 

@@ -33,14 +33,16 @@ Rules = Mapping[tuple[str, str], OperatorRule]
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Changes of a check model that make its numbers exact. Each attempt adds to those of the previous one.
+    """Changes of a check model that make its numbers exact.
+
+    Each attempt to build a check model keeps the changes of the previous attempt, and adds further ones.
 
     Attributes:
         schedule: Index into SCHEDULES: higher ones have sparser filters and smaller values.
         bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
         generic_ops: (domain, type) of operators that are replaced by a generic stand-in.
-        excluded: Nodes that the check excludes because their numbers cannot be exact or are random: the reason, by node
-            name.
+        excluded: Reason for each node that the check excludes, by node name. The numbers of such a node cannot be exact
+            or are random.
     """
 
     schedule: int = 0
@@ -108,7 +110,7 @@ class GraphFacts:
         return self.dtypes.get(tensor, onnx.TensorProto.FLOAT) in SIGNIFICAND_BITS
 
     def is_tensor(self, tensor: str) -> bool:
-        """Return False if the name is that of a sequence, map or optional value, else True."""
+        """Return True unless the name is that of a sequence, map or optional value."""
         return not tensor or self.dtypes.get(tensor) != onnx.TensorProto.UNDEFINED
 
     def is_string(self, tensor: str) -> bool:

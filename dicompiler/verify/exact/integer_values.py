@@ -58,15 +58,18 @@ Filters that read more elements reveal smaller faults.
 _ADD_OPS = ("Add", "Sub", "Sum")
 """Operators that add two computed tensors, so that their results grow."""
 _SIGN_PRESERVING_OPS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
-"""Operators behind which the sign of a channel can still be corrected by a constant factor."""
+"""Operators that preserve the sign of a whole channel, or flip it by a constant factor.
+
+A constant factor behind them can therefore cancel out the sign of the filter before them.
+"""
 
 
 @dataclass(frozen=True)
 class _FollowingNodes:
-    """The constant factors and shifts that follow a layer with weights, and whether an addition follows them.
+    """The nodes behind a layer with weights that multiply by a constant, and whether an addition follows them.
 
     Attributes:
-        links: Indices of those following nodes that multiply by a constant, which may flip the sign of a channel.
+        links: Indices of these nodes. Their constants may flip the sign of a channel.
         leads_to_add: True if an addition of two computed tensors follows.
     """
 
@@ -234,9 +237,10 @@ def _factor_values(facts: GraphFacts, use: InputPlace, paired: Mapping[int, Arra
 
 
 def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
-    """Return 1, 2 or 4 for each channel.
+    """Return a standard deviation (1, 2 or 4) for each channel of a BatchNormalization.
 
-    The scale is multiplied by this number, and the variance is its square, so that both cancel out.
+    The caller multiplies the scale by this number, and uses its square as the variance. Both cancel out, because the
+    operator multiplies by scale / √variance.
     """
     size = int(np.prod(facts.constants[facts.nodes[use[0]].input[use[1]]][1]))
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/deviation")

@@ -147,9 +147,11 @@ def _subtract_group_sum(
 ) -> list[NodeProto]:
     """Return nodes that compute `target` = tensor - (sum over the group modulo 16).
 
-    The elements of `tensor` are integers from 0 to 15. Since opset 13, the nodes `axes` compute the tensor `name` with
-    the axes of the group. Before opset 13, the only axis of the group is `axis`. If `axis` is None, the axes are the
-    attribute `axes` of the calling node.
+    The elements of `tensor` are integers from 0 to 15. The arguments give the axes of the group in two forms, because
+    ReduceSum reads its axes from an input since opset 13 and from an attribute before:
+
+    - Since opset 13, the nodes `axes` compute a tensor called `name` with the axes.
+    - Before opset 13, `axis` is the only axis. If it is None, the axes are the attribute `axes` of the calling node.
     """
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:

@@ -1,8 +1,8 @@
 """Choice and declaration of stand-ins: exact integer functions that replace operators that round.
 
 A node with a stand-in keeps its name, operator type, attributes, inputs and outputs. Only its domain becomes
-`dicompiler.check`, or `dicompiler.check.DOMAIN` for an operator of another domain than the standard one. Its operator
-rule does not change, so a stand-in is cut like the original operator and reads at least the same elements.
+`dicompiler.check`, or `dicompiler.check.DOMAIN` for an operator with a non-standard domain DOMAIN. Its operator rule
+does not change, so a stand-in is cut like the original operator and reads at least the same elements.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ BODIES: Mapping[str, BodyBuilder] = {
     **normalization.BODIES,
     **generic.BODIES,
 }
-"""Function that builds a stand-in, by the name that operator rules use. Other names are operator types.
+"""Function that builds a stand-in, by the name that operator rules use.
 
-An operator type replaces the node by an operator with the same inputs. Bounded functions stay bounded (Sigmoid becomes
-a remainder) and rectifiers stay rectifiers. An average becomes a sum of bounded values over the same window, because a
-maximum would hide most faults.
+An operator rule can also name an operator type. Its stand-in is then one node of this type with the same inputs.
+Stand-ins of bounded functions are bounded (that of Sigmoid is a remainder), and stand-ins of rectifiers are rectifiers.
+The stand-in of an average is a sum of bounded values over the same window, because a maximum would hide most faults.
 """
 
 
@@ -287,9 +287,10 @@ def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -
 
 
 def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
-    """Return `count` integers for the attribute `name` of the node `node`, which has weights.
+    """Return `count` integers as the weights in the attribute `name` of the node with the name `node`.
 
-    The `kind` of integers selects ones, shifts of -4 to 8, or gains of -3 to 4 without 0.
+    The integers of the `kind` "one" are all 1, those of "shift" are from -4 to 8, and those of "gain" are from -3 to 4
+    without 0.
     """
     start = named_generator(0, f"{node}/{name}").integers(13)
     positions = (start + 5 * np.arange(count)) % (7 if kind == "gain" else 13)
