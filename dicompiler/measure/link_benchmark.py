@@ -29,8 +29,8 @@ class LinkError(OSError):
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of an address: "7000" ⇒ ("", 7000), "[::1]:7000" ⇒ ("::1", 7000)."""
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise LinkError(f"invalid address {text!r}: write PORT or HOST:PORT with a port up to 65535")
+    if not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise LinkError(f"invalid address {text!r}: write PORT, HOST:PORT or [IPV6]:PORT with a port up to 65535")
     return host.strip("[]"), int(port)
 
 

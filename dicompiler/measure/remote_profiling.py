@@ -9,6 +9,7 @@ omitted.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import itertools
 import json
 import shlex
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dicompiler.base.addresses import is_ip_address, join_address
 from dicompiler.base.errors import DicompilerError, RunError, one_line
 from dicompiler.cost.profile import Profile, parse_profile
 from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device, EngineRate, Host, Link, Network
@@ -61,6 +63,7 @@ try:
     report["throttled"] = int(output.strip().partition("=")[2], 16)
 except (EnvironmentError, subprocess.CalledProcessError, ValueError):
     pass
+report["address"] = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]
 with socket.socket() as free:
     free.bind(("", 0))
     report["port"] = free.getsockname()[1]
@@ -91,6 +94,7 @@ class MeasuredBoard:
         document: Profile of the device as JSON; None if it could not be measured or must not be used.
         reason: Reason why the device could not be measured, or why its profile is doubtful.
         providers: Execution providers of the host's onnxruntime that do not use the CPU.
+        address: IP address of the host to which ssh connected, as the host sees it; empty if it is unknown.
     """
 
     host: str
@@ -101,6 +105,7 @@ class MeasuredBoard:
     document: Mapping[str, Any] | None = None
     reason: str = ""
     providers: tuple[str, ...] = ()
+    address: str = ""
 
     @property
     def unmeasured_note(self) -> str:
@@ -250,7 +255,7 @@ def _measure_board(
     board = MeasuredBoard(host, device, location)
     try:
         before = _probe_host(commands, location, check=True)
-        figures = {key: before[key] for key in ("processors", "memory")}
+        figures = {key: before[key] for key in ("processors", "memory", "address")}
         board = replace(board, **figures, providers=tuple(before["providers"]))
         stamp = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()
         commands.copy_files(location, location.directory, files, stamp)
@@ -293,13 +298,13 @@ def _script_command(location: DeviceLocation) -> list[str]:
 def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, timeout: float) -> Link:
     """Measure the link between two hosts, from the client to the server; raise RunError if that fails."""
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)
-    port = _probe_host(commands, server.location)["port"]
-    listen_address = server.location.listen_address
-    host = ssh.get_address(server.location) if listen_address is None else listen_address.rpartition(":")[0]
-    address = f"[{host}]:{port}" if ":" in host and "[" not in host else f"{host}:{port}"
-    serve = [_python_word(server.location), "-B", SCRIPT_FILE, "--serve", str(port)]
+    host, port = _find_link_address(server, client)
+    port = port or int(_probe_host(commands, server.location)["port"])
+    any_address = "::" if ":" in host else "0.0.0.0"
+    serve = [_python_word(server.location), "-B", SCRIPT_FILE, "--serve", join_address(any_address, port)]
     serve += ["--name", shlex.quote(server.host)]
-    connect = [_python_word(client.location), "-B", SCRIPT_FILE, "-o", PROFILE_FILE, "--connect", address]
+    connect = [_python_word(client.location), "-B", SCRIPT_FILE, "-o", PROFILE_FILE]
+    connect += ["--connect", shlex.quote(join_address(host, port))]
     connect += ["--name", shlex.quote(client.host), "--megabytes", "4", "--repeat", "3"]
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(_run_script, commands, server.location, SERVE_COMMAND, serve)
@@ -312,6 +317,18 @@ def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, ti
     links = (_probe_host(commands, client.location)["profile"] or {}).get("links", [])
     link = next(link for link in links if set(link["hosts"]) == {server.host, client.host})
     return Link((server.host, client.host), link["bandwidth"], link["latency"])
+
+
+def _find_link_address(server: MeasuredBoard, client: MeasuredBoard) -> tuple[str, int]:
+    """Return host and port at which the client reaches the server; the port is 0 if any free port can be used.
+
+    The host is an IP address if possible, because boards may not be able to resolve names. A link-local one gets the
+    client's zone, which is the client's name of the network interface.
+    """
+    address = server.location.resolve_address() or (server.address or ssh.get_address(server.location), 0)
+    host, zone = address[0].partition("%")[0], client.address.partition("%")[2]
+    is_link_local = is_ip_address(host) and ipaddress.ip_address(host).is_link_local
+    return f"{host}%{zone}" if is_link_local and zone else host, address[1]
 
 
 def apply_measurements(measurements: BoardMeasurements, platform: Platform | None) -> Platform:

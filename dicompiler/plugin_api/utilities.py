@@ -1,4 +1,4 @@
-"""Error texts, bounded output capture, memoization and file reading."""
+"""Error texts, host names, bounded output capture, memoization and file reading."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
+    from dicompiler.base.addresses import resolve_host
     from dicompiler.base.captured_output import CapturedOutput
     from dicompiler.base.errors import check_type, did_you_mean, one_line
     from dicompiler.base.memoize import Memoizing, memoized
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CapturedOutput", "Memoizing", "check_type", "did_you_mean", "format_bytes", "load_json", "memoized",
-    "memory_limit", "one_line", "package_version", "parse_release", "read_text",
+    "memory_limit", "one_line", "package_version", "parse_release", "read_text", "resolve_host",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

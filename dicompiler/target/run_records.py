@@ -231,7 +231,7 @@ class RunOptions:
         kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
         heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed.
         keys: Directory made by `dicompiler keys`. If given, connections use TLS.
-        listen: HOST:PORT at which devices connect to this process; port 0 means any free port. Default: a loopback
+        listen: HOST or HOST:PORT at which devices connect to this process. Default: any free port of a loopback
             address, or with `hosts` the address of this host on the route to the first device's host.
         insecure: Whether to allow connections to other hosts without keys.
         start_manually: Devices that you start yourself.

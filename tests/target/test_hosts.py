@@ -48,6 +48,21 @@ def test_entry_of_a_device_overrides_its_host_and_the_defaults() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "parsed", "resolved"),
+    [
+        ("localhost:7000", "localhost:7000", ("127.0.0.1", 7000)),
+        ("no.such.board.invalid", "no.such.board.invalid:0", ("no.such.board.invalid", 0)),
+        ("fe80::1%eth0", "[fe80::1%eth0]:0", ("fe80::1%eth0", 0)),
+    ],
+)
+def test_address_may_be_a_name_or_have_a_zone(text: str, parsed: str, resolved: tuple[str, int]) -> None:
+    location = parse_hosts(HOST + f"address = '{text}'\n").locate_device("pi", "pi", "net")
+    assert location.listen_address == parsed
+    host, port = location.resolve_address() or ("", 0)
+    assert ("127.0.0.1" if host == "::1" else host, port) == resolved
+
+
 def test_little_must_be_said(tmp_path: Path) -> None:
     (tmp_path / "key").touch()
     (tmp_path / "hosts.toml").write_text(
@@ -95,10 +110,10 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
         (HOST.replace('"pi"\n', '"-oProxyCommand=x"\n'), "hosts.toml: host[0].name: "),
         ("[[host]]\nname = 'pi'\nssh = '-oProxyCommand=x'\n", 'hosts.toml: host[0].ssh: "-oProxyCommand=x" has a'),
         (
-            HOST + "address = 'pi.local'\n",
-            "hosts.toml: host[0].address: 'pi.local' is not an address: expected",
+            HOST + "address = 'pi.local:x'\n",
+            "hosts.toml: host[0].address: 'pi.local:x' is not an address: expected",
         ),
-        (HOST + "address = '0.0.0.0'\n", "hosts.toml: host[0].address: '0.0.0.0' is not an address"),
+        (HOST + "address = '0.0.0.0'\n", "hosts.toml: host[0].address: '0.0.0.0' is not an address of a single host"),
         (HOST + "address = '10.0.0.2:x'\n", "hosts.toml: host[0].address: '10.0.0.2:x' is not an address"),
         (
             HOST + "identity = '/nowhere/key'\n",

@@ -5,6 +5,7 @@ hosts.toml → for each device its host, directory, Python and address. The sche
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import tomllib
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dicompiler.base.addresses import is_ip_address, join_address, resolve_host, split_address
 from dicompiler.base.errors import DicompilerError, did_you_mean
 from dicompiler.base.schema import read_text, validate
 
@@ -33,7 +35,8 @@ class DeviceLocation:
         python: The Python to start: a command, or a path, absolute or relative to the user's home.
         port: Port of sshd; None means ssh's own default.
         identity: File of a private key; None means ssh's own default.
-        listen_address: HOST:PORT at which other devices reach the device; None lets the device determine its address.
+        listen_address: HOST:PORT at which other devices reach the device, with the IP address or the name of its host.
+            None lets the device determine its address.
         threads: Threads for a segment; None means the number in the artifact.
         cores: Cores to run on; empty means all cores.
     """
@@ -52,6 +55,19 @@ class DeviceLocation:
     def title(self) -> str:
         """The device's name in messages: `device 'pi01' on pi@192.168.1.11`."""
         return f"device {self.device!r} on {self.ssh_destination}"
+
+    def resolve_address(self) -> tuple[str, int] | None:
+        """Return host and port of `listen_address`, with an IP address instead of a name; None if it is None.
+
+        Names are resolved on this host, because boards may not be able to resolve them, or may resolve their own name
+        to a loopback address. A name stays if this host cannot resolve it, for example because the board is off.
+        """
+        if self.listen_address is None:
+            return None
+        host, port = split_address(self.listen_address)
+        with contextlib.suppress(OSError):
+            host = resolve_host(host)
+        return host, port
 
 
 @dataclass(frozen=True)
@@ -163,19 +179,11 @@ def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str
 
 def _parse_address(text: str, key: str) -> str:
     """Return HOST:PORT for an address, with port 0 if it has none; IPv6 addresses are put in brackets."""
-    host, port = text, "0"
-    if not _is_address(text):
-        host, _, port = text.rpartition(":")
-        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if not _is_address(host) or not port.isdecimal() or int(port) > 65535:
-            raise DicompilerError(
-                f'{key}: {text!r} is not an address: expected "10.0.0.2", "10.0.0.2:7000" or "fd00::2"'
-            )
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_address(text: str) -> bool:
+    expected = 'expected "10.0.0.2", "10.0.0.2:7000", "pi01.local" or "fd00::2"'
     try:
-        return not ipaddress.ip_address(text).is_unspecified
-    except ValueError:
-        return False
+        host, port = split_address(text)
+    except ValueError as error:
+        raise DicompilerError(f"{key}: {error}: {expected}") from None
+    if is_ip_address(host) and ipaddress.ip_address(host).is_unspecified:
+        raise DicompilerError(f"{key}: {text!r} is not an address of a single host: {expected}")
+    return join_address(host, port)

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +19,11 @@ from typing import Any
 
 from dicompiler.plugin_api import DicompilerError, RunError, RunOptions, UsageError
 from dicompiler.plugin_api.artifacts import DeviceStatus
-from dicompiler.plugin_api.utilities import one_line
+from dicompiler.plugin_api.utilities import one_line, resolve_host
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.device_reports import read_status
+from dicompiler_targets.sockets.runtime.addresses import connect, is_loopback, join_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import (
     COORDINATOR_NAME,
@@ -38,8 +38,6 @@ from dicompiler_targets.sockets.runtime.transport import (
     TlsKeys,
     check_encryption,
     check_identity,
-    is_loopback,
-    join_address,
     open_connection,
     seconds_left,
 )
@@ -191,7 +189,7 @@ def call_daemon(
     Raise OSError if the device cannot be reached, ProtocolError if another program answers, and PeerRefused if the
     device refuses the request.
     """
-    connection = socket.create_connection(address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
+    connection = connect(*address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
     try:
         check_encryption(connection.getpeername()[0], keys, is_insecure)
     except ValueError:
@@ -311,7 +309,9 @@ class DaemonConnector:
                 channel = self._request_run(name)
             if self._closed:
                 channel.close()
-            self._connections.put((process, channel, self.cluster.addresses[name]))
+            host, port = self.cluster.addresses[name]
+            # A list that the user has written may contain names, which other boards may not be able to resolve.
+            self._connections.put((process, channel, (resolve_host(host), port)))
         except PeerRefused as error:
             self._connections.put(RunError(f"{process.title}: {error}"))
         except Exception as error:

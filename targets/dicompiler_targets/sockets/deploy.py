@@ -13,7 +13,6 @@ import logging
 import os
 import posixpath
 import shlex
-import socket
 import subprocess
 import tempfile
 import time
@@ -36,7 +35,8 @@ from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.runtime.transport import KEY_FILES, join_address, split_address
+from dicompiler_targets.sockets.runtime.addresses import find_local_host, join_address
+from dicompiler_targets.sockets.runtime.transport import KEY_FILES
 from dicompiler_targets.sockets.session import check_device_options, check_frames_in_flight
 
 log = logging.getLogger("dicompiler")
@@ -240,10 +240,7 @@ def find_listen_address(options: RunOptions, locations: Sequence[DeviceLocation]
         return options.listen or ANY_LOOPBACK_PORT
     host = ssh.get_address(locations[0])
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # For a datagram socket, this selects the route and sends nothing.
-            return join_address(str(probe.getsockname()[0]), 0)
+        return join_address(find_local_host(host, 0), 0)
     except OSError as error:
         raise DicompilerError(
             f"{locations[0].title}: there is no route to {host!r} ({error.strerror or error}): check the key ssh in "
@@ -315,8 +312,8 @@ def start_command(location: DeviceLocation, arguments: Sequence[str], options: R
     command = ["-B", "-m", "runtime", *arguments]
     if options.keys is not None:
         command += ["--keys", f"../{KEYS_DIRECTORY}/{location.device}"]
-    if location.listen_address is not None:
-        command += ["--listen", location.listen_address]
+    if (address := location.resolve_address()) is not None:
+        command += ["--listen", join_address(*address)]
     if location.threads is not None:
         command += ["--threads", str(location.threads)]
     if location.cores:
@@ -353,13 +350,13 @@ class RemoteStarter:
             start_new_session=True,
         )
         assert popen.stdout is not None
-        address = location.listen_address
+        address = location.resolve_address()
         return RemoteProcess(
             manifest,
             popen,
             CapturedOutput(popen.stdout),
             location=f" on {location.ssh_destination}",
-            allowed_hosts=() if address is None else (split_address(address)[0],),
+            allowed_hosts=() if address is None else (address[0],),
             device_location=location,
             starter=self,
         )

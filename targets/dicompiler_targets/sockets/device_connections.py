@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import secrets
-import socket
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import RoleIO
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.device_reports import read_report
+from dicompiler_targets.sockets.runtime.addresses import bind_socket, is_loopback, join_address, split_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
@@ -44,10 +44,6 @@ from dicompiler_targets.sockets.runtime.transport import (
     TlsKeys,
     check_encryption,
     check_identity,
-    is_loopback,
-    join_address,
-    listen_error,
-    split_address,
 )
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
@@ -107,14 +103,13 @@ class RunAcceptor:
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family, backlog=64)
-        except OSError as error:
-            raise RunError(f"{listen_error((host, port), error)} (--listen)") from None
+            self._listener = bind_socket(host, port)
+        except ValueError as error:
+            raise RunError(f"{error} (--listen)") from None
         try:
             bound = self._listener.getsockname()
             check_encryption(bound[0], self._keys, is_insecure)
-            if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
+            if ipaddress.ip_address(bound[0]).is_unspecified:
                 raise ValueError(f"{bound[0]}: devices cannot connect to it: pass an address of this host (--listen)")
         except ValueError as error:
             self._listener.close()
@@ -201,9 +196,8 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("its greeting has no valid address")
-    with contextlib.suppress(ValueError):
-        if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, allowed_hosts):
-            return value[0], value[1]
+    if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, allowed_hosts):
+        return value[0], value[1]
     raise ProtocolError(
         f"its address for peers is {value[0][:100]!r}, port {value[1]}, but it connected from {min(allowed_hosts)}: "
         "let it listen at that address, or set its address in the hosts file"
@@ -211,8 +205,13 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
 
 
 def _without_scope(host: str) -> str:
-    """Return an IP address without the interface name after %, which is valid on one host only."""
-    return str(ipaddress.ip_address(host.partition("%")[0]))
+    """Return an IP address without the interface name after %, which is valid on one host only.
+
+    Return a host name unchanged.
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host.partition("%")[0]))
+    return host
 
 
 class OncePerFrame:

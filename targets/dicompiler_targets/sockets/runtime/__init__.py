@@ -9,7 +9,7 @@ onnxruntime and, for segments that another engine computes, the packages of this
 A frame (one inference request) goes through these modules:
 
 1. `__main__` reads the options and creates a `device.DeviceRun`, which joins the coordinator. `peers` connects it to
-   the other devices (its peers), by means of `handshake` and `transport`.
+   the other devices (its peers), by means of `addresses`, `handshake` and `transport`.
 2. `event_loop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that `protocol`
    describes and checks.
 3. `device` puts announced frames and received tensors into the `mailbox`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import MANIFEST_FORMAT, STATE_DIRECTORY
+from .addresses import connect, split_address
 from .handshake import TOKEN_VARIABLE, RunCredentials
 from .integrity import read_manifest
-from .transport import TlsKeys, split_address
+from .transport import TlsKeys
 
 if TYPE_CHECKING:
     from .device import DeviceRun
@@ -45,7 +45,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return _fail(f"{manifest['device']}: {error}")
     try:
-        control = socket.create_connection(address, options.timeout)
+        control = connect(*address, options.timeout)
     except OSError as error:
         return _fail(f"{device.name}: cannot reach the coordinator at {options.coordinator}: {error}")
     try:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from .addresses import LISTEN_BACKLOG, bind_socket, find_local_host, join_address
 from .channel import MessageChannel
 from .device import DeviceRun, make_checked_sessions
 from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials, derive_token
@@ -29,7 +30,7 @@ from .integrity import FileIntegrity
 from .peers import ConnectionSettings
 from .protocol import MessageType, ProtocolError
 from .segments import one_line, peak_memory_bytes
-from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_identity, join_address, listen_error
+from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_identity
 
 BUSY_WAIT_S = 2.0
 """Seconds to wait until the previous client has disconnected, before the next client is refused."""
@@ -248,19 +249,10 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
     """
     if listen is None and coordinator is None:
         raise ValueError("no address given: add --listen HOST:PORT")
-    family = socket.AF_INET6 if ":" in (listen or coordinator or ("", 0))[0] else socket.AF_INET
     if listen is None:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            assert coordinator is not None
-            probe.connect((coordinator[0], 9))  # With UDP, nothing is sent, but the route is selected.
-            listen = probe.getsockname()[0], 0
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(listen)
-    except OSError as error:
-        raise listen_error(listen, error) from None
-    return bound
+        assert coordinator is not None
+        listen = find_local_host(*coordinator), 0
+    return bind_socket(*listen, listens=False)
 
 
 def _call_at_signals(end: Callable[[], object]) -> None:

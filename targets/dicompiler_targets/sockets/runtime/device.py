@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .addresses import bind_socket
 from .channel import MessageChannel
 from .event_loop import EventLoop
 from .executor import DEADLINE_GRACE_S, MAX_TIMELINE_ENTRIES, FrameExecution, StepExecutor
@@ -38,7 +39,7 @@ from .protocol import (
 )
 from .role_schedule import RoleSchedule, role_manifests
 from .segments import make_sessions, one_line, peak_memory_bytes
-from .transport import COORDINATOR_IDENTITY, check_encryption, check_identity, listen_error, open_connection
+from .transport import COORDINATOR_IDENTITY, check_encryption, check_identity, open_connection
 
 
 class DeviceRun:
@@ -123,12 +124,8 @@ class DeviceRun:
         """
         host, port = self._listen or (coordinator_socket.getsockname()[0], 0)
         self._join_coordinator(coordinator_socket)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with contextlib.ExitStack() as stack:
-            try:
-                listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=64))
-            except OSError as error:
-                raise listen_error((host, port), error) from None
+            listener = stack.enter_context(bind_socket(host, port))
             check_encryption(listener.getsockname()[0], self._settings.keys, self._settings.is_insecure)
             # Making the sessions takes long. If connections were accepted only afterwards, unknown clients could fill
             # the listener's queue meanwhile.

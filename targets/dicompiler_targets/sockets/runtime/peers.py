@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .addresses import connect
 from .channel import MAX_MISSED_HEARTBEATS, CheckHeader, DeliverMessage, HandleEnd, MessageChannel
 from .event_loop import EventLoop
 from .handshake import COORDINATOR_NAME, ConnectionQueue, RunCredentials
@@ -174,7 +175,7 @@ class PeerConnections:
         """Return a channel to a peer after the handshake. The peer must accept the connection within `timeout_s`."""
         settings, deadline = self._settings, min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
         host, port = address
-        connection = socket.create_connection((host, port), timeout_s)
+        connection = connect(host, port, timeout_s)
         self._connecting = peer, connection
         try:
             if peer in self.disconnected:

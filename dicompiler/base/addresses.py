@@ -1,0 +1,61 @@
+"""Network addresses in the notation HOST:PORT, and the resolution of host names."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of "10.0.0.2", "pi01.local:7000", "fd00::2" or "[fe80::2%eth0]:7000"; port 0 means none.
+
+    The runtime on boards has a function of the same name, because it cannot import this package.
+
+    Raises:
+        ValueError: The text is not an address.
+    """
+    if is_ip_address(text):
+        return text, 0
+    match = re.fullmatch(r"(?:\[([^][]+)]|([^][:\s]+))(?::(\d{1,5}))?", text)
+    if match is None or int(match[3] or 0) > 65535 or (match[1] and not is_ip_address(match[1])):
+        raise ValueError(f"{text!r} is not an address")
+    host = match[1] or match[2]
+    if not is_ip_address(host) and re.fullmatch(r"[\d.]+", host):
+        raise ValueError(f"{host!r} is not an address")
+    return host, int(match[3] or 0)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return HOST:PORT, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_ip_address(host: str) -> bool:
+    """Return True for an IPv4 or IPv6 address, and False for a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def resolve_host(host: str) -> str:
+    """Return an IP address of a host that other hosts can use.
+
+    Addresses that are valid on a single host or link come last: loopback addresses, and link-local ones.
+
+    Args:
+        host: A name, or an IP address, which is returned unchanged.
+
+    Returns:
+        The address. A link-local one has no zone, because each host has its own names of interfaces.
+
+    Raises:
+        OSError: The name cannot be resolved.
+    """
+    if is_ip_address(host):
+        return host
+    found = [str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    addresses = map(ipaddress.ip_address, found)
+    return str(min(addresses, key=lambda address: (address.is_loopback, address.is_link_local)))
