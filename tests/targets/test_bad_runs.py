@@ -119,7 +119,7 @@ def absent(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (expired, "its certificate has expired: create new ones with 'dicompiler keys'"),
+        (expired, "its certificate has expired: it was valid until "),
         (foreign, "its certificate does not belong to this cluster: create new ones"),
         (of_another, "has the certificate of 'dicompiler:device:pi01': give each device its own keys"),
         (absent, "is missing: create keys with 'dicompiler keys'"),

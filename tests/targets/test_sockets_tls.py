@@ -24,17 +24,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from support.handmade import halo, partial
 from support.running import control, emit, pids, wait_until
 
-from dicompiler.base.errors import RunError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.target.remote import certificates
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget, open_session
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.device_process import DeviceProcess, launch_process, local_starter
+from dicompiler_targets.sockets.runtime.addresses import is_loopback
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
-from dicompiler_targets.sockets.runtime.transport import TlsKeys, is_loopback, open_connection, split_address
+from dicompiler_targets.sockets.runtime.transport import TlsKeys, open_connection
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,25 @@ def changed(keys: Path, place: Path, change: Callable[[Path], None]) -> Path:
 def expired(device: Path) -> None:
     shutil.rmtree(device)
     make_keys(["b"], device.parent.parent, days=-2)
+
+
+def dated(device: Path, start_h: float, end_h: float) -> None:
+    """Replace the certificate by one that is valid between two times, in hours from now."""
+    old = x509.load_pem_x509_certificate((device / "cert.pem").read_bytes())
+    authority = device.parents[1] / "authority"
+    signer = load_pem_private_key((authority / "key.pem").read_bytes(), None)
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
+    builder = builder.not_valid_before(now + datetime.timedelta(hours=start_h))
+    builder = builder.not_valid_after(now + datetime.timedelta(hours=end_h))
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    new = builder.sign(signer, hashes.SHA256())  # type: ignore[arg-type]
+    (device / "cert.pem").write_bytes(new.public_bytes(Encoding.PEM))
+
+
+def early(device: Path) -> None:
+    dated(device, 3, 48)
 
 
 def foreign(device: Path) -> None:
@@ -116,7 +137,8 @@ def missing(device: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message_part"),
     [
-        (expired, "keys/devices/b: its certificate has expired: create new ones with 'dicompiler keys'"),
+        (expired, "keys/devices/b: its certificate has expired: it was valid until "),
+        (early, "keys/devices/b: its certificate is not valid yet: it is valid from "),
         (foreign, "its certificate does not belong to this cluster: create new ones"),
         (foreign_but_trusting, "keys/devices/b: its certificate does not belong to this cluster: create new"),
         (
@@ -212,7 +234,8 @@ class UncheckedKeys(TlsKeys):
 @pytest.mark.parametrize(
     ("change", "theirs", "ours"),
     [
-        (expired, "its certificate has expired", "it refused this end's certificate, which has expired"),
+        (expired, "its certificate has expired: ", "it refused this end's certificate, which has expired: "),
+        (early, "its certificate is not valid yet: ", "it refused this end's certificate, which is not valid yet: "),
         (foreign_but_trusting, "its certificate does not belong to this", "it refused this end's certificate, which d"),
         (revoked, "its certificate was revoked: to", "it refused this end's certificate, which was revoked: to"),
     ],
@@ -230,6 +253,36 @@ def test_both_ends_report_refused_certificate(
     refused, refusing = meet(bad, good) if opens else reversed(meet(good, bad))
     assert str(refusing).startswith(theirs)
     assert isinstance(refused, PeerRefused) and str(refused).startswith(ours)
+
+
+CLOCK = rf"the clock of {re.escape(socket.gethostname())} says \d{{4}}-\d\d-\d\d \d\d:\d\d UTC"
+
+
+def test_names_wrong_clock_of_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys were made after the time of the clock: certificates and revocation list are not valid yet."""
+    monkeypatch.setattr(certificates, "CLOCK_SKEW_ALLOWANCE", datetime.timedelta(days=-3))
+    make_keys("b", tmp_path / "keys")
+    start = r"keys: .*/devices/b: its certificate is not valid yet: it is valid from \d{4}-\d\d-\d\d \d\d:\d\d UTC, and"
+    with pytest.raises(ValueError, match=rf"^{start} {CLOCK}: set the clock, for example with NTP \('timedatectl"):
+        TlsKeys(tmp_path / "keys" / "devices" / "b")
+    with pytest.raises(DicompilerError, match=rf"authority's certificate is not valid yet: .* {CLOCK}: set the clock$"):
+        make_keys("bc", tmp_path / "keys")
+
+
+def test_names_clock_that_is_ahead(keys: Path, tmp_path: Path) -> None:
+    place = changed(keys, tmp_path / "keys", lambda device: dated(device, -90, -2))
+    start = r"keys: .*/devices/b: its certificate has expired: it was valid until \d{4}-\d\d-\d\d \d\d:\d\d UTC, and"
+    with pytest.raises(ValueError, match=rf"^{start} {CLOCK}: create new ones .*, or if the clock is wrong, set the"):
+        TlsKeys(place / "devices" / "b")
+
+
+@pytest.mark.parametrize(("start_h", "end_h"), [(0.5, 48), (-48, -0.5)], ids=["clock behind", "clock ahead"])
+def test_tolerates_clocks_that_differ_by_less_than_an_hour(
+    start_h: float, end_h: float, keys: Path, tmp_path: Path
+) -> None:
+    place = changed(keys, tmp_path / "keys", lambda device: dated(device, start_h, end_h))
+    client, server = meet(TlsKeys(place / "devices" / "b"), TlsKeys(keys / "devices" / "a"))
+    assert client == server == {"device": "x"}
 
 
 def test_warns_of_certificate_that_expires_soon(tmp_path: Path) -> None:
@@ -337,11 +390,3 @@ def test_device_reports_port_in_use(tmp_path: Path) -> None:
 )
 def test_recognizes_loopback_addresses(host: str, expected: int) -> None:
     assert is_loopback(host) == expected
-
-
-def test_splits_and_joins_addresses() -> None:
-    assert split_address("[::1]:70") == ("::1", 70)
-    assert split_address("pi01:7000") == ("pi01", 7000)
-    for text in ("pi01", ":7", "pi01:x", "pi01:70000", "pi01:-1"):
-        with pytest.raises(ValueError, match=r"is not an address: expected HOST:PORT"):
-            split_address(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -170,8 +171,16 @@ class _CertificateAuthority:
             raise DicompilerError(f"{directory}: cannot be used: {error}: {remedy}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise DicompilerError(f"{directory}: key.pem was not created by dicompiler: {remedy}")
-        if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-            raise DicompilerError(f"{directory}: the authority's certificate has expired: {remedy}")
+        now = datetime.datetime.now(datetime.UTC)
+        clock = f"the clock of {socket.gethostname()} says {now:%Y-%m-%d %H:%M} UTC"
+        if now > (end := certificate.not_valid_after_utc):
+            cause = f"has expired: it was valid until {end:%Y-%m-%d %H:%M} UTC, and {clock}"
+            raise DicompilerError(
+                f"{directory}: the authority's certificate {cause}: {remedy}, or set the clock if it is wrong"
+            )
+        if now < (start := certificate.not_valid_before_utc):
+            cause = f"is not valid yet: it is valid from {start:%Y-%m-%d %H:%M} UTC, and {clock}"
+            raise DicompilerError(f"{directory}: the authority's certificate {cause}: set the clock")
         if not revoked.is_signature_valid(certificate.public_key()):  # type: ignore[arg-type]
             raise DicompilerError(f"{directory}: crl.pem is not signed by the authority: {remedy}")
         return cls(key, certificate, issued, revoked)

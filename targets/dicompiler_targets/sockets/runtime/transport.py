@@ -1,11 +1,9 @@
-"""Plain and TLS connections as byte streams, TLS keys, and addresses."""
+"""Plain and TLS connections as byte streams, and TLS keys."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import ipaddress
 import json
 import socket
 import ssl
@@ -16,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .addresses import is_loopback
+from .certificate_dates import NO_CHECK_TIME, RENEW_HINT, describe_wrong_date
 from .protocol import MAGIC, MessageHeader, MessageType, PeerRefused, ProtocolError, pack_header
 
 KEY_FILES = ("ca.pem", "crl.pem", "cert.pem", "key.pem")
@@ -43,23 +43,19 @@ MAX_FULL_READS = 16
 _ZERO_INT = bytes(4)
 LINGER_S, MAX_LINGER_READS = 1.0, 64
 """Limits of the seconds and of the reads in which a refused end can read why it is refused."""
-RENEW_HINT = "create new ones with 'dicompiler keys'"
 RENEW_REVOKED_HINT = "to trust the device again, create new ones with 'dicompiler keys --revoke --renew'"
 WRONG_CRL = f"crl.pem, the list of revoked certificates, does not belong to this cluster: {RENEW_HINT}"
 VERIFICATION_ERRORS = {
     3: WRONG_CRL,
     8: WRONG_CRL,
-    9: "its certificate is not valid yet: compare the clocks of both hosts",
-    10: f"its certificate has expired: {RENEW_HINT}",
-    11: WRONG_CRL,
-    12: f"crl.pem, the list of revoked certificates, has expired: {RENEW_HINT}",
     23: f"its certificate was revoked: {RENEW_REVOKED_HINT}",
 }
 """Error messages by the code with which OpenSSL rejects the other end's certificate."""
+CRL_EXPIRED_CODE = 12
+"""OpenSSL's code X509_V_ERR_CRL_HAS_EXPIRED."""
 WRONG_CLUSTER = f"it refused this end's certificate, which does not belong to its cluster: {RENEW_HINT}"
 ALERTS = {
     "CERTIFICATE_REQUIRED": "it requires a certificate: give keys to this end (--keys)",
-    "CERTIFICATE_EXPIRED": f"it refused this end's certificate, which has expired: {RENEW_HINT}",
     "CERTIFICATE_REVOKED": f"it refused this end's certificate, which was revoked: {RENEW_REVOKED_HINT}",
     "UNKNOWN_CA": WRONG_CLUSTER,
     "DECRYPT_ERROR": WRONG_CLUSTER,
@@ -213,6 +209,9 @@ class TlsConnection(Connection):
             self.linger()
             raise tls_error(error) from None
         certificate = self._tls.getpeercert() or {}
+        if certificate and (cause := describe_wrong_date(certificate)):
+            self._refuse(f"it refused this end's certificate, which {cause}")
+            raise ProtocolError(f"its certificate {cause}")
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
         self.identity = next((name for kind, name in names if kind == "URI"), "")
 
@@ -254,9 +253,15 @@ class TlsConnection(Connection):
     def _refuse_plain(self) -> None:
         """Send an unencrypted error to the other end, which uses the protocol without TLS."""
         self._socket.settimeout(seconds_left(time.monotonic() + LINGER_S))
-        message = json.dumps({"message": "this end uses TLS: give keys to the other end too (--keys)"}).encode()
         with contextlib.suppress(OSError):
-            self._socket.sendall(pack_header(MessageHeader(MessageType.ERROR, 0, 0, len(message))) + message)
+            self._socket.sendall(pack_error("this end uses TLS: give keys to the other end too (--keys)"))
+
+    def _refuse(self, reason: str) -> None:
+        """Send an error to the other end, and give it time to read the error."""
+        with contextlib.suppress(OSError, ssl.SSLError):  # The other end may have disconnected.
+            self._tls.write(pack_error(reason))
+            self._flush()
+        self.linger()
 
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         if self._encrypted and not self._flush():
@@ -299,6 +304,12 @@ class TlsConnection(Connection):
             return count
 
 
+def pack_error(reason: str) -> bytes:
+    """Return an ERROR message as bytes, for an end that is refused before it has a message channel."""
+    payload = json.dumps({"message": reason}).encode()
+    return pack_header(MessageHeader(MessageType.ERROR, 0, 0, len(payload))) + payload
+
+
 def limit_buffers(buffers: Sequence[bytes | memoryview], size: int) -> list[bytes | memoryview]:
     """Return the first `size` bytes of the buffers as a list of buffers, without copying."""
     limited: list[bytes | memoryview] = []
@@ -330,6 +341,7 @@ class TlsKeys:
             # Certificates have no host names, because boards change them; `check_identity` checks the device's name.
             context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_flags |= NO_CHECK_TIME
             try:
                 context.load_verify_locations(authority)
                 context.load_verify_locations(revoked)
@@ -345,22 +357,40 @@ class TlsKeys:
         self.expiry_notice = notice if expires_soon else ""
 
     def _check(self, directory: Path) -> float:
-        """Check the keys by a TLS handshake with themselves; return the time when the certificate expires.
+        """Check the keys by TLS handshakes with themselves; return the time when the certificate expires.
 
         So errors that only other ends would notice are reported at this end, where they can be corrected.
         """
+        try:
+            certificate = self._meet_itself()
+        except ssl.SSLError as error:
+            raise ValueError(f"keys: {directory}: {tls_error(error)}") from None
+        if cause := describe_wrong_date(certificate):
+            raise ValueError(f"keys: {directory}: its certificate {cause}")
+        self._check_revocation_date(directory)
+        return ssl.cert_time_to_seconds(certificate["notAfter"])
+
+    def _check_revocation_date(self, directory: Path) -> None:
+        for context in self._contexts.values():
+            context.verify_flags &= ~NO_CHECK_TIME
+        try:
+            self._meet_itself()
+        except ssl.SSLError as error:
+            if getattr(error, "verify_code", 0) == CRL_EXPIRED_CODE:
+                cause = "crl.pem, the list of revoked certificates, has expired"
+                raise ValueError(f"keys: {directory}: {cause}: {RENEW_HINT}") from None
+        for context in self._contexts.values():
+            context.verify_flags |= NO_CHECK_TIME
+
+    def _meet_itself(self) -> dict[str, Any]:
+        """Let both TLS contexts connect to each other; return this end's certificate."""
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self._contexts[False].wrap_bio(to_client, to_server)
         server = self._contexts[True].wrap_bio(to_server, to_client, server_side=True)
         for end in (client, server) * 2:
-            try:
+            with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            except ssl.SSLError as error:
-                raise ValueError(f"keys: {directory}: {tls_error(error)}") from None
-        certificate: dict[str, Any] = client.getpeercert() or {}
-        return ssl.cert_time_to_seconds(certificate["notAfter"])
+        return client.getpeercert() or {}
 
     def context(self, is_server: bool) -> ssl.SSLContext:
         """Return the TLS context for accepting connections (`is_server`) or for opening them."""
@@ -404,35 +434,6 @@ def check_identity(identity: str | None, expected: str, peer: str) -> None:
     """Raise ProtocolError if `peer` has a certificate with another identity than expected."""
     if identity is not None and identity != expected:
         raise ProtocolError(f"{peer} has the certificate of {identity!r}: give each device its own keys")
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of "10.0.0.2:7000" or "[fe80::2]:7000"; raise ValueError for other strings."""
-    host, colon, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not an address: expected HOST:PORT")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT, with brackets around an IPv6 host, as `split_address` reads it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def listen_error(address: tuple[str, int], error: OSError) -> ValueError:
-    """Return an error that says why this host cannot listen at the address, and what to do."""
-    cause, remedy = error.strerror or str(error), "give an address of this host"
-    if error.errno == errno.EADDRINUSE:
-        cause, remedy = "the port is in use", "end the process that uses it, or choose another port (0: any)"
-    return ValueError(f"{join_address(*address)}: cannot listen there: {cause}: {remedy}")
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if packets to this IP address stay on this host."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def check_encryption(host: str, keys: TlsKeys | None, is_insecure: bool) -> None:
