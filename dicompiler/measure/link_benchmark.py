@@ -17,7 +17,7 @@ HEADER = struct.Struct("!cQ")
 """Header of a request: its kind, and a number of bytes."""
 MAGIC = b"dicompiler links 1\n"
 MAX_PAYLOAD_BYTES = 1 << 26
-TIMEOUT_S = 30.0
+TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0
 HEADERS_SHARE = 0.05
 """Bytes of network headers as a share of the transferred bytes, as in RuntimeCosts.header_share."""
 
@@ -71,7 +71,7 @@ def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -
     round trip. `name` is the name of this host; `host` and `port` are the address of the other one, which runs
     `serve_measurement`. `transfers` is the number of transfers in each direction, with `nbytes` bytes each.
     """
-    with socket.create_connection((host, port), TIMEOUT_S) as connection:
+    with _connect(host, port) as connection:
         _configure_socket(connection)
         connection.sendall(MAGIC)
         if receive_exactly(connection, len(MAGIC)) != MAGIC:
@@ -85,6 +85,16 @@ def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -
     transfer_s = max(max(send_s, receive_s) - round_trip_s, 1e-9)
     bandwidth = 8 * nbytes * (1 + HEADERS_SHARE) / transfer_s
     return {"hosts": [name, peer], "bandwidth": bandwidth, "latency": round_trip_s / 2}
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+    except TimeoutError:
+        raise LinkError(
+            f"{host}, port {port}: no answer within {CONNECT_TIMEOUT_S:g} s: a firewall may block it: let it accept "
+            "this port there (--serve, or the key address in the hosts file, fixes it)"
+        ) from None
 
 
 def _time_request(connection: socket.socket, kind: bytes, count: int, answer_bytes: int) -> float:

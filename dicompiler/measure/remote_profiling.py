@@ -78,7 +78,10 @@ print(LINE_PREFIX + json.dumps(report))
 PROBE_COMMAND = 'cd / && "$1" - "$2"'
 RUN_COMMAND = 'cd "$1" && shift && exec "$@"'
 SERVE_COMMAND = 'cd "$1" && shift && exec timeout 60 "$@"'
-CONNECT_COMMAND = 'cd "$1" && shift; n=0; until "$@"; do n=$((n+1)); [ $n -lt 20 ] || exit 1; sleep 0.2; done'
+CONNECT_COMMAND = """
+cd "$1" && shift; end=$(($(date +%s) + 15)); until "$@"; do [ $(date +%s) -lt $end ] || exit 1; sleep 0.2; done
+"""
+"""A shell script that runs a client until it succeeds, because the server needs time to start."""
 
 
 @dataclass(frozen=True)

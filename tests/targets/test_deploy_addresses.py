@@ -1,13 +1,17 @@
-"""Addresses of boards that `deploy` and `profile --hosts` are given: host names, link-local IPv6 with zones."""
+"""Addresses of boards that `deploy` and `profile --hosts` are given: host names, link-local IPv6 with zones, and
+ports that a firewall blocks.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,18 +50,30 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_command(boards: Cluster, *words: str) -> str:
     """Run a command of dicompiler on the hub, with the hub's host names; return its output."""
+    done = start_command(boards, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fail_command(boards: Cluster, *words: str) -> tuple[str, float]:
+    """Run a command that fails; return its error line and the seconds that it took."""
+    since = time.monotonic()
+    done = start_command(boards, *words)
+    assert done.returncode == 1
+    return done.stderr.strip().splitlines()[-1].removeprefix("dicompiler: error: "), time.monotonic() - since
+
+
+def start_command(boards: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     with boards.inside():
         environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run(
+    return subprocess.run(
         ["ip", "netns", "exec", boards.space, sys.executable, "-m", "dicompiler.cli", *words],
         capture_output=True,
         text=True,
         env=environment,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def link_local_address(space: str, device: str) -> str:
@@ -106,3 +122,44 @@ def test_link_local_addresses_need_no_common_names_of_interfaces(boards: Cluster
 def test_runs_listen_at_addresses_without_port(listen: str, net: Path) -> None:
     result = dicompiler.run(net, options=RunOptions(listen=listen, timeout_s=60))
     assert result.outputs[0]["output"].shape == (1, 10)
+
+
+@contextlib.contextmanager
+def dropped_packets(space: str, address: str) -> Iterator[None]:
+    """Lose all packets from a network namespace to an address, without a sign to the sender, like a firewall."""
+    call(
+        "ip", "-n", space, "neigh", "replace", address, "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "net"
+    )
+    try:
+        yield
+    finally:
+        call("ip", "-n", space, "neigh", "del", address, "dev", "net")
+
+
+def test_firewall_between_boards_is_named_within_seconds(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    first, second = boards.boards.values()
+    hosts = boards.hosts(tmp_path / "hosts.toml")
+    with dropped_packets(first.space, second.address):
+        options = ["--hosts", str(hosts), "--insecure", "--timeout", "200"]
+        line, seconds = fail_command(boards, "deploy", str(net), *options)
+    assert re.match(
+        r"device 'pi02' on root@10\.77\.0\.3: device 'pi01' reports: cannot connect to 'pi02' at 10\.77\.0\.3:\d+: no "
+        r"answer within 10 s: a firewall may block it: let it accept this port there \(the key address in the hosts",
+        line,
+    )
+    assert seconds < 100
+
+
+def test_firewall_of_this_host_is_named_within_seconds(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    here = "10.77.0.99"
+    call("ip", "-n", boards.space, "address", "add", f"{here}/24", "dev", "bridge")
+    hosts = boards.hosts(tmp_path / "hosts.toml")
+    with dropped_packets(boards.boards["pi02"].space, here):
+        options = ["--hosts", str(hosts), "--insecure", "--timeout", "200", "--listen", f"{here}:7000"]
+        line, seconds = fail_command(boards, "deploy", str(net), *options)
+    assert re.match(
+        r"device 'pi02' on root@10\.77\.0\.3: its process ended with exit code 1: pi02: cannot reach the coordinator "
+        r"at 10\.77\.0\.99:7000: no answer within 10 s: a firewall may block it: let it accept this port .*--listen HO",
+        line,
+    )
+    assert seconds < 100

@@ -23,7 +23,7 @@ from dicompiler.plugin_api.utilities import one_line, resolve_host
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.device_reports import read_status
-from dicompiler_targets.sockets.runtime.addresses import connect, is_loopback, join_address
+from dicompiler_targets.sockets.runtime.addresses import PORT_HINT, connect, is_loopback, join_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import (
     COORDINATOR_NAME,
@@ -189,7 +189,7 @@ def call_daemon(
     Raise OSError if the device cannot be reached, ProtocolError if another program answers, and PeerRefused if the
     device refuses the request.
     """
-    connection = connect(*address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
+    connection = connect(*address, min(GREETING_TIMEOUT_S, seconds_left(deadline)), PORT_HINT)
     try:
         check_encryption(connection.getpeername()[0], keys, is_insecure)
     except ValueError:
@@ -212,7 +212,7 @@ def call_daemon(
 
 
 def _error_text(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and error.args == ("timed out",):
         return "it does not answer"
     return one_line(getattr(error, "strerror", None) or str(error))
 

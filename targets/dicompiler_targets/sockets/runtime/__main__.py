@@ -45,7 +45,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return _fail(f"{manifest['device']}: {error}")
     try:
-        control = connect(*address, options.timeout)
+        control = connect(*address, options.timeout, "--listen HOST:PORT fixes it")
     except OSError as error:
         return _fail(f"{device.name}: cannot reach the coordinator at {options.coordinator}: {error}")
     try:

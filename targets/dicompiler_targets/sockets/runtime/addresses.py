@@ -20,8 +20,14 @@ INTERFACES_FILE = "/proc/net/if_inet6"
 LINK_LOCAL_SCOPE = "20"
 """The scope of link-local addresses in INTERFACES_FILE."""
 LISTEN_BACKLOG = 64
-ZONE_TIMEOUT_S = 4.0
-"""Seconds for a connection attempt on one of several interfaces. Without an answer, the kernel gives up after three."""
+CONNECT_TIMEOUT_S = 10.0
+"""Seconds in which another host must answer. Each link of a run is opened while the devices join."""
+ATTEMPT_TIMEOUT_S = 2.5
+"""Seconds after which a connection attempt is repeated. The kernel alone would wait longer after each lost packet."""
+PORT_HINT = "the key address in the hosts file fixes it"
+"""Which option fixes the port at which a device listens."""
+UNREACHABLE_ERRORS = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES)
+"""Errors of a connection that a firewall rejects. Without a firewall, there may be no route."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -82,20 +88,36 @@ def bind_socket(host: str, port: int, listens: bool = True) -> socket.socket:
     return bound
 
 
-def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect to an address; raise OSError if that is not possible.
+def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.socket:
+    """Connect to an address; raise OSError with the cause and the remedy if that is not possible.
 
-    A link-local address is tried on each interface of this host, first on the one that the address names.
+    Several attempts are made within `timeout_s` and CONNECT_TIMEOUT_S. TimeoutError is raised if nothing answers.
+    `port_hint` says which option fixes the port, so that a firewall can let it pass.
     """
+    timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
+    end = time.monotonic() + timeout_s
+    remedy = f"a firewall may block it: let it accept this port there ({port_hint})"
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            return _try_connect(host, port, min(left_s, ATTEMPT_TIMEOUT_S))
+        except TimeoutError:
+            continue
+        except OSError as error:
+            cause = error.strerror or str(error)
+            raise type(error)(f"{cause}: {remedy}" if error.errno in UNREACHABLE_ERRORS else cause) from None
+    raise TimeoutError(f"no answer within {timeout_s:.3g} s: {remedy}")
+
+
+def _try_connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect once. A link-local address is tried on each interface of this host, first on the one that it names."""
     if not is_link_local(host):
         return socket.create_connection((host, port), timeout_s)
     zones = [zone for _, zone in _link_local_interfaces()]
     hosts = [_with_zone(host, [zone]) for zone in sorted(zones, key=lambda zone: zone != host.partition("%")[2])]
-    end = time.monotonic() + timeout_s
     for other in hosts[:-1]:
         with contextlib.suppress(OSError):
-            return socket.create_connection((other, port), min(ZONE_TIMEOUT_S, timeout_s / len(hosts)))
-    return socket.create_connection((hosts[-1] if hosts else host, port), max(0.001, end - time.monotonic()))
+            return socket.create_connection((other, port), timeout_s)
+    return socket.create_connection((hosts[-1] if hosts else host, port), timeout_s)
 
 
 def find_local_host(host: str, port: int) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .addresses import LISTEN_BACKLOG, bind_socket, find_local_host, join_address
+from .addresses import bind_socket, find_local_host, join_address
 from .channel import MessageChannel
 from .device import DeviceRun, make_checked_sessions
 from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials, derive_token

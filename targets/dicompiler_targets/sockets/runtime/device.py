@@ -24,7 +24,7 @@ from .executor import DEADLINE_GRACE_S, MAX_TIMELINE_ENTRIES, FrameExecution, St
 from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials
 from .integrity import FileIntegrity
 from .mailbox import DeviceError, Mailbox
-from .peers import ChannelCallbacks, ConnectionSettings, PeerConnections
+from .peers import MAX_HANDSHAKE_S, ChannelCallbacks, ConnectionSettings, PeerConnections
 from .protocol import (
     MAX_FRAMES_IN_FLIGHT,
     FrameWindow,
@@ -168,7 +168,8 @@ class DeviceRun:
         settings = self._settings
         try:
             check_encryption(coordinator_socket.getpeername()[0], settings.keys, settings.is_insecure)
-            channel = MessageChannel(open_connection(coordinator_socket, settings.keys, False, settings.deadline))
+            deadline = min(settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
+            channel = MessageChannel(open_connection(coordinator_socket, settings.keys, False, deadline))
             check_identity(channel.identity, COORDINATOR_IDENTITY, "the coordinator")
         except (ProtocolError, PeerRefused, OSError) as error:
             raise DeviceError(f"cannot join the coordinator: {error}") from None

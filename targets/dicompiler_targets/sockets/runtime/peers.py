@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .addresses import connect
+from .addresses import PORT_HINT, connect, join_address
 from .channel import MAX_MISSED_HEARTBEATS, CheckHeader, DeliverMessage, HandleEnd, MessageChannel
 from .event_loop import EventLoop
 from .handshake import COORDINATOR_NAME, ConnectionQueue, RunCredentials
@@ -160,22 +160,23 @@ class PeerConnections:
         if self._schedule.tolerates_failures:
             timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * self._settings.heartbeat_s)
         retry_until = time.monotonic() + timeout_s
+        host, port = address
         while True:
             try:
-                self.channels[peer] = self._open_channel(peer, address, timeout_s)
+                self.channels[peer] = self._open_channel(peer, host, port, timeout_s)
                 return
             except (OSError, ProtocolError, PeerRefused, ValueError) as error:
                 is_dropped = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
                 if not is_dropped or peer in self.disconnected or time.monotonic() > retry_until:
-                    raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
+                    place = join_address(host, port)
+                    raise DeviceError(f"cannot connect to {peer!r} at {place}: {error}", peer) from None
             self._mailbox.check()
             time.sleep(RETRY_S)
 
-    def _open_channel(self, peer: str, address: Any, timeout_s: float) -> MessageChannel:
+    def _open_channel(self, peer: str, host: str, port: int, timeout_s: float) -> MessageChannel:
         """Return a channel to a peer after the handshake. The peer must accept the connection within `timeout_s`."""
         settings, deadline = self._settings, min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
-        host, port = address
-        connection = connect(host, port, timeout_s)
+        connection = connect(host, port, timeout_s, PORT_HINT)
         self._connecting = peer, connection
         try:
             if peer in self.disconnected:
