@@ -138,9 +138,22 @@ def test_ends_work_that_takes_too_long() -> None:
     [
         ("hello\nssh: connect to host board port 22: No route to host\r\n", r".*to host: is it on, .*\(ssh, port in h"),
         ("ssh: Could not resolve hostname board: Name or service not known", r".*known: check its ssh in h\.toml$"),
+        (
+            "kex_exchange_identification: Connection closed by remote host",
+            r".*host: sshd there closes the connection: l",
+        ),
+        (
+            "Bad owner or permissions on /home/me/.ssh/config",
+            r"Bad .* run 'chmod 600 /home/me/.ssh/config'",
+        ),
+        (
+            "pi@board: Permission denied (password).",
+            r".*\(password\): it accepts no keys: set 'PubkeyAuthentication",
+        ),
+        ("Received disconnect from board port 22:2: Too many authentication failures", r".*: name the right one \(id"),
         ("Host key verification failed.", r"Host key .* failed: its host key is .*\('ssh pi@board'\) and check it$"),
         ("pi@board: Permission denied (publickey).", r".*\(publickey\)\: authorize your key .*identity in h\.toml\)$"),
-        ("kex_exchange_identification: read: Connection reset by peer", r"kex_exchange.* reset by peer$"),
+        ("kex_exchange_identification: read: Connection reset by peer", r"kex_exchange.* reset by peer: sshd there"),
         ("", "the ssh connection was lost$"),
     ],
 )

@@ -49,14 +49,54 @@ SSH_OPTIONS = {
     "ControlMaster": "no",  # A shared connection would keep this ssh process running after its command has ended.
     "RemoteCommand": "none",
 }
+PERMISSION_DENIED = "permission denied"
 SSH_REMEDIES = (
-    ("host key verification failed", "its host key is unknown here or has changed: connect once by hand ('ssh {}') and"
-     " check it"),
-    ("permission denied", "authorize your key ('ssh-copy-id {}'), or name the right one (identity in {})"),
-    ("could not resolve", "check its ssh in {1}"),
-    ("no route|unreachable|timed out|refused|not responding", "is it on, and does sshd run there? (ssh, port in {1})"),
+    (r"permissions \S+ for '(?P<key>.+)' are too open", "ssh ignores a key that others can read: run "
+     "'chmod 600 {key}' on this machine"),
+    (r"bad owner or permissions on (?P<key>\S+)", "only you may be able to change it: run 'chmod 600 {key}' on this "
+     "machine"),
+    (r"host key for \S+ has changed", "if you have installed the host again, remove its old key "
+     "('ssh-keygen -R {host}'), and connect once by hand ('ssh {destination}'); otherwise somebody else may answer in "
+     "its place"),
+    (r"host key verification failed", "its host key is unknown here: connect once by hand "
+     "('ssh {destination}') and check it"),
+    (r"too many authentication failures", "ssh offers more keys than the host allows: name the right one (identity in "
+     "{file})"),
+    (r"agent refused operation|signing failed", "the agent does not sign with this key: unlock it, or load the key "
+     "again ('ssh-add')"),
+    (r"permission denied \((?!.*publickey)", "it accepts no keys: set 'PubkeyAuthentication yes' in sshd_config there"),
+    (PERMISSION_DENIED, "authorize your key ('ssh-copy-id {destination}'), or name the right one (identity in "
+     "{file})"),
+    (r"no matching (host key type|key exchange method|cipher|mac)", "its sshd and this ssh have no algorithm in "
+     "common: update the older one"),
+    (r"could not resolve", "check its ssh in {file}"),
+    (r"during banner exchange|kex_exchange_identification|^connection (closed|reset) by", "sshd there closes the "
+     "connection: look at its log ('journalctl -u ssh'); it may refuse this address or user, or have too many "
+     "connections (MaxStartups)"),
+    (r"no route|unreachable|timed out|refused|not responding", "is it on, and does sshd run there? (ssh, port in "
+     "{file})"),
 )  # fmt: skip
-"""Patterns of ssh's messages, and the remedy for each; {0}: the ssh destination, {1}: the hosts file."""
+"""Patterns of ssh's messages, and the remedy for each, in the order in which they are searched.
+
+A remedy can contain the ssh destination, its host, the hosts file and the key that the message names.
+"""
+KEY_REMEDIES = (
+    (r"incorrect passphrase", "the key {key} has a passphrase, for which ssh cannot ask here: load the key into an "
+     "agent ('ssh-add {key}')"),
+    (r"invalid format|error in libcrypto|not a .*key file", "{key} is not a private key: name the private key, which "
+     "has no suffix .pub (identity in {file})"),
+)  # fmt: skip
+"""Patterns of ssh-keygen's messages about keys that ssh silently ignores, and the remedy for each."""
+SHELL_MARKER = f"{LINE_PREFIX}the shell runs"
+"""The line that each script first writes to stderr. Without it, the host ran something else instead of the script."""
+SHELL_REMEDIES = (
+    (r"not available", "the account has no login shell: set one there ('sudo chsh -s /bin/sh USER')"),
+    (r"password change required|password has expired|account has expired", "log in once by hand ('ssh -t "
+     "{destination}') and change the password"),
+    (r"", "the account's login shell, a ForceCommand in sshd_config or a command= in authorized_keys replaces "
+     "commands: allow them for this account, or use another one (ssh in {file})"),
+)  # fmt: skip
+"""Patterns of the output of hosts that did not run a script, and the remedy for each."""
 
 # The archive is unpacked into a new directory next to the target directory. The new directory replaces the target only
 # if the archive is complete, that is, if the new directory contains the stamp file, which is the archive's last file.
@@ -129,13 +169,29 @@ def get_address(location: DeviceLocation) -> str:
 
     Raise DicompilerError if ssh rejects the destination.
     """
-    command = build_command(location, "", ())
-    command = [command[0], "-G", *command[1:-1]]  # With -G, ssh prints its configuration and does not connect.
-    result = subprocess.run(command, capture_output=True, text=True, env=english_environment())
+    result = _run_locally(_show_configuration_command(location))
     match = re.search(r"^hostname (\S+)$", result.stdout, re.MULTILINE)
     if result.returncode or match is None:
         raise DicompilerError(f"{location.title}: {explain_failure(location, result.stderr)}")
     return match[1]
+
+
+def _show_configuration_command(location: DeviceLocation) -> list[str]:
+    program, *arguments = build_command(location, "", ())
+    return [program, "-G", *arguments[:-1]]  # With -G, ssh prints its configuration and does not connect.
+
+
+def _run_locally(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program of the ssh client on this host, without a terminal in which it could ask for a passphrase."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=english_environment(),
+        start_new_session=True,
+        check=False,
+    )
 
 
 def explain_failure(location: DeviceLocation, errors: str, file: str = "hosts.toml") -> str:
@@ -146,9 +202,54 @@ def explain_failure(location: DeviceLocation, errors: str, file: str = "hosts.to
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     for pattern, remedy in SSH_REMEDIES:
         for line in lines:
-            if re.search(pattern, line, re.IGNORECASE):
-                return f"{one_line(line).rstrip('.')}: {remedy.format(location.ssh_destination, file)}"
+            if match := re.search(pattern, line, re.IGNORECASE):
+                key = match.groupdict().get("key")
+                if pattern == PERMISSION_DENIED:
+                    remedy, key = _find_unusable_key(location) or (remedy, key)
+                return f"{one_line(line).rstrip('.')}: {_fill_remedy(remedy, location, file, key)}"
     return one_line(lines[-1]) if lines else "the ssh connection was lost"
+
+
+def _fill_remedy(remedy: str, location: DeviceLocation, file: str, key: str | None = None) -> str:
+    destination = location.ssh_destination
+    host = destination.rpartition("@")[2]
+    known_host = host if location.port is None else f"[{host}]:{location.port}"
+    return remedy.format(destination=destination, host=known_host, file=file, key=key)
+
+
+def _find_unusable_key(location: DeviceLocation) -> tuple[str, str] | None:
+    """Return a remedy and the file of a key that ssh has silently ignored; None if ssh had a usable key."""
+    if not all(map(shutil.which, ("ssh-add", "ssh-keygen"))):
+        return None
+    configuration = _run_locally(_show_configuration_command(location)).stdout
+    agent = _run_locally(["ssh-add", "-l"]).stdout
+    unusable = None
+    for file in re.findall(r"^identityfile (.+)$", configuration, re.MULTILINE):
+        path = os.path.expanduser(file)
+        if not os.path.isfile(path):
+            continue
+        fingerprint = re.search(r"SHA256:\S+", _run_locally(["ssh-keygen", "-l", "-f", path]).stdout)
+        opened = _run_locally(["ssh-keygen", "-y", "-P", "", "-f", path])
+        if (fingerprint and fingerprint[0] in agent) or opened.returncode == 0:
+            return None
+        found = (remedy for pattern, remedy in KEY_REMEDIES if re.search(pattern, opened.stderr))
+        unusable = unusable or next(((remedy, path) for remedy in found), None)
+    return unusable
+
+
+def _explain_missing_shell(location: DeviceLocation, result: CommandResult, file: str) -> str:
+    """Return why a host did not run a script, and the remedy, in one line.
+
+    `result` has the output of the program that the host ran instead.
+    """
+    lines = [line.strip() for line in f"{result.output}\n{result.errors}".splitlines() if line.strip()]
+    for pattern, remedy in SHELL_REMEDIES:
+        line = next((line for line in reversed(lines) if re.search(pattern, line, re.IGNORECASE)), "")
+        if line or not pattern:
+            answer = f"{one_line(line, 200)!r}" if line else "nothing"
+            remedy = _fill_remedy(remedy, location, file)
+            return f"it does not run commands, but answers {answer} (exit code {result.exit_code}): {remedy}"
+    raise AssertionError(SHELL_REMEDIES)
 
 
 class UnreachableHost(RunError):
@@ -215,9 +316,9 @@ class RemoteCommands:
 
         Raises:
             UnreachableHost: ssh itself has failed.
-            RunError: The script did not end in time.
+            RunError: The script did not end in time, or the host does not run scripts.
         """
-        process = self._start(build_command(location, script, words))
+        process = self._start(build_command(location, f"echo {shlex.quote(SHELL_MARKER)} >&2; {script}", words))
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         output, errors = CapturedOutput(process.stdout, max_output_bytes), CapturedOutput(process.stderr)
         timer = threading.Timer(max(0.0, self._deadline_s - time.monotonic()), process.kill)
@@ -237,11 +338,14 @@ class RemoteCommands:
             with self._lock:
                 self._running_processes.discard(process)
         texts = [captured.read().decode(errors="replace") for captured in (output, errors)]
-        result = CommandResult(exit_code, *texts)
+        before_script, marker, script_errors = texts[1].partition(f"{SHELL_MARKER}\n")
+        result = CommandResult(exit_code, texts[0], before_script + script_errors)
         if exit_code == SSH_ERROR_EXIT_CODE:
             raise UnreachableHost(location, explain_failure(location, result.errors, self._file))
         if exit_code < 0:
             raise RunError(f"{location.title}: its host did not answer in time: allow more time (--timeout)")
+        if not marker:
+            raise RunError(f"{location.title}: {_explain_missing_shell(location, result, self._file)}")
         return result
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
