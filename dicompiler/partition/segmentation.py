@@ -8,6 +8,7 @@ from dataclasses import replace
 import onnx
 
 from dicompiler.ir.onnx.graph_structure import tensors_read
+from dicompiler.ir.onnx.ir_version import lowest_ir_version
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
 from dicompiler.ir.recurrent_states import read_state_pieces
@@ -266,4 +267,6 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
+    # Boards may have an older onnxruntime than this host, which refuses newer IR versions.
+    proto.ir_version = lowest_ir_version(proto)
     return proto

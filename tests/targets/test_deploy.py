@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -319,7 +320,9 @@ def test_rejects_host_with_unknown_key(
         with (boards.root / "known_hosts").open("a") as file:
             file.write(f"10.77.0.3 {(tmp_path / 'other.pub').read_text()}")
         line = error_line(deploy_command(boards, net, "root", "root"), capfd)
-        assert re.match(r"device 'pi02' on .*: Host key verification failed: .*is unknown here or has changed", line)
+        assert re.match(
+            r"device 'pi02' on .*: Host key for 10\.77\.0\.3 has changed .*: if you have installed the host again", line
+        )
     finally:
         boards.known([board.address for board in boards.boards.values()])
 
@@ -349,6 +352,31 @@ def test_rejects_unsuitable_python(
     own = write_python_wrapper(tmp_path / "own", text)
     line = error_line(deploy_command(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
     assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
+    assert not any(device_directory(boards, name, net).exists() for name in NAMES)  # Nothing was copied.
+
+
+@pytest.mark.parametrize(
+    ("needed", "limits"),
+    [
+        ((8, 90), r"IR version 8 \(it supports 8\) and opset 90 \(it supports \d\d\)"),
+        ((90, 13), r"IR version 90 \(it sup"),
+    ],
+)
+def test_compares_onnxruntime_with_the_needs_of_the_model(
+    needed: tuple[int, int],
+    limits: str,
+    boards: Cluster,
+    net: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert SocketsArtifact.load(net).required_onnx("pi01") == (4, 17)
+    monkeypatch.setattr(SocketsArtifact, "required_onnx", lambda *args: needed if args[1] == "pi02" else (4, 17))
+    line = error_line(["deploy", str(net), "--hosts", str(boards.hosts(tmp_path / "hosts.toml")), "--copy-only"], capfd)
+    start = r"device 'pi02' on root@10\.77\.0\.3: onnxruntime \d.* is too old for this model, which needs "
+    assert re.match(start + limits, line)
+    assert line.endswith("or export the model with an older opset") and "--upgrade onnxruntime' there" in line
     assert not any(device_directory(boards, name, net).exists() for name in NAMES)  # Nothing was copied.
 
 
@@ -522,19 +550,47 @@ def test_resident_devices_run_until_stopped(
     assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out
 
 
-def test_devices_of_systemd_template_serve_clients(boards: Cluster, net: Path, tmp_path: Path) -> None:
-    """Starts the devices as the units in the documentation do, with a state file that the user writes."""
-    install(net, RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True))
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "keep-running.md"
+
+
+def read_unit(text: str, home: Path) -> tuple[str, list[str]]:
+    """Return the working directory and the command of a systemd unit, as systemd reads them."""
+
+    def expand(value: str) -> str:
+        assert not re.search(r"%[^%h]|%$|(?<!\$)\$(?!\$)", value.replace("%%", ""))
+        return value.replace("%%", "\0").replace("%h", str(home)).replace("\0", "%").replace("$$", "$")
+
+    settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    return expand(settings["WorkingDirectory"]), [expand(word) for word in shlex.split(settings["ExecStart"])]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["plain paths", "paths with spaces and percent signs"])
+def test_devices_of_systemd_template_serve_clients(
+    number: int, boards: Cluster, net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start the devices as the units in the documentation do, with a state file that the user writes."""
+    template = re.findall(r"```ini\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
+    template = template.replace("--keys ../.keys/pi01", "--insecure")
+    directory = re.findall(r"WorkingDirectory=%h/(.*)/pi01", template)[0].replace("%%", "%")
+    hosts = boards.hosts(tmp_path / "hosts.toml")
+    hosts.write_text(hosts.read_text().replace("[defaults]\n", f'[defaults]\ndirectory = "{directory}"\n'))
+    install(net, RunOptions(hosts=Hosts.load(hosts), insecure=True))
     addresses = {name: (boards.boards[name].address, 7070) for name in NAMES}
     digest, token = SocketsArtifact.load(net).digest, "0" * 32
     ResidentCluster(net, digest, addresses, token, insecure=True).save()
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
     processes = []
     try:
         for name, (host, port) in addresses.items():
-            runtime = [sys.executable, "-B", "-m", "runtime", "--resident", "--listen", f"{host}:{port}", "--insecure"]
-            command = ["ip", "netns", "exec", boards.boards[name].space, *runtime, "--log", f"../.resident/{name}.log"]
-            environment = os.environ | {TOKEN_VARIABLE: token}
-            processes.append(subprocess.Popen(command, cwd=device_directory(boards, name, net), env=environment))
+            home = boards.boards[name].home
+            unit = template.replace("192.168.1.11:7001", f"{host}:{port}").replace("pi01", name)
+            place, (python, *arguments) = read_unit(unit, home)
+            Path(python).parent.mkdir(parents=True)
+            Path(python).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            Path(python).chmod(0o755)
+            check_unit(unit.replace("%h", str(home)), tmp_path / f"{name}.service")
+            command = ["ip", "netns", "exec", boards.boards[name].space, python, *arguments]
+            processes.append(subprocess.Popen(command, cwd=place))
         wait_until(lambda: main(["status", str(net)]) == 0)
         with dicompiler.connect(net, timeout=60) as session:
             assert session.infer(IMAGE)["output"].shape == (1, 10)
@@ -543,6 +599,13 @@ def test_devices_of_systemd_template_serve_clients(boards: Cluster, net: Path, t
             process.terminate()
         codes = [process.wait(10) for process in processes]
     assert codes == [0, 0]
+
+
+def check_unit(unit: str, path: Path) -> None:
+    """Let systemd check the unit, on hosts that have it."""
+    if shutil.which("systemd-analyze"):
+        path.write_text(unit)
+        call("systemd-analyze", "verify", str(path))
 
 
 def test_rejects_options_for_local_runs(compiled: Path, tmp_path: Path) -> None:

@@ -140,6 +140,11 @@ class SocketsArtifact:
         packages = {package["name"]: parse_release(package["min_version"]) for package in manifest.get("packages", ())}
         return RUNTIME_PACKAGES | packages
 
+    def required_onnx(self, device: str) -> tuple[int, int] | None:
+        """Return the IR version and the opset that a device's onnxruntime must support; None if it runs no segment."""
+        versions = self.manifests[self.devices.index(device)].get("onnx")
+        return versions and (int(versions["ir_version"]), int(versions["opset"]))
+
     def make_schedule(self) -> RoleSchedule:
         """Return a new schedule for a run, which gives the index in `role_ios` of the role of each frame."""
         return RoleSchedule.from_manifest(self.manifests[0])

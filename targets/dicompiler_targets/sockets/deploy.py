@@ -73,6 +73,28 @@ for name in PACKAGES:
         versions[name] = __import__(name).__version__
     except Exception as error:
         errors[name] = str(error)
+def field(number, content):
+    return bytes([number << 3 | 2, len(content)]) + content
+def supports(ir_version, opset):
+    # This is an ONNX model of one Relu, in the encoding of protobuf.
+    value = field(2, field(1, b"\\x08\\x01" + field(2, field(1, b"\\x08\\x01"))))
+    graph = field(1, field(1, b"x") + field(2, b"y") + field(4, b"Relu")) + field(2, b"g")
+    graph += field(11, field(1, b"x") + value) + field(12, field(1, b"y") + value)
+    model = bytes([1 << 3, ir_version]) + field(7, graph) + field(8, bytes([2 << 3, opset]))
+    onnxruntime = sys.modules["onnxruntime"]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+def find_highest(wanted, is_supported):
+    return next((version for version in range(min(wanted, 127), 0, -1) if is_supported(version)), 0)
+highest = {}
+if "onnxruntime" in versions and NEEDED and not supports(*NEEDED):
+    highest["IR version"] = find_highest(NEEDED[0], lambda version: supports(version, 13))
+    highest["opset"] = find_highest(NEEDED[1], lambda version: supports(8, version))
 directories = []
 for directory, expected in zip(sys.argv[1:], EXPECTED):
     intact = [name for name in sorted(expected) if is_intact(directory, name, expected[name])]
@@ -80,7 +102,8 @@ for directory, expected in zip(sys.argv[1:], EXPECTED):
 # If Python comes with the operating system, pip may not be allowed to install packages (PEP 668).
 managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exists(
     os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
-print(PREFIX + json.dumps({"versions": versions, "errors": errors, "directories": directories, "managed": managed}))
+print(PREFIX + json.dumps({
+    "versions": versions, "errors": errors, "highest": highest, "directories": directories, "managed": managed}))
 """
 RUN_PYTHON_SCRIPT = 'cd / && "$1" - "$2" "$3"'
 # The device runs in a subshell. The outer shell outlives the device, and its exit code tells which signal ended the
@@ -136,7 +159,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
 
     def probe(name: str) -> None:
         try:
-            states[name] = _probe_host(commands, locations[name], copies[name], artifact.required_packages(name))
+            states[name] = _probe_host(commands, locations[name], copies[name], artifact)
         except RunError as error:
             failed[name] = error
             if not artifact.make_schedule().tolerates_failures:
@@ -152,7 +175,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
                 kept = intact if stamp else ()
                 copied_bytes += commands.copy_files(location, wanted.target, wanted.files, wanted.stamp, kept)
         if copied_bytes:
-            copied = _probe_host(commands, location, copies[name], artifact.required_packages(name))
+            copied = _probe_host(commands, location, copies[name], artifact)
             _check_copied(location, copies[name], copied.copies)
         return InstalledDevice(name, location.ssh_destination, location.directory, copied_bytes, state.versions)
 
@@ -253,27 +276,23 @@ def quoted_python(location: DeviceLocation) -> str:
 
 
 def _probe_host(
-    commands: ssh.RemoteCommands,
-    location: DeviceLocation,
-    copies: Sequence[DirectoryCopy],
-    packages: Mapping[str, tuple[int, ...]],
+    commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy], artifact: SocketsArtifact
 ) -> DeployedState:
     """Return which versions and files a host has.
 
-    `packages` has the oldest versions of the Python packages that the device needs.
-
-    Raise RunError if the host is unreachable, or if its Python lacks a package that the runtime needs.
+    Raise RunError if the host is unreachable, or if its Python lacks a package that the device needs.
     """
     expected = [dict(directory_copy.digests) for directory_copy in copies]
-    constants = (ssh.LINE_PREFIX, ssh.STAMP_FILE, expected, tuple(packages))
-    code = f"PREFIX, STAMP, EXPECTED, PACKAGES = {constants!r}\n{PROBE_SCRIPT}".encode()
+    packages, needed = artifact.required_packages(location.device), artifact.required_onnx(location.device)
+    constants = (ssh.LINE_PREFIX, ssh.STAMP_FILE, expected, tuple(packages), needed)
+    code = f"PREFIX, STAMP, EXPECTED, PACKAGES, NEEDED = {constants!r}\n{PROBE_SCRIPT}".encode()
     arguments = [quoted_python(location), *(ssh.quote_path(directory_copy.target) for directory_copy in copies)]
     result = commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda stream: stream.write(code))
     if not result.prefixed_lines:
         cause = f"Python {location.python!r} cannot be run ({last_error_line(result)})"
         raise RunError(f"{location.title}: {cause}: {OTHER_PYTHON_HINT}")
     try:
-        return _parse_probe(location, json.loads(result.prefixed_lines[-1]), packages)
+        return _parse_probe(location, json.loads(result.prefixed_lines[-1]), packages, needed)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         cause = f"invalid answer of Python {location.python!r} ({error!r})"
         raise RunError(f"{location.title}: {cause}: {OTHER_PYTHON_HINT}") from None
@@ -286,16 +305,23 @@ def last_error_line(result: ssh.CommandResult) -> str:
 
 
 def _parse_probe(
-    location: DeviceLocation, answer: Mapping[str, Any], packages: Mapping[str, tuple[int, ...]]
+    location: DeviceLocation,
+    answer: Mapping[str, Any],
+    packages: Mapping[str, tuple[int, ...]],
+    needed: tuple[int, int] | None,
 ) -> DeployedState:
-    """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old."""
+    """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old.
+
+    `packages` has the oldest versions of the packages that the device needs. `needed` are the IR version and the opset
+    that the host's onnxruntime must support; None without onnxruntime.
+    """
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
+    pip, hosts_file_hint = f"{location.python} -m pip install", ""
+    if answer.get("managed"):
+        pip = f"{location.python} -m venv ~/venv && ~/venv/bin/pip install"
+        hosts_file_hint = ', and write python = "venv/bin/python" in the hosts file'
     for name, minimum in {"Python": MIN_PYTHON, **packages}.items():
         version, oldest = versions.get(name), ".".join(map(str, minimum))
-        pip, hosts_file_hint = f"{location.python} -m pip install", ""
-        if answer.get("managed"):
-            pip = f"{location.python} -m venv ~/venv && ~/venv/bin/pip install"
-            hosts_file_hint = ', and write python = "venv/bin/python" in the hosts file'
         if version is None:
             cause = f"its Python has no {name} ({one_line(answer['errors'][name])})"
             raise RunError(f"{location.title}: {cause}: run '{pip} {' '.join(packages)}' there{hosts_file_hint}")
@@ -304,6 +330,12 @@ def _parse_probe(
             if name != "Python":
                 remedy = f"run '{pip} --upgrade {name}' there{hosts_file_hint}"
             raise RunError(f"{location.title}: {name} {version} is too old, {oldest} or newer is needed: {remedy}")
+    if needed is not None and answer["highest"]:
+        pairs = zip(("IR version", "opset"), needed, strict=True)
+        limits = [f"{kind} {number} (it supports {answer['highest'][kind]})" for kind, number in pairs]
+        cause = f"onnxruntime {versions['onnxruntime']} is too old for this model, which needs {' and '.join(limits)}"
+        remedy = f"run '{pip} --upgrade onnxruntime' there{hosts_file_hint}, or export the model with an older opset"
+        raise RunError(f"{location.title}: {cause}: {remedy}")
     return DeployedState(versions, [(entry["stamp"], frozenset(entry["intact"])) for entry in answer["directories"]])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +60,7 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
         hoisted = [devices[index] for devices in hoisted_roles]
         contents, names = make_device_contents(program, index, hoisted, networks.get(name, {}))
         manifest = _device_manifest(program, index, names, hoisted)
+        manifest |= _describe_onnx_versions(contents.segments.values())
         if networks.get(name):
             manifest["packages"] = describe_packages(device.engine)
         files = dict(contents.write(directory / name))
@@ -145,6 +146,18 @@ def _role_document(
         "steps": [[step.kind, step.index + (0 if step.kind == "run" else first_transfer)] for step in device.steps],
         "transfers": [describe_transfer(transfer) for transfer in transfers],
     }
+
+
+def _describe_onnx_versions(segments: Iterable[Segment]) -> Json:
+    """Return the entry `onnx` of a manifest: the versions that the device's onnxruntime must support.
+
+    Return an empty object if the device runs no segment with onnxruntime.
+    """
+    models = [segment.model for segment in segments]
+    if not models:
+        return {}
+    opsets = [entry.version for model in models for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return {"onnx": {"ir_version": max(model.ir_version for model in models), "opset": max(opsets, default=1)}}
 
 
 def _describe_network(engine: str, hoisted: HoistedSegment, file: str) -> Json:
