@@ -57,10 +57,13 @@ class DeviceLocation:
         return f"device {self.device!r} on {self.ssh_destination}"
 
     def resolve_address(self) -> tuple[str, int] | None:
-        """Return host and port of `listen_address`, with an IP address instead of a name; None if it is None.
+        """Return host and port of `listen_address`, with an IP address instead of a name.
 
         Names are resolved on this host, because boards may not be able to resolve them, or may resolve their own name
         to a loopback address. A name stays if this host cannot resolve it, for example because the board is off.
+
+        Returns:
+            Host and port; None if `listen_address` is None.
         """
         if self.listen_address is None:
             return None
