@@ -61,7 +61,7 @@ def start(moment: int, artifact: Path, *arguments: object, mark: str = "") -> su
 
 
 def check_interrupted(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (130, "dicompiler: interrupted\n")
 
 
@@ -76,7 +76,7 @@ COMMANDS: list[tuple[int, list[str]]] = [
 @pytest.mark.parametrize(("count", "arguments"), COMMANDS, ids=[arguments[0] for _, arguments in COMMANDS])
 def test_interrupt_at_any_moment_is_one_line(count: int, arguments: list[str], artifact: Path) -> None:
     whole = start(0, artifact, *arguments)
-    _, errors = whole.communicate(timeout=120)
+    _, errors = whole.communicate(timeout=600)
     assert whole.returncode == 0
     names = set[str]()
     if "-o" in arguments:
@@ -104,10 +104,10 @@ def marked_commands(mark: str) -> Iterator[str]:
 def test_interrupted_profile_leaves_no_processes(program: str, sign: signal.Signals, artifact: Path) -> None:
     mark = uuid.uuid4().hex
     process = start(0, artifact, "profile", "tiny.onnx", "--repeat", "1", "-o", "p.json", mark=mark)
-    wait_until(lambda: any(program in line for line in marked_commands(mark)), 120)
+    wait_until(lambda: any(program in line for line in marked_commands(mark)), 600)
     process.send_signal(sign)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     if sign is signal.SIGINT:
         assert (process.returncode, errors.rpartition("events")[0]) == (130, "dicompiler: interrupted\n")
-    wait_until(lambda: not list(marked_commands(mark)))
+    wait_until(lambda: not list(marked_commands(mark)), 60)
     assert not (artifact / "p.json").exists()
