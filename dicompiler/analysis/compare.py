@@ -86,7 +86,7 @@ class Comparison:
         best, problem = self.best, self.problem
         if best is None or best.metrics is None:
             return ""
-        return find_bottleneck(problem.platform, best.metrics, problem.objective)[1]
+        return find_bottleneck(best.metrics, problem.objective)[1]
 
     @property
     def limit_reason(self) -> str:

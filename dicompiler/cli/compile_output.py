@@ -352,7 +352,10 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
 
 
 def show_device_shares(metrics: Metrics) -> None:
-    """Print the time that each device computes, sends, receives and waits in a frame."""
+    """Print the time that each device computes, sends, receives and waits in a frame.
+
+    The time of its link is that of the busier direction.
+    """
     headers = (
         "device",
         "compute ms",
@@ -371,7 +374,7 @@ def show_device_shares(metrics: Metrics) -> None:
                 device.device,
                 f"{1000 * device.compute_s:.1f}",
                 f"{1000 * device.runtime_s:.1f}",
-                f"{1000 * device.link_s:.1f}",
+                f"{1000 * max(device.send_link_s, device.receive_link_s):.1f}",
                 f"{1000 * device.wait_s:.1f}",
                 cause or "-",
                 f"{device.memory / 2**20:.1f}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -12,13 +13,14 @@ class SharedLink(Generic[T]):
     """A network link and the flows (connections with a message to send) that use it now.
 
     `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these
-    shares. Above 1, it is the factor by which the flows slow each other down.
+    shares. Above 1, it is the factor by which the flows slow each other down. `busy_s` are the seconds that the link
+    needs at its full bandwidth for all messages so far.
     """
 
-    __slots__ = ("flows", "load")
+    __slots__ = ("busy_s", "flows", "load")
 
     def __init__(self) -> None:
-        self.load = 0.0
+        self.load = self.busy_s = 0.0
         self.flows: dict[Flow[T], float] = {}
 
     def add_flow(self, flow: Flow[T], share: float) -> None:
@@ -58,32 +60,30 @@ class Flow(Generic[T]):
 class LinkScheduler(Generic[T]):
     """All links and flows of a simulation.
 
-    On a switch, a message uses the outgoing link of the sender's host and the incoming link of the receiver's host.
-    Otherwise all messages use one shared medium.
-
     Attributes:
         departures: (time, flow, version) of each departure that was planned since the simulator last read this list.
     """
 
-    def __init__(self, is_switch: bool) -> None:
-        self._is_switch = is_switch
-        self._links: dict[tuple[str, str], SharedLink[T]] = {}
+    def __init__(self) -> None:
+        self._links: dict[str, SharedLink[T]] = {}
         self._flows: dict[tuple[object, object], Flow[T]] = {}
         self.departures: list[tuple[float, Flow[T], int]] = []
 
-    def flow(self, devices: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
+    @property
+    def busy_s(self) -> dict[str, float]:
+        """Seconds that each link needs at its full bandwidth for all messages so far, by the name of the link."""
+        return {name: link.busy_s for name, link in self._links.items()}
+
+    def flow(self, devices: tuple[object, object], shares: Mapping[str, float]) -> Flow[T]:
         """Return the flow from one device to another; create it if it does not exist yet.
 
         Args:
             devices: Indices of the sender and the receiver.
-            hosts: Hosts of the sender and the receiver.
-            shares: The largest share of the sender's link, and of the receiver's link, that the flow can use. A shared
-                medium uses only the first one.
+            shares: The links that the flow uses, by name, with the largest share of each that it can use.
         """
         if devices not in self._flows:
-            link_keys = (("out", hosts[0]), ("in", hosts[1])) if self._is_switch else (("all", ""),)
-            links = [self._links.setdefault(key, SharedLink()) for key in link_keys]
-            self._flows[devices] = Flow(dict(zip(links, shares, strict=False)))
+            links = {self._links.setdefault(name, SharedLink()): share for name, share in shares.items()}
+            self._flows[devices] = Flow(links)
         return self._flows[devices]
 
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
@@ -96,6 +96,8 @@ class LinkScheduler(Generic[T]):
         while position > 1 and queue[position - 1][2] > rank:
             position -= 1
         queue.insert(position, (message, seconds, rank))
+        for link, share in flow.links.items():
+            link.busy_s += share * seconds
         if len(queue) > 1:
             return
         flow.started_at, flow.remaining_s, flow.updated_at = now, seconds, now

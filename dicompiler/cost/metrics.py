@@ -90,7 +90,11 @@ def estimate_metrics(
         roles.append(_RoleCosts(role, seconds, _sent_boxes(role)))
     latency = sum(_barrier_latency(role, platform, runtime_by_device) for role in roles) / len(roles)
     devices = _device_metrics(roles, routing, platform, plan)
-    return _build_metrics(roles, devices, platform, runtime_by_device, latency, "estimate")
+    sent = [box for role in roles for box in role.sent]
+    loads = {name: s / len(roles) for name, s in _link_loads(platform, runtime_by_device, sent).items()}
+    metrics = _build_metrics(roles, devices, platform, loads, latency, "estimate")
+    network_s = max(loads.values(), default=0.0) + _largest_latency(platform, sent)
+    return replace(metrics, period_s=max(metrics.period_s, network_s))
 
 
 def metrics_of_simulation(
@@ -116,25 +120,28 @@ def metrics_of_simulation(
             entry,
             compute_s=entry.compute_s + call_s[entry.device] / frames,
             runtime_s=simulation.total_seconds("handle", entry.device) / frames,
-            link_s=sum(simulation.total_seconds("message", entry.device, peer) for peer in (False, True)) / frames,
+            send_link_s=simulation.total_seconds("message", entry.device) / frames,
+            receive_link_s=simulation.total_seconds("message", entry.device, as_receiver=True) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
+            occupied_s=simulation.total_seconds("occupied", entry.device) / frames,
         )
         for entry in _device_metrics(roles, routing, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
-    runtime = {device_work.device: device_work.runtime for device_work in workload.devices}
-    metrics = _build_metrics(roles, devices, platform, runtime, latency, "simulation")
+    link_loads = {name: seconds / frames for name, seconds in simulation.link_s.items()}
+    metrics = _build_metrics(roles, devices, platform, link_loads, latency, "simulation")
     if any(job.state_makers for device_work in workload.devices for job in device_work.jobs):  # Frames wait for states.
         stream = simulate(workload, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
-    return replace(metrics, input_output_s=sum(role.ends_s for role in workload.roles) / len(workload.roles))
+    input_output_s = sum(role.ends_s for role in workload.roles) / len(workload.roles)
+    return replace(metrics, input_output_s=input_output_s, active_s=simulation.end_s / frames)
 
 
 def _build_metrics(
     roles: Sequence[_RoleCosts],
     devices: tuple[DeviceMetrics, ...],
     platform: Platform,
-    runtime: Mapping[str, RuntimeCosts],
+    link_loads: Mapping[str, float],
     latency: float,
     method: Method,
 ) -> Metrics:
@@ -145,11 +152,10 @@ def _build_metrics(
         host_memory[device.host] = host_memory.get(device.host, 0) + entry.memory
         idle = max(0.0, latency - entry.busy_s)
         energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.link_s
-    sent = [box for role in roles for box in role.sent]
-    network_s = _network_seconds(platform, runtime, sent, with_latency=method == "estimate", frames=len(roles))
-    period = max((network_s, *(entry.busy_s for entry in devices)))
-    total = _mean_rounded_up(sum(box.nbytes for box in sent), roles)
-    return Metrics(devices, latency, period, energy, max(host_memory.values(), default=0), total, method)
+    period = max((0.0, *link_loads.values(), *(entry.busy_s for entry in devices)))
+    total = _mean_rounded_up(sum(box.nbytes for role in roles for box in role.sent), roles)
+    memory = max(host_memory.values(), default=0)
+    return Metrics(devices, latency, period, energy, memory, total, method, link_loads=link_loads)
 
 
 def _layer_step(task: Task) -> LayerStep:
@@ -195,31 +201,28 @@ def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCo
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 
 
-def _network_seconds(
-    platform: Platform,
-    runtime: Mapping[str, RuntimeCosts],
-    boxes: Iterable[_SentBox],
-    with_latency: bool = True,
-    frames: int = 1,
-) -> float:
-    """Return the seconds that the busiest link needs to transfer all boxes, divided by the number of frames.
+def _network_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], boxes: Sequence[_SentBox]) -> float:
+    """Return the seconds of the busiest link to transfer all boxes, plus the largest latency of a used link."""
+    return max(_link_loads(platform, runtime, boxes).values(), default=0.0) + _largest_latency(platform, boxes)
 
-    With `with_latency`, the largest latency of a used link is added once.
-    """
-    busy_s: dict[tuple[str, str], float] = {}
-    longest = 0.0
+
+def _largest_latency(platform: Platform, boxes: Iterable[_SentBox]) -> float:
+    links = (platform.link(box.sender, box.receiver) for box in boxes)
+    return max((link.latency for link in links if link is not None), default=0.0)
+
+
+def _link_loads(platform: Platform, runtime: Mapping[str, RuntimeCosts], boxes: Iterable[_SentBox]) -> dict[str, float]:
+    """Return the seconds that each link needs at its full bandwidth to transfer all boxes, by the link's name."""
+    loads: dict[str, float] = {}
     for box in boxes:
         link = platform.link(box.sender, box.receiver)
         if link is None:
             continue
-        longest = max(longest, link.latency)
-        link_s = runtime.get(box.sender, FREE_RUNTIME).link_seconds(
-            link, box.nbytes, platform.network.message_overhead_s
-        )
-        ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
-        for end in ends if platform.network.kind == "switch" else (("all", ""),):
-            busy_s[end] = busy_s.get(end, 0.0) + link_s
-    return max(busy_s.values(), default=0.0) / frames + (longest if with_latency else 0.0)
+        costs = runtime.get(box.sender, FREE_RUNTIME)
+        seconds = costs.link_seconds(link, box.nbytes, platform.network.message_overhead_s)
+        for name, share in platform.occupied_links(box.sender, box.receiver).items():
+            loads[name] = loads.get(name, 0.0) + share * seconds
+    return loads
 
 
 def _device_metrics(

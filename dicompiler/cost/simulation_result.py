@@ -42,9 +42,13 @@ class SimulationResult:
     Attributes:
         frames: (start, end) of each frame in seconds, from the inputs on the sources to the outputs on all sinks.
         totals: Seconds by device name, for each pair (kind of `Span`, whether the device is the receiver of a message).
+            The kind "occupied" is the time in which a device computes or handles messages, or both at once.
         waits: Seconds that each device waited, by device and then by the peer that sent the missing message.
         spans: All periods in the order of their ends; empty if they were not kept.
         queued_s: Seconds from the start of each frame until the first device began to compute for it.
+        link_s: Seconds that each link needs at its full bandwidth for all messages, by its name for users.
+        end_s: Time in seconds at which all devices and links have finished. It is later than the end of the last frame
+            if states or unused regions are computed after the outputs.
     """
 
     frames: tuple[tuple[float, float], ...]
@@ -52,6 +56,8 @@ class SimulationResult:
     waits: Mapping[str, Mapping[str, float]] = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
     queued_s: tuple[float, ...] = ()
+    link_s: Mapping[str, float] = field(default_factory=dict, repr=False)
+    end_s: float = 0.0
 
     @property
     def latency_s(self) -> float:
@@ -73,7 +79,7 @@ class SimulationResult:
         return (ends[last] - ends[first]) / (last - first)
 
     def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
-        """Return the total seconds of all "compute", "handle" or "message" periods of a device.
+        """Return the total seconds of all "compute", "handle", "message" or "occupied" periods of a device.
 
         With `as_receiver`, messages to the device count; otherwise messages from it.
         """

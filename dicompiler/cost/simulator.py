@@ -28,6 +28,8 @@ class _DeviceState:
         inbox: Messages that have arrived while the device was busy.
         computed: Total seconds of computing.
         handled: Total seconds of the processor for messages.
+        occupied: Total seconds in which it computes or handles messages. If it does both at once, they count once.
+        occupied_until: Time until which it computes or handles messages, as far as is known.
         sent: Total seconds of the links for messages from the device.
         received: Total seconds of the links for messages to the device.
         waited: Total seconds of waiting, by the device that sent the missing message.
@@ -42,9 +44,16 @@ class _DeviceState:
     inbox: deque[_InFlightMessage] = field(default_factory=deque)
     computed: float = 0.0
     handled: float = 0.0
+    occupied: float = 0.0
+    occupied_until: float = 0.0
     sent: float = 0.0
     received: float = 0.0
     waited: dict[str, float] = field(default_factory=dict)
+
+    def occupy(self, start: float, end: float) -> None:
+        """Count the seconds from `start` to `end` as occupied. No gap before `occupied_until` begins after `start`."""
+        self.occupied += max(0.0, end - max(start, self.occupied_until))
+        self.occupied_until = max(end, self.occupied_until)
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +161,7 @@ def _message_path(
         devices[message.sender],
         devices[message.receiver],
         sender.runtime.send_seconds(message.nbytes, message.is_coalesced),
-        None if link is None else links.flow(devices_of_flow, (sender.host, receiver.host), platform.link_shares(link)),
+        None if link is None else links.flow(devices_of_flow, platform.occupied_links(sender.device, receiver.device)),
         0.0 if link is None else sender.runtime.link_seconds(link, message.nbytes, platform.network.message_overhead_s),
         receiver.runtime.latency + (0.0 if link is None else link.latency),
         receiver.runtime.receive_seconds(message.nbytes, message.is_coalesced),
@@ -174,8 +183,7 @@ def simulate(
 
     Messages from one device to another are sent in the order in which they become ready, but messages of older frames
     are sent first (unless `RuntimeCosts.in_order`). Messages of different pairs of devices share links equally, as TCP
-    connections do. On a switch, a message uses the outgoing link of the sender and the incoming link of the receiver;
-    otherwise all messages use one shared medium.
+    connections do. `Platform.occupied_links` states the links that a message uses.
 
     A message that has its links to itself takes the time of its bytes at the lowest bandwidth, the network's time for
     each message and the gap of its sender. It arrives after the latencies of the link and of the receiver's runtime.
@@ -196,7 +204,7 @@ class _EventSimulator:
 
     def __init__(self, workload: Workload, platform: Platform, frames: int, in_flight: int, keep_spans: bool) -> None:
         self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
-        self.links: LinkScheduler[_InFlightMessage] = LinkScheduler(platform.network.kind == "switch")
+        self.links: LinkScheduler[_InFlightMessage] = LinkScheduler()
         self.roles = [_RoleSchedule(role, self.devices, platform, self.links) for role in workload.roles]
         self.frame_count, self.in_flight = frames, in_flight
         self.released = 0
@@ -212,13 +220,14 @@ class _EventSimulator:
     def run(self) -> SimulationResult:
         for _ in range(min(self.in_flight, self.frame_count)):
             self._start_frames(0.0)
-        events = self.events
+        events, now = self.events, 0.0
         while events:
             now, _, handle, frame, subject = heappop(events)
             handle(now, frame, subject)
         totals = {
             ("compute", False): {device.name: device.computed for device in self.devices},
             ("handle", False): {device.name: device.handled for device in self.devices},
+            ("occupied", False): {device.name: device.occupied for device in self.devices},
             ("message", False): {device.name: device.sent for device in self.devices},
             ("message", True): {device.name: device.received for device in self.devices},
         }
@@ -226,7 +235,7 @@ class _EventSimulator:
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
         ended = [self.frame_times[i] for i in range(self.frame_count)]
         frames, queued_s = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
-        return SimulationResult(frames, totals, waits, tuple(spans), queued_s)
+        return SimulationResult(frames, totals, waits, tuple(spans), queued_s, self.links.busy_s, now)
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
         """Start the next frame; if no device computes an output in it, start the frame after it too.
@@ -284,6 +293,7 @@ class _EventSimulator:
                 self._record_wait(now, device, frame, last)
             device.is_busy, device.started, frame.started_at = True, now, min(frame.started_at, now)
             done = now + frame.role.jobs[number].seconds
+            device.occupy(now, done)
             heappush(self.events, (done, next(self.event_order), self._finish_job, frame, device))
         elif device.inbox:
             self._receive(now, *device.inbox.popleft())
@@ -403,6 +413,7 @@ class _EventSimulator:
         peer: _DeviceState,
     ) -> None:
         device.handled += done - now
+        device.occupy(now, done)
         if self.spans is not None:
             self.spans.append(Span("handle", device.name, path.name, frame.number, now, done, peer.name))
 

@@ -15,12 +15,13 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.base.units import format_number
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.pipeline_state import Decision, PipelineState
-from dicompiler.ir.platform import Platform
 from dicompiler.target.manifest import PROVENANCE_FILE
 
-Bottleneck = Literal["network", "computing", "waiting"]
+Bottleneck = Literal["network", "computing", "messages", "waiting"]
 MIN_BUSY_SHARE = 0.5
 """Waiting is the bottleneck if no device and no link is busy for at least this share of a frame."""
+MIN_NAMED_SHARE = 0.05
+"""The share of time for messages is named in the description of a bottleneck if it is at least this large."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def _format_times(latency_s: float, period_s: float) -> str:
 
 def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
     """Return the summary of a compilation, given the metrics of its plan and of the best single device."""
-    assert compilation.platform is not None and compilation.plan is not None
-    bottleneck, description = find_bottleneck(compilation.platform, metrics, decision.objective)
+    assert compilation.plan is not None
+    bottleneck, description = find_bottleneck(metrics, decision.objective)
     return CompileSummary(
         strategy=decision.strategy,
         chosen_strategy=decision.chosen_strategy,
@@ -134,26 +135,27 @@ def load_summary(directory: Path) -> CompileSummary | None:
     return CompileSummary(document["strategy"], document.get("chosen_strategy", ""), **document["summary"])
 
 
-def find_bottleneck(platform: Platform, metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
+def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
     """Return the kind of the bottleneck, and a description for users.
 
-    The bottleneck is the busiest device or the busiest link. If neither is busy for half of a frame, the kind is
-    "waiting". For the objective throughput, the time between frames is used instead of the time of a frame.
+    The bottleneck is the busiest device or the busiest direction of a link. If neither is busy for half of the time,
+    the kind is "waiting". The time is that of a frame; for the objective throughput, it is the frame period. A device
+    or link that works after the outputs (it computes states) is busy during a longer time, `Metrics.active_s`.
     """
-    frame_s = getattr(metrics, speed_metric(objective)) or 1.0
-    if platform.network.kind != "switch":
-        network_share = sum(device.link_s for device in metrics.devices) / 2 / frame_s
-        description = f"the {platform.network.kind} network"
-    else:
-        sender = max(metrics.devices, key=lambda device: device.link_s)
-        network_share, description = sender.link_s / frame_s, f"the link of {sender.device}"
-    compute_share = metrics.busiest_device.compute_s / frame_s
-    description = f"{description} is busy {100 * network_share:.0f} % of the time"
-    if compute_share >= network_share:
-        description = f"{metrics.busiest_device.device} computes {100 * compute_share:.0f} % of the time"
-    if max(compute_share, network_share) < MIN_BUSY_SHARE:
+    frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
+    device = max(metrics.devices, key=lambda entry: max(entry.occupied_s, entry.compute_s))
+    link, link_s = max(metrics.link_loads.items(), key=lambda entry: entry[1], default=("", 0.0))
+    compute_share, link_share = device.compute_s / (frame_s or 1.0), link_s / (frame_s or 1.0)
+    message_share = max(0.0, device.occupied_s / (frame_s or 1.0) - compute_share)
+    kind: Bottleneck = "computing" if compute_share >= message_share else "messages"
+    description = f"{device.device} computes {100 * compute_share:.0f} % of the time"
+    if message_share >= MIN_NAMED_SHARE:
+        description += f" and handles messages {100 * message_share:.0f} %"
+    if link_share > compute_share + message_share:
+        kind, description = "network", f"{link} is busy {100 * link_share:.0f} % of the time"
+    if max(compute_share + message_share, link_share) < MIN_BUSY_SHARE:
         return "waiting", f"{description}; otherwise devices wait for each other"
-    return ("computing" if compute_share >= network_share else "network"), description
+    return kind, description
 
 
 def _computing_count(metrics: Metrics) -> int:
@@ -176,6 +178,8 @@ def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, singl
     stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream --objective throughput"
     if bottleneck == "computing":
         return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"
+    if bottleneck == "messages":
+        return f"use a plan with fewer messages ('dicompiler compare'), or fewer devices{stream}"
     narrow = "" if is_narrowed else "--wire-dtype float16, which halves the sent bytes; "
     suggestion = f"{narrow}a faster network{stream}"
     return suggestion if decision.strategy == "auto" else f"compare strategies ('dicompiler compare'); {suggestion}"

@@ -128,7 +128,7 @@ def split_network(
         shares=_board_shares(compiled),
         predicted_s=metrics.latency_s,
         predicted_single_device_s=single.latency_s,
-        bottleneck=find_bottleneck(compiled.platform, metrics, "latency")[1],
+        bottleneck=find_bottleneck(metrics, "latency")[1],
     )
 
 

@@ -30,12 +30,15 @@ class DeviceMetrics:
         activations: Peak bytes of computed and received tensors.
         sent: Bytes sent to other devices, including devices of the same host.
         received: Bytes received from other devices, including devices of the same host.
-        link_s: Seconds for which messages of the device occupy a link; 0 in an estimate, which has no link times.
+        send_link_s: Seconds for which messages from the device occupy links; 0 in an estimate.
+        receive_link_s: Seconds for which messages to the device occupy links; 0 in an estimate.
         waits: Seconds of waiting, by the name of the device that sends the awaited message. The key "" is the waiting
             for the next frame. Empty in an estimate, which does not predict waiting.
         overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and memory of
             the target's runtime. An estimate uses a lower bound. 0 if the target is unknown.
         runtime_s: Seconds that the target's runtime spends on messages.
+        occupied_s: Seconds in which the device computes or handles messages. If it does both at once, they count once,
+            so it is not longer than a frame. 0 in an estimate.
     """
 
     device: str
@@ -45,15 +48,22 @@ class DeviceMetrics:
     activations: int
     sent: int
     received: int
-    link_s: float = 0.0
+    send_link_s: float = 0.0
+    receive_link_s: float = 0.0
     waits: Mapping[str, float] = field(default_factory=dict)
     overhead_bytes: int = 0
     runtime_s: float = 0.0
+    occupied_s: float = 0.0
 
     @property
     def busy_s(self) -> float:
         """Seconds in which the device computes or processes messages."""
         return self.compute_s + self.runtime_s
+
+    @property
+    def link_s(self) -> float:
+        """Sum of `send_link_s` and `receive_link_s`, which can be longer than a frame: links are full-duplex."""
+        return self.send_link_s + self.receive_link_s
 
     @property
     def wait_s(self) -> float:
@@ -85,6 +95,10 @@ class Metrics:
         method: `simulation`, or `estimate`, which assumes a barrier after each layer.
         input_output_s: Additional seconds to bring the inputs from the client to the sources and the outputs from the
             sinks to the client; 0 in an estimate.
+        active_s: Seconds from the start of a frame until all devices and links have finished. It is longer than the
+            latency if states or unused regions are computed after the outputs. 0 in an estimate.
+        link_loads: Seconds per frame that each link needs at its full bandwidth, by its name for users ("the outgoing
+            link of pi01"). The two directions of a full-duplex link are two links.
     """
 
     devices: tuple[DeviceMetrics, ...]
@@ -95,6 +109,8 @@ class Metrics:
     total_bytes: int
     method: Method = "estimate"
     input_output_s: float = 0.0
+    active_s: float = 0.0
+    link_loads: Mapping[str, float] = field(default_factory=dict)
 
     def device(self, name: str) -> DeviceMetrics | None:
         """Return the metrics of a device.

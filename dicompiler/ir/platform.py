@@ -161,8 +161,8 @@ class Platform(Memoizing):
         return link if link is None or not limits else replace(link, bandwidth=min(link.bandwidth, *limits))
 
     @memoized
-    def link_shares(self, link: Link) -> tuple[float, float]:
-        """Return the share of the bandwidth of each of its two hosts that a link can use, at most 1.
+    def _link_shares(self, link: Link) -> tuple[float, float]:
+        """Return the bandwidth of a link as a fraction of the bandwidth of each of its two hosts, at most 1.
 
         Args:
             link: A link of the platform.
@@ -176,6 +176,32 @@ class Platform(Memoizing):
             return share, share
         a, b = (min(1.0, link.bandwidth / self._host_bandwidth(name)) for name in link.hosts)
         return a, b
+
+    @memoized
+    def occupied_links(self, a: str, b: str) -> Mapping[str, float]:
+        """Return the links that a message from one device to another occupies while it is sent.
+
+        On a switch, these are the outgoing link of the sender's host and the incoming link of the receiver's host.
+        Otherwise it is the shared medium. If the link between the two hosts is slower than these, it is one more.
+
+        Args:
+            a: Name of the sender.
+            b: Name of the receiver.
+
+        Returns:
+            For each link, by its name for users, the fraction of its bandwidth that the message uses. The largest
+            fraction is 1. Empty if both devices are on the same host.
+        """
+        link = self.link(a, b)
+        if link is None:
+            return {}
+        sender, receiver = self.host_of[a], self.host_of[b]
+        names: tuple[str, ...] = (f"the {self.network.kind} network",)
+        if self.network.kind == "switch":
+            names = f"the outgoing link of {sender}", f"the incoming link of {receiver}"
+        by_host = dict(zip(link.hosts, self._link_shares(link), strict=True))
+        shares = dict(zip(names, (by_host[sender], by_host[receiver]), strict=False))
+        return shares if max(shares.values()) == 1 else shares | {f"the link from {sender} to {receiver}": 1.0}
 
     @memoized
     def _host_bandwidth(self, host: str) -> float:

@@ -124,7 +124,7 @@ def _summary_entries(data: ReportData) -> list[tuple[str, str]]:
         ("plan", _describe_decision(data) + (f" ({plan.note})" if plan.note else "")),
         *([("engines", replace_unprintable(describe_engines(plan.engines)))] if plan.engines else []),
         ("predicted", f"by simulation, cost model {data.problem.cost_model.name}{_describe_bound(data)}"),
-        ("bottleneck", find_bottleneck(platform, data.metrics, data.problem.objective)[1]),
+        ("bottleneck", find_bottleneck(data.metrics, data.problem.objective)[1]),
         *(
             [("wire", f"tensors are sent between devices as {replace_unprintable(str(plan.wire_format))}")]
             if plan.wire_format.dtypes

@@ -36,8 +36,8 @@ def test_comparison_names_best_result_and_bottleneck() -> None:
     assert found.lower_bound <= found.objective_value(best) * (1 + 1e-9)
     slow = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e4)))
     modnn = slow.evaluate(registry().make("strategies", "modnn").plan(slow))
-    assert find_bottleneck(slow.platform, modnn, "latency")[1] == "the shared network is busy 100 % of the time"
-    assert find_bottleneck(slow.platform, slow.best_single_device[1], "latency")[1] == "pi01 computes 100 % of the time"
+    assert find_bottleneck(modnn, "latency")[1] == "the shared network is busy 100 % of the time"
+    assert find_bottleneck(slow.best_single_device[1], "latency")[1] == "pi01 computes 100 % of the time"
 
 
 def test_strategy_without_plan_has_an_error_and_is_not_best() -> None:

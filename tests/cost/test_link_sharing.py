@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from dicompiler.cost.link_sharing import Flow, LinkScheduler
 
 
+def links_of(sender: int, receiver: int, switch: bool) -> dict[str, float]:
+    return {f"out {sender}": 1.0, f"in {receiver}": 1.0} if switch else {"medium": 1.0}
+
+
 def played(
     sent: list[tuple[float, int, int, float]], switch: bool, ranks: dict[int, int] | None = None
 ) -> list[tuple[float, float]]:
@@ -19,7 +23,7 @@ def played(
 
     `ranks` gives nonzero ranks by message number.
     """
-    lines: LinkScheduler[int] = LinkScheduler(switch)
+    lines: LinkScheduler[int] = LinkScheduler()
     found = [(0.0, 0.0)] * len(sent)
     due: list[tuple[float, Flow[int], int]] = []
     ready = sorted(range(len(sent)), key=lambda i: sent[i][0])
@@ -28,7 +32,7 @@ def played(
         if ready and (at is None or sent[ready[0]][0] <= at[0]):
             number = ready.pop(0)
             now, sender, receiver, seconds = sent[number]
-            way = lines.flow((sender, receiver), (str(sender), str(receiver)), (1.0, 1.0))
+            way = lines.flow((sender, receiver), links_of(sender, receiver, switch))
             lines.enqueue(now, way, number, seconds, (ranks or {}).get(number, 0))
         else:
             assert at is not None

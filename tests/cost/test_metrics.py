@@ -63,7 +63,7 @@ def test_estimate_and_simulation_agree_on_all_but_times(network: int, seed: int)
     assert (guess.method, played.method) == ("estimate", "simulation")
     assert (guess.total_bytes, guess.memory) == (played.total_bytes, played.memory)
     for one, other in zip(guess.devices, played.devices, strict=True):
-        assert replace(other, link_s=0.0, waits={}) == one
+        assert replace(other, send_link_s=0.0, receive_link_s=0.0, waits={}, occupied_s=0.0) == one
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -25,7 +25,7 @@ from dicompiler.search.pareto_front import (
 NUMBERS = st.fixed_dictionaries({"latency": st.floats(0, 9), "energy": st.floats(0, 9)})
 METRICS = Metrics(
     (
-        DeviceMetrics("a", 10, 0.5, 100, 20, 0, 0, link_s=0.25),
+        DeviceMetrics("a", 10, 0.5, 100, 20, 0, 0, 0.125, 0.125),
         DeviceMetrics("b", 10, 2.0, 70, 60, 0, 0),
     ),
     latency_s=3.0, period_s=2.0, energy_j=4.0, memory=130, total_bytes=8,
