@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dicompiler.base.units import format_seconds
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.simulation_result import SimulationResult
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.ir.frame_prediction import FramePrediction
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
@@ -64,10 +66,22 @@ class RunTiming:
         frame_s: Seconds of a frame. If several frames are in flight, it is the total time divided by the number of
             frames.
         devices: Times of each device.
+        input_output_s: Share of `frame_s` to bring the inputs to the sources and the outputs to the caller; 0 if it is
+            not known, or if several frames are in flight.
+        is_stream: True if several frames are in flight.
     """
 
     frame_s: float
     devices: Mapping[str, DeviceTiming]
+    input_output_s: float = 0.0
+    is_stream: bool = False
+
+    @property
+    def frame_text(self) -> str:
+        """The predicted time of a frame with its parts."""
+        if self.is_stream:
+            return f"{format_seconds(self.frame_s)}, with the start and the end of the stream"
+        return str(FramePrediction(self.frame_s - self.input_output_s, self.input_output_s))
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,8 @@ class ExpectedTiming:
     def document(self) -> dict[str, Any]:
         """Return the value of the key `predicted` in a run log (schema `run`)."""
         devices = [{"device": name, **asdict(timing)} for name, timing in self.timing.devices.items()]
-        return {"cost_model": self.cost_model, "frame_s": self.timing.frame_s, "devices": devices}
+        frame = {"frame_s": self.timing.frame_s, "input_output_s": self.timing.input_output_s}
+        return {"cost_model": self.cost_model, **frame, "devices": devices}
 
 
 @dataclass(frozen=True)
@@ -214,14 +229,14 @@ def predict_timing(workload: Workload, platform: Platform, frames: int, in_fligh
     count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)
     if in_flight > 1:
-        frame_s = max(end for _, end in result.frames) / count
+        frame_s, input_output_s = max(end for _, end in result.frames) / count, 0.0
     else:
-        ends_s = sum(role.ends_s for role in workload.roles) / len(workload.roles)
-        frame_s = sum(end - start for start, end in result.frames) / count + ends_s
+        input_output_s = result.input_output_s
+        frame_s = sum(end - start for start, end in result.frames) / count + input_output_s
     devices = {
         device.device: _simulated_device(result, workload, i, count) for i, device in enumerate(workload.devices)
     }
-    return RunTiming(frame_s, devices)
+    return RunTiming(frame_s, devices, input_output_s, is_stream=in_flight > 1)
 
 
 def _simulated_device(result: SimulationResult, workload: Workload, i: int, frames: int) -> DeviceTiming:
@@ -252,7 +267,7 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
         devices[entry["device"]] = DeviceTiming(compute_s, send_s, wait_s, segments_s, waits)
     is_stream = log.get("in_flight", 1) > 1
     frame_s = log["total_s"] / frames if is_stream else typical_frame_s(frames_s, len(program.replica_roles))
-    return RunTiming(frame_s, devices)
+    return RunTiming(frame_s, devices, is_stream=is_stream)
 
 
 def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:

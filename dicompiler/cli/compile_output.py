@@ -12,7 +12,7 @@ import click
 from dicompiler.base.atomic_output import tracked_files
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import describe_objective, format_objective, objective_terms
-from dicompiler.base.units import format_number
+from dicompiler.base.units import format_number, format_seconds
 from dicompiler.cli.failure_tables import (
     failures_document,
     intervals_document,
@@ -187,9 +187,10 @@ def show_wire(plan: Plan) -> None:
 
 def _format_metrics(metrics: Metrics) -> dict[str, str]:
     return {
-        "latency": f"{format_number(1000 * metrics.latency_s)} ms",
-        "inputs and outputs, in addition": f"{format_number(1000 * metrics.input_output_s)} ms",
-        "frame period": f"{format_number(1000 * metrics.period_s)} ms",
+        "frame": format_seconds(metrics.frame.total_s),
+        "  in the cluster (latency)": format_seconds(metrics.frame.cluster_s),
+        "  for input and result": format_seconds(metrics.frame.input_output_s),
+        "frame period": format_seconds(metrics.period_s),
         **({"energy": f"{format_number(metrics.energy_j)} J"} if metrics.energy_j else {}),
         "memory of the fullest host": f"{format_number(metrics.memory / 2**20)} MiB",
         "sent between devices": f"{metrics.total_bytes} bytes",
@@ -228,13 +229,13 @@ def show_simulation(
         return
     show_device_shares(metrics)
     energy = f", {format_number(metrics.energy_j)} J" if metrics.energy_j else ""
-    click.echo(f"\none frame: {format_number(1000 * metrics.latency_s)} ms{energy}")
+    click.echo(f"\n{wrap_text(f'one frame: {metrics.frame}{energy}')}")
     if intervals:
         show_intervals(intervals)
         click.echo()
     elif frames > 1:
         text = (
-            f"a stream of {frames} frames: one every {format_number(1000 * simulation.period_s)} ms, "
+            f"a stream of {frames} frames: one every {format_seconds(simulation.period_s)}, "
             f"{format_number(1 / simulation.period_s)} frames per second"
         )
         click.echo(wrap_text(text))
@@ -342,7 +343,8 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
         click.echo(f"\n{wrap_text(text)}")
     text = f"the best by {objective}, {best.strategy}: {comparison.bottleneck}"
     click.echo(f"\n{wrap_text(text)}")
-    click.echo(f"{wrap_text(f'why not better: {comparison.limit_reason}')}\n")
+    click.echo(wrap_text(f"why not better: {comparison.limit_reason}"))
+    click.echo(f"{wrap_text(f'a frame takes {best.metrics.frame}')}\n")
     show_device_shares(best.metrics)
     if warning := best.metrics.describe_implausible_gain(comparison.single_device, objective):
         click.echo(wrap_text(f"warning: {warning}"))

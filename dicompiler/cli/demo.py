@@ -125,7 +125,7 @@ def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
     many = f"{len(split.shares)} board{'' if len(split.shares) == 1 else 's'}"
-    pairs = [("predicted for the boards", split.predicted_s, split.predicted_single_device_s)]
+    pairs = [("predicted for the boards", split.predicted.total_s, split.predicted_single_device.total_s)]
     if not isinstance(emulated, str):
         pairs.append(("emulated on this host", emulated.frame_s, emulated.single_device_s))
     rows = [(name, format_milliseconds(a), format_milliseconds(b), f"{b / a:.2f}×") for name, a, b in pairs]
@@ -153,11 +153,11 @@ def _explain_speedup(split: DemoSplit) -> str:
     compute_ms, message_ms, wait_ms = (
         f"{1000 * seconds:.0f}" for seconds in (busiest.compute_s, busiest.message_s, busiest.wait_s)
     )
-    gain = split.predicted_single_device_s / split.predicted_s
+    gain = split.predicted_single_device.total_s / split.predicted.total_s
     return (
         f"{gain:.1f} times as fast as one board, not {len(split.shares)}: in a frame {busiest.device} computes"
         f" {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms: {split.bottleneck}."
-        " Predictions use the boards' published figures."
+        f" Predicted: {split.predicted}, by the boards' published figures."
     )
 
 

@@ -101,12 +101,14 @@ def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bo
     from dicompiler.cli.run_output import show_discrepancies, show_run
     from dicompiler.cli.table import print_entries, print_json
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
+    from dicompiler.ir.frame_prediction import HOST_COSTS
 
     if as_json:
         figures = {
             "measured": result.timed_unit,
             "frame_s": result.frame_s,
             "predicted_s": result.predicted_s,
+            "predicted_on_boards_s": result.on_boards.frame_s,
             "compute_slowdown": result.compute_slowdown,
         }
         print_json({**figures, "run": log})
@@ -114,9 +116,13 @@ def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bo
     show_run(result.result)
     show_discrepancies(result.expected, log)
     times = result.frame_s / result.predicted_s
-    click.echo(
-        f"\n{result.timed_unit}: {format_seconds(result.frame_s)}, predicted {format_seconds(result.predicted_s)} "
-        f"({times:.2f} times as long)"
+    click.echo()
+    print_entries(
+        [
+            f"measured: {result.timed_unit}: {format_seconds(result.frame_s)}, {times:.2f} times as long as predicted",
+            f"predicted: {result.expected.timing.frame_text}, {HOST_COSTS}",
+            f"with the boards' own message costs: {result.on_boards.frame_text}",
+        ]
     )
     if result.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
         print_entries(

@@ -88,16 +88,21 @@ def show_prediction(summary: CompileSummary | None, result: RunResult, location:
         return
     count = len(result.frames_s)
     if in_flight > 1 and count > 1:
-        predicted_s, measured_s, quantity = summary.period_s, result.total_s / count, "frame period"
+        predicted = f"one frame every {format_seconds(summary.period_s)}"
+        measured = f"one frame every {format_seconds(result.total_s / count)}"
     else:
-        predicted_s = summary.latency_s + summary.input_output_s
-        measured_s, quantity = statistics.median(result.frames_s), "frame"
+        predicted = f"a frame takes {summary.frame}"
+        measured = f"a frame took {format_seconds(statistics.median(result.frames_s))} (median)"
     place = "on the boards" if location == "boards" else "on this host, which all devices share"
-    prediction = f"{format_seconds(predicted_s)} predicted for the boards"
-    times = f"{quantity}: {prediction}, {format_seconds(measured_s)} measured {place}"
     click.echo()
     print_entries(
-        [f"plan: {summary.plan_origin}", times, f"bottleneck: {summary.bottleneck} (predicted)", summary.lines[-1]]
+        [
+            f"plan: {summary.plan_origin}",
+            f"predicted: {predicted} on the boards",
+            f"measured: {measured} {place}",
+            f"bottleneck: {summary.bottleneck} (predicted)",
+            summary.lines[-1],
+        ]
     )
 
 
@@ -114,10 +119,9 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
     click.echo()
     if log["location"] != "emulated":  # The command emulate prints these times itself.
         place = " on this host only" if log["location"] == "local" else ""
-        times = (
-            f"{format_seconds(measured.frame_s)}, predicted for the platform: {format_seconds(expected.timing.frame_s)}"
-        )
-        click.echo(wrap_text(f"frame{place}: {times}"))
+        unit = f"each of {len(log['frames_s'])} frames" if measured.is_stream else "a frame without the first one"
+        times = f"{format_seconds(measured.frame_s)}, predicted for the platform: {expected.timing.frame_text}"
+        click.echo(wrap_text(f"{times} (cost model {expected.cost_model})", f"{unit}{place}: "))
     rows = [
         (entry.device, entry.cause, entry.location, f"{1000 * entry.predicted_s:.2f}", f"{1000 * entry.measured_s:.2f}")
         for entry in find_discrepancies(expected.timing, measured)

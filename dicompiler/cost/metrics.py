@@ -90,10 +90,9 @@ def estimate_metrics(
         roles.append(_RoleCosts(role, seconds, _sent_boxes(role)))
     latency = sum(_barrier_latency(role, platform, runtime_by_device) for role in roles) / len(roles)
     devices = _device_metrics(roles, routing, platform, plan)
-    sent = [box for role in roles for box in role.sent]
-    loads = {name: s / len(roles) for name, s in _link_loads(platform, runtime_by_device, sent).items()}
-    metrics = _build_metrics(roles, devices, platform, loads, latency, "estimate")
-    network_s = max(loads.values(), default=0.0) + _largest_latency(platform, sent)
+    metrics = _build_metrics(roles, devices, platform, {}, latency, "estimate")
+    sent = (box for role in roles for box in role.sent)
+    network_s = _network_seconds(platform, runtime_by_device, sent, len(roles))
     return replace(metrics, period_s=max(metrics.period_s, network_s))
 
 
@@ -133,8 +132,7 @@ def metrics_of_simulation(
     if any(job.state_makers for device_work in workload.devices for job in device_work.jobs):  # Frames wait for states.
         stream = simulate(workload, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
-    input_output_s = sum(role.ends_s for role in workload.roles) / len(workload.roles)
-    return replace(metrics, input_output_s=input_output_s, active_s=simulation.end_s / frames)
+    return replace(metrics, input_output_s=simulation.input_output_s, active_s=simulation.end_s / frames)
 
 
 def _build_metrics(
@@ -201,28 +199,27 @@ def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCo
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 
 
-def _network_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], boxes: Sequence[_SentBox]) -> float:
-    """Return the seconds of the busiest link to transfer all boxes, plus the largest latency of a used link."""
-    return max(_link_loads(platform, runtime, boxes).values(), default=0.0) + _largest_latency(platform, boxes)
+def _network_seconds(
+    platform: Platform, runtime: Mapping[str, RuntimeCosts], boxes: Iterable[_SentBox], frames: int = 1
+) -> float:
+    """Return the seconds of the busiest link to transfer all boxes, divided by `frames`, plus the largest latency.
 
-
-def _largest_latency(platform: Platform, boxes: Iterable[_SentBox]) -> float:
-    links = (platform.link(box.sender, box.receiver) for box in boxes)
-    return max((link.latency for link in links if link is not None), default=0.0)
-
-
-def _link_loads(platform: Platform, runtime: Mapping[str, RuntimeCosts], boxes: Iterable[_SentBox]) -> dict[str, float]:
-    """Return the seconds that each link needs at its full bandwidth to transfer all boxes, by the link's name."""
-    loads: dict[str, float] = {}
+    A message occupies the links of both hosts for as long as the slower one needs.
+    """
+    busy_s: dict[tuple[str, str], float] = {}
+    longest = 0.0
     for box in boxes:
         link = platform.link(box.sender, box.receiver)
         if link is None:
             continue
-        costs = runtime.get(box.sender, FREE_RUNTIME)
-        seconds = costs.link_seconds(link, box.nbytes, platform.network.message_overhead_s)
-        for name, share in platform.occupied_links(box.sender, box.receiver).items():
-            loads[name] = loads.get(name, 0.0) + share * seconds
-    return loads
+        longest = max(longest, link.latency)
+        link_s = runtime.get(box.sender, FREE_RUNTIME).link_seconds(
+            link, box.nbytes, platform.network.message_overhead_s
+        )
+        ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
+        for end in ends if platform.network.kind == "switch" else (("all", ""),):
+            busy_s[end] = busy_s.get(end, 0.0) + link_s
+    return max(busy_s.values(), default=0.0) / frames + longest
 
 
 def _device_metrics(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from dicompiler.ir.frame_prediction import FramePrediction
+
 
 class Span(NamedTuple):
     """A period in which a device or link did one thing in a simulation.
@@ -49,6 +51,7 @@ class SimulationResult:
         link_s: Seconds that each link needs at its full bandwidth for all messages, by its name for users.
         end_s: Time in seconds at which all devices and links have finished. It is later than the end of the last frame
             if states or unused regions are computed after the outputs.
+        input_output_s: Additional seconds to bring the inputs of a frame to the sources and its outputs to the caller.
     """
 
     frames: tuple[tuple[float, float], ...]
@@ -58,11 +61,17 @@ class SimulationResult:
     queued_s: tuple[float, ...] = ()
     link_s: Mapping[str, float] = field(default_factory=dict, repr=False)
     end_s: float = 0.0
+    input_output_s: float = 0.0
 
     @property
     def latency_s(self) -> float:
         """Seconds of the first frame, which has the devices to itself if only one frame is in flight."""
         return self.frames[0][1] - self.frames[0][0]
+
+    @property
+    def frame(self) -> FramePrediction:
+        """The predicted time of the first frame, with its parts."""
+        return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
     def period_s(self) -> float:

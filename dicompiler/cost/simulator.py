@@ -207,6 +207,7 @@ class _EventSimulator:
         self.links: LinkScheduler[_InFlightMessage] = LinkScheduler()
         self.roles = [_RoleSchedule(role, self.devices, platform, self.links) for role in workload.roles]
         self.frame_count, self.in_flight = frames, in_flight
+        self.input_output_s = sum(role.ends_s for role in workload.roles) / len(workload.roles)
         self.released = 0
         self.frame_times: dict[int, tuple[float, float, float]] = {}
         self.spans: list[Span] | None = [] if keep_spans else None
@@ -235,7 +236,9 @@ class _EventSimulator:
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
         ended = [self.frame_times[i] for i in range(self.frame_count)]
         frames, queued_s = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
-        return SimulationResult(frames, totals, waits, tuple(spans), queued_s, self.links.busy_s, now)
+        return SimulationResult(
+            frames, totals, waits, tuple(spans), queued_s, self.links.busy_s, now, self.input_output_s
+        )
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
         """Start the next frame; if no device computes an output in it, start the frame after it too.

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver.compile_summary import CompileSummary, format_milliseconds, summarize
+from dicompiler.base.units import format_seconds
+from dicompiler.driver.compile_summary import CompileSummary, summarize
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
@@ -106,7 +107,7 @@ class CompileResult(PipelineState):
         summary = self.summary
         written = "" if self.artifact_directory is None else f", in {self.artifact_directory}"
         devices = f"{summary.device_count} of {len(self.platform.devices)} devices of {self.platform.name}"
-        latency, single = map(format_milliseconds, (summary.latency_s, summary.single_device_s))
+        latency, single = (format_seconds(frame.total_s) for frame in (summary.frame, summary.single_device_frame))
         return (
             f"<CompileResult: {len(self.layers.layers)} layers on {devices}, {summary.plan_origin}: "
             f"{latency} per frame predicted, {single} on one device{written}>"
@@ -116,7 +117,7 @@ class CompileResult(PipelineState):
         devices = self.metrics.devices
         table = _table_row("th", ("device", "computing", "waiting", "memory", "bytes sent"))
         for metrics in devices[:MAX_TABLE_DEVICES]:
-            times = (format_milliseconds(metrics.compute_s), format_milliseconds(metrics.wait_s))
+            times = (format_seconds(metrics.compute_s), format_seconds(metrics.wait_s))
             table += _table_row("td", (metrics.device, *times, f"{metrics.memory / 2**20:.1f} MiB", metrics.sent))
         lines = list(self.summary.lines)
         if self.artifact_directory is not None:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from dicompiler.base.objectives import speed_metric
 from dicompiler.base.schema import load_json, validate
-from dicompiler.base.units import format_number
+from dicompiler.base.units import format_seconds
+from dicompiler.ir.frame_prediction import FramePrediction
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.pipeline_state import Decision, PipelineState
 from dicompiler.target.manifest import PROVENANCE_FILE
@@ -36,7 +37,8 @@ class CompileSummary:
         latency_s: Seconds of a frame, from the inputs on the sources to the outputs on the sinks.
         input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
         period_s: Seconds between consecutive frames of a stream.
-        single_device_s: Seconds of a frame on the best single device.
+        single_device_s: Seconds of a frame on the best single device, without inputs and outputs.
+        single_device_input_output_s: Additional seconds to bring inputs and outputs to and from the best single device.
         single_device_period_s: Seconds between consecutive frames on the best single device.
         bottleneck: Description of the bottleneck.
         advice: Suggestion to relieve the bottleneck.
@@ -50,6 +52,7 @@ class CompileSummary:
     input_output_s: float
     period_s: float
     single_device_s: float
+    single_device_input_output_s: float
     single_device_period_s: float
     bottleneck: str
     advice: str
@@ -62,11 +65,21 @@ class CompileSummary:
         return f"by {self.strategy}" + (f", which chose {self.chosen_strategy}" if self.chosen_strategy else "")
 
     @property
+    def frame(self) -> FramePrediction:
+        """The predicted time of a frame, with its parts."""
+        return FramePrediction(self.latency_s, self.input_output_s)
+
+    @property
+    def single_device_frame(self) -> FramePrediction:
+        """The predicted time of a frame on the best single device, with its parts."""
+        return FramePrediction(self.single_device_s, self.single_device_input_output_s)
+
+    @property
     def prediction(self) -> str:
-        text = _format_times(self.latency_s, self.period_s)
+        text = _format_times(self.frame, self.period_s)
         if self.device_count < 2:
             return text
-        return f"{text}; one device: {_format_times(self.single_device_s, self.single_device_period_s)}"
+        return f"{text}. One device: {_format_times(self.single_device_frame, self.single_device_period_s)}"
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -95,13 +108,8 @@ def describe_engines(engines: Mapping[str, str]) -> str:
     )
 
 
-def format_milliseconds(seconds: float) -> str:
-    """Return seconds as text in milliseconds: 0.1963 ⇒ "196.3 ms"."""
-    return f"{format_number(1000 * seconds)} ms"
-
-
-def _format_times(latency_s: float, period_s: float) -> str:
-    return f"{format_milliseconds(latency_s)} per frame, one every {format_milliseconds(period_s)} in a stream"
+def _format_times(frame: FramePrediction, period_s: float) -> str:
+    return f"a frame takes {frame}; in a stream, one every {format_seconds(period_s)}"
 
 
 def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
@@ -116,6 +124,7 @@ def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, 
         input_output_s=metrics.input_output_s,
         period_s=metrics.period_s,
         single_device_s=single.latency_s,
+        single_device_input_output_s=single.input_output_s,
         single_device_period_s=single.period_s,
         bottleneck=description,
         engines=dict(compilation.plan.engines),

@@ -18,6 +18,7 @@ from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import find_bottleneck
 from dicompiler.driver.compiler import compile
+from dicompiler.ir.frame_prediction import FramePrediction
 
 EMULATED_FRAMES = 8
 """Frames in each emulation. The fastest is reported, because other load on this host only makes frames longer."""
@@ -78,8 +79,8 @@ class DemoSplit:
         flops: Floating-point operations of the whole network per frame.
         weights: Bytes of all weights.
         shares: The work of each device.
-        predicted_s: Predicted latency on the boards in seconds.
-        predicted_single_device_s: Predicted latency on the best single board in seconds.
+        predicted: Predicted time of a frame on the boards.
+        predicted_single_device: Predicted time of a frame on the best single board.
         bottleneck: Description of the bottleneck.
     """
 
@@ -90,8 +91,8 @@ class DemoSplit:
     flops: int
     weights: int
     shares: tuple[BoardShare, ...]
-    predicted_s: float
-    predicted_single_device_s: float
+    predicted: FramePrediction
+    predicted_single_device: FramePrediction
     bottleneck: str
 
 
@@ -126,8 +127,8 @@ def split_network(
         flops=sum(device.flops for device in single.devices),
         weights=sum(device.weights for device in single.devices),
         shares=_board_shares(compiled),
-        predicted_s=metrics.latency_s,
-        predicted_single_device_s=single.latency_s,
+        predicted=metrics.frame,
+        predicted_single_device=single.frame,
         bottleneck=find_bottleneck(metrics, "latency")[1],
     )
 

@@ -74,7 +74,8 @@ class EmulationResult:
         result: Outputs and measurements of the run.
         timed_unit: Description of the timed unit: a frame, or one of several frames in flight.
         frame_s: Measured seconds of this unit.
-        predicted_s: Predicted seconds of this unit.
+        predicted_s: Predicted seconds of this unit, with the message costs of this host.
+        on_boards: The prediction for boards, whose messages have the costs that the problem states.
         simulated_s: Simulated seconds of this unit, with the segment times that the emulated boards had.
         segments_s: Seconds of each call of a segment on its board.
         compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
@@ -89,6 +90,7 @@ class EmulationResult:
     timed_unit: str
     frame_s: float
     predicted_s: float
+    on_boards: RunTiming
     simulated_s: float
     segments_s: SegmentSeconds
     compute_slowdown: float
@@ -140,6 +142,9 @@ def emulate(
     board_s = segment_seconds(workload) if slower is None else board_segment_seconds(host_s, boards.platform, slower)
     simulated = boards.predict(with_segment_seconds(workload, board_s))
     predicted = boards.predict(workload) if cost or slower is None else simulated
+    on_boards = boards.board_problem.workload(boards.plan)[1]
+    if slower is not None and not cost:
+        on_boards = with_segment_seconds(on_boards, board_s)
     host_s = _scale_seconds(host_s, 1 / dilation)
     _check_speed(host_s, board_s, predicted.frame_s, boards.role_count)
 
@@ -150,6 +155,7 @@ def emulate(
         timed_unit=timed_unit,
         frame_s=frame_s,
         predicted_s=predicted.frame_s,
+        on_boards=boards.predict(on_boards),
         simulated_s=simulated.frame_s,
         segments_s=board_s,
         compute_slowdown=_compute_slowdown(result, board_s, host_s, boards.role_count),
@@ -167,6 +173,7 @@ class _EmulatedArtifact:
     Attributes:
         target: The target that wrote the artifact.
         problem: The artifact's problem, with the runtime costs of this host.
+        board_problem: The artifact's problem, with the runtime costs of the boards.
         platform: The emulated platform.
         program: The program of each board.
         plan: The plan.
@@ -179,6 +186,7 @@ class _EmulatedArtifact:
 
     target: Target
     problem: Problem
+    board_problem: Problem
     platform: Platform
     program: Program
     plan: Plan
@@ -225,18 +233,19 @@ def _open_artifact(
 ) -> _EmulatedArtifact:
     """Open an artifact for emulation, and measure the costs of its target's runtime on this host."""
     own_platform = None if platform is None else resolve_platform(platform)
-    compilation, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    compilation, target, board_problem = reopen_artifact(directory, cost, own_platform, will_run=True)
     assert compilation.platform is not None and compilation.program is not None
     assert compilation.plan is not None and compilation.reference is not None
     if not target.can_emulate:
         raise UsageError(f"emulate: target {target.name!r} cannot emulate boards: compile for sockets or mpi")
     log.info("measuring the costs of the runtime of %s on this host", target.name)
     runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
-    problem = on_emulation_host(problem, runtime, compilation.program, secure=options.keys is not None)
+    problem = on_emulation_host(board_problem, runtime, compilation.program, secure=options.keys is not None)
     in_flight = frames_in_flight(options.in_flight, len(compilation.program.devices), frames)
     return _EmulatedArtifact(
         target,
         problem,
+        board_problem,
         compilation.platform,
         compilation.program,
         compilation.plan,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dicompiler.base.objectives import objective_terms, speed_metric
+from dicompiler.ir.frame_prediction import FramePrediction
 
 Method = Literal["estimate", "simulation"]
 """Method by which times were predicted."""
@@ -98,7 +99,7 @@ class Metrics:
         active_s: Seconds from the start of a frame until all devices and links have finished. It is longer than the
             latency if states or unused regions are computed after the outputs. 0 in an estimate.
         link_loads: Seconds per frame that each link needs at its full bandwidth, by its name for users ("the outgoing
-            link of pi01"). The two directions of a full-duplex link are two links.
+            link of pi01"). The two directions of a full-duplex link are two links. Empty in an estimate.
     """
 
     devices: tuple[DeviceMetrics, ...]
@@ -122,6 +123,11 @@ class Metrics:
             Metrics of the device; None if the plan does not name it.
         """
         return next((entry for entry in self.devices if entry.device == name), None)
+
+    @property
+    def frame(self) -> FramePrediction:
+        """The predicted time of a frame, with its parts."""
+        return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
     def busiest_device(self) -> DeviceMetrics:

@@ -12,6 +12,7 @@ from typing import Any
 from dicompiler.base.objectives import describe_objective, format_objective
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_number, format_seconds
 from dicompiler.driver.compile_summary import describe_engines, find_bottleneck
+from dicompiler.ir.frame_prediction import HOST_COSTS
 from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable
 from dicompiler.report.layer_graph_svg import device_chip, device_label, draw_layer_graph
 from dicompiler.report.memory_charts import draw_memory
@@ -123,7 +124,7 @@ def _summary_entries(data: ReportData) -> list[tuple[str, str]]:
         ("platform", part),
         ("plan", _describe_decision(data) + (f" ({plan.note})" if plan.note else "")),
         *([("engines", replace_unprintable(describe_engines(plan.engines)))] if plan.engines else []),
-        ("predicted", f"by simulation, cost model {data.problem.cost_model.name}{_describe_bound(data)}"),
+        ("predicted", f"a frame takes {data.metrics.frame}, {_describe_origin(data)}"),
         ("bottleneck", find_bottleneck(data.metrics, data.problem.objective)[1]),
         *(
             [("wire", f"tensors are sent between devices as {replace_unprintable(str(plan.wire_format))}")]
@@ -148,6 +149,10 @@ def _describe_decision(data: ReportData) -> str:
     return f"{origin}, for {decision.objective}"
 
 
+def _describe_origin(data: ReportData) -> str:
+    return f"by simulation, cost model {data.problem.cost_model.name}{_describe_bound(data)}"
+
+
 def _describe_bound(data: ReportData) -> str:
     """Return a text that says how close the plan is to the lower bound."""
     if not data.lower_bound:
@@ -167,7 +172,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
     texts = [format_number(rate, 3) for rate in rates]
     tiles = [
         _comparison_tile(
-            "latency",
+            "latency, in the cluster",
             format_seconds(plan.latency_s),
             format_seconds(single.latency_s),
             single.latency_s,
@@ -185,7 +190,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
     frame_times = () if data.run_log is None else data.run_log["frames_s"]
     if frame_times:
         small = f"the fastest of {len(frame_times)}" if len(frame_times) > 1 else "one frame"
-        tiles.append(_render_tile("measured latency", format_seconds(min(frame_times)), small))
+        tiles.append(_render_tile("measured frame, with input and result", format_seconds(min(frame_times)), small))
     return tiles
 
 
@@ -234,7 +239,7 @@ def _layer_notes(data: ReportData) -> Markup:
 
 def _render_timelines(data: ReportData) -> list[Markup]:
     keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends (colour of the receiver)"}
-    head = f"predicted: {format_seconds(data.simulation.latency_s)}"
+    head = f"predicted: {data.simulation.frame}{f', {HOST_COSTS}' if data.is_emulated else ''}"
     courses, note = {"predicted": predicted_bars(data)}, ""
     if data.run_log is not None and (bars := measured_bars(data)):
         courses["measured"] = bars

@@ -73,6 +73,11 @@ class ReportData:
     comparison: Mapping[str, Any] | None = field(default=None, repr=False)
     front: Mapping[str, Any] | None = field(default=None, repr=False)
 
+    @property
+    def is_emulated(self) -> bool:
+        """True if the run was emulated. The simulation then uses the message costs of the emulating host."""
+        return self.run_log is not None and self.run_log["location"] == "emulated"
+
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """The devices of the program. Their order determines their numbers and colours."""

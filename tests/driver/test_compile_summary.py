@@ -113,7 +113,7 @@ def test_devices_of_a_host_share_its_slow_link_to_another_host(kind: NetworkKind
     network = Network(kind, 1e6, 0.0, (Link(order, 2e4),))
     problem = load_problem(networks.build("lenet", 0), Platform("links", hosts, devices, network), cost=FREE)
     parts = {layer.name: (Part("y1"),) for layer in problem.layers.layers}
-    plan = replace(problem.build_plan(parts), sources=("x1",), sinks=("y1",))
+    plan = replace(problem.build_plan(parts), source=("x1",), sink=("y1",))
     plan = replace(plan, replicas=({}, {"x1": "x2", "y1": "y2", "x2": "x1", "y2": "y1"}))
     image_s = 4 * 32 * 32 * 8 / 2e4
     metrics = problem.evaluate(plan)

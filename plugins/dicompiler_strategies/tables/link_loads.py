@@ -89,8 +89,8 @@ class RuntimeArrays:
 class LinkLoads:
     """The links of the network, and the seconds that each is busy with bytes and messages.
 
-    `Platform.occupied_links` states the links that a message uses. Arrays over pairs of devices have the index
-    sender · number of devices + receiver.
+    A shared medium or a gateway is one link. A switch has two links for each host, one in each direction. Arrays over
+    pairs of devices have the index sender · number of devices + receiver.
 
     Attributes:
         byte_seconds: Seconds for each byte, of shape (pairs, links); 0 within a host.
@@ -164,22 +164,17 @@ def build_link_loads(problem: Problem) -> LinkLoads:
     """Return for how long bytes and messages keep the network's links busy, and the costs of the devices' runtimes."""
     platform = problem.platform
     devices = platform.devices
-    pairs = [platform.occupied_links(a.name, b.name) for a in devices for b in devices]
-    links = {name: i for i, name in enumerate(dict.fromkeys(name for shares in pairs for name in shares))}
-    link_count = max(1, len(links))
-    uses_link = np.zeros((len(pairs), link_count))  # Fraction of the link that a message of the pair uses.
-    for pair, shares in enumerate(pairs):
-        for name, share in shares.items():
-            uses_link[pair, links[name]] = share
+    hosts = {host.name: i for i, host in enumerate(platform.hosts)}
+    switch = platform.network.kind == "switch"
+    link_count = 2 * len(hosts) if switch else 1
+    uses_link = np.zeros((len(devices) ** 2, link_count))  # 1 if the pair of devices sends over the link.
+    for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
+        if sender.host != receiver.host:
+            uses_link[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
     byte_s, message_s, latency = pair_times(problem)
     seconds, message = uses_link * byte_s[:, None], uses_link * message_s[:, None]
     is_other_device = ~np.eye(len(devices), dtype=bool).ravel()
-    is_single_rate = (
-        platform.network.kind != "switch"
-        and link_count == 1
-        and not message.any()
-        and len(set(seconds[is_other_device, 0])) <= 1
-    )
+    is_single_rate = link_count == 1 and not message.any() and len(set(seconds[is_other_device, 0])) <= 1
     uniform = bool(is_single_rate and len(set(latency[is_other_device])) <= 1)
     runtime = build_runtime_arrays(problem) if problem.runtime_costs else None
     return LinkLoads(seconds, message, latency, uniform, runtime)

@@ -1,0 +1,39 @@
+"""The predicted time of a frame, stated with its parts wherever a prediction is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dicompiler.base.units import format_seconds
+
+HOST_COSTS = "with the message costs of the emulating host"
+"""Addition to a prediction for emulated boards, whose messages cost as much as on the host that emulates them."""
+
+
+@dataclass(frozen=True)
+class FramePrediction:
+    """The predicted time of a frame that is alone in the cluster.
+
+    Attributes:
+        cluster_s: Seconds from the inputs on the sources to the outputs on the sinks. This is the latency that
+            strategies minimize.
+        input_output_s: Additional seconds to bring the inputs from the caller to the sources, and the outputs from the
+            sinks to the caller.
+    """
+
+    cluster_s: float
+    input_output_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the caller's inputs to the caller's outputs, which a run measures."""
+        return self.cluster_s + self.input_output_s
+
+    def __str__(self) -> str:
+        """Return the time and its parts: "50.2 ms = 45.0 ms in the cluster + 5.20 ms for input and result"."""
+        cluster = f"{format_seconds(self.cluster_s)} in the cluster"
+        if not self.input_output_s:
+            return cluster
+        return (
+            f"{format_seconds(self.total_s)} = {cluster} + {format_seconds(self.input_output_s)} for input and result"
+        )
