@@ -61,8 +61,10 @@ Then the relative error of its promised gain, and its time relative to one devic
 
 TIMING_S = 1.0
 """Seconds for which a whole network is timed."""
-HOST_COSTS = ("latency", "send", "receive", "per_byte", "gap", "call", "header_share")
+HOST_COSTS = ("latency", "send", "receive", "per_byte", "call", "header_share")
 """Costs of a runtime that this host determines. Copies belong to segments, which are slowed down."""
+NO_TIME_S = 1e-15
+"""Stands for a cost of 0 s, which a profile may not state."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ class Setup:
         for device in platform.devices:
             times = slower * platform.fastest_device.rate / device.rate
             document = slow_profile(profile, times)
-            runtime = {name: getattr(here, name) for name in HOST_COSTS}
+            # A profile has no cost of 0, but bytes of messages take no time on emulated boards.
+            runtime = {name: getattr(here, name) or NO_TIME_S for name in HOST_COSTS}
             own = document["runtime_costs"][target]
             runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte")}
             document |= {"device": device.name, "runtime_costs": {target: runtime}}

@@ -27,7 +27,6 @@ from dicompiler.cli.options import (
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
-    from dicompiler.cost.runtime_overhead import RuntimeCosts
 
 
 @click.command("profile")
@@ -210,7 +209,10 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
                 ("roofline", fit_roofline(profile)),
             )
         },
-        "runtime_costs": {target: asdict(costs) for target, costs in profile.runtime_costs.items()},
+        "runtime_costs": profile.runtime_costs,
+        "unmeasured_runtimes": [
+            {"target": target, "reason": reason} for target, reason in profile.unmeasured_runtimes.items()
+        ],
         "unmeasured": [{"name": name, "reason": reason} for name, reason in profile.unmeasured.items()],
     }
 
@@ -243,6 +245,7 @@ def _summarize_profile(profile: Profile) -> str:
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
         lines.append(f"not measured: {name}{more}: {reason}")
     lines += _error_lines(numbers["errors"])
+    lines += [f"not measured: runtime of {name}: {reason}" for name, reason in profile.unmeasured_runtimes.items()]
     lines += [f"runtime of {target}: {_format_runtime_costs(costs)}" for target, costs in profile.runtime_costs.items()]
     return "\n".join(map(wrap_text, lines))
 
@@ -266,16 +269,20 @@ def _format_error(error: Mapping[str, float]) -> str:
     return f"{format_number(100 * error['median'], 2)} and {format_number(100 * error['worst'], 3)} %"
 
 
-def _format_runtime_costs(costs: RuntimeCosts) -> str:
-    """Return the overheads of a target's runtime as text."""
+def _format_runtime_costs(costs: Mapping[str, float]) -> str:
+    """Return the measured costs of a target's runtime as text."""
     from dicompiler.base.units import format_seconds
 
-    send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
-    return (
-        f"a message takes {send} to send, {wake} to wake the receiver and {receive} to receive, and "
-        f"{format_number(1e9 * costs.per_byte, 3)} ns per byte at each end; a call {call}; a slice or join "
-        f"{format_seconds(costs.per_copy)} and {format_number(1e9 * costs.per_copied_byte, 3)} ns per byte"
-    )
+    texts = {
+        "send": "{} to send a message",
+        "latency": "{} to wake its receiver",
+        "receive": "{} to receive it",
+        "per_byte": "{} for each byte at each end",
+        "call": "{} for a call",
+        "per_copy": "{} for a slice or join",
+        "per_copied_byte": "{} for each byte of it",
+    }
+    return ", ".join(text.format(format_seconds(costs[name])) for name, text in texts.items() if name in costs)
 
 
 def _parse_tiles(text: str) -> tuple[int, ...]:

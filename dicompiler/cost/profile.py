@@ -129,7 +129,9 @@ class Profile(Memoizing):
         layers: Measurements by layer signature.
         unmeasured: Reasons why layers could not be measured, by layer name.
         links: Measured links between hosts.
-        runtime_costs: Measured costs of targets' runtimes, by target name.
+        runtime_costs: Measured costs of targets' runtimes in seconds, by target name and field of `RuntimeCosts`. A
+            cost that was not measured is missing.
+        unmeasured_runtimes: Reasons why targets' runtimes could not be measured, by target name.
         whole_model_s: Seconds of the whole network in one session, including the call; None if not measured.
         weight_byte_s: Additional seconds for each byte of weights in a frame, because weights then come from memory and
             not from caches.
@@ -148,7 +150,8 @@ class Profile(Memoizing):
     layers: Mapping[str, LayerProfile]
     unmeasured: Mapping[str, str]
     links: tuple[Link, ...]
-    runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict)
+    runtime_costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    unmeasured_runtimes: Mapping[str, str] = field(default_factory=dict)
     whole_model_s: float | None = None
     weight_byte_s: float = 0.0
     read_byte_s: float = 0.0
@@ -318,6 +321,8 @@ def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement],
     return replace(layer, measurements=(*(piece for piece in pieces if piece.cut in cuts), *kept))
 
 
+_MEASURED_COSTS = ("latency", "send", "receive", "per_byte", "call", "per_copy", "per_copied_byte")
+"""Fields of `RuntimeCosts` that are measured, and that are never 0 on a device."""
 _SCALAR_KEYS = (
     "model_digest", "device", "threads", "call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s"
 )  # fmt: skip
@@ -332,6 +337,7 @@ def parse_profile(document: Any, place: str) -> Profile:
     from dicompiler.base.schema import validate
 
     validate(document, "profile", place)
+    _check_runtime_costs(document.get("runtime_costs", {}), place)
     layers = {
         entry["signature"]: _parse_layer(entry, f"{place}: layers[{i}]") for i, entry in enumerate(document["layers"])
     }
@@ -342,10 +348,22 @@ def parse_profile(document: Any, place: str) -> Profile:
         links=tuple(
             Link((link["hosts"][0], link["hosts"][1]), link["bandwidth"], link["latency"]) for link in document["links"]
         ),
-        runtime_costs={target: RuntimeCosts(**costs) for target, costs in document.get("runtime_costs", {}).items()},
+        runtime_costs=document.get("runtime_costs", {}),
+        unmeasured_runtimes={entry["target"]: entry["reason"] for entry in document.get("unmeasured_runtimes", ())},
         engines={entry["name"]: _parse_engine(entry) for entry in document.get("engines", ())},
         **{key: document[key] for key in _SCALAR_KEYS if key in document},
     )
+
+
+def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], place: str) -> None:
+    """Raise DicompilerError if a measured cost is 0. Each cost takes time, but other load can hide it."""
+    for target, costs in costs_by_target.items():
+        zero = [name for name, value in costs.items() if name in _MEASURED_COSTS and not value]
+        if zero:
+            raise DicompilerError(
+                f"{place}: runtime_costs.{target}: {', '.join(zero)}: 0 s is not a cost that was measured: measure the "
+                f"device again on an idle host ('dicompiler profile --target {target}')"
+            )
 
 
 def _parse_engine(entry: Mapping[str, Any]) -> EngineMeasurements:
@@ -401,22 +419,17 @@ class ProfileSet:
         """Return the measured costs of a target's runtime on a device, with unmeasured costs from `scaled`.
 
         A profile never contains the costs of TLS, the share that coalesced messages cost, and the costs of the
-        network's inputs and outputs. Older profiles lack more costs; a warning reports that once for each file.
+        network's inputs and outputs. If it lacks other costs, a warning reports that once for each file.
         """
         profile = self._find(device)
         if profile is None:
             return scaled
-        if target not in profile.runtime_costs:
-            _warn_unmeasured(profile.place, target, "costs of the runtime")
-            return replace(scaled, cold_call=profile.cold_call_s)
-        stated = {
-            name: getattr(scaled, name) for name in ("per_io_byte", "per_tls_byte", "coalesced_share", "in_order")
-        }
-        costs = replace(profile.runtime_costs[target], **stated)
-        if not costs.per_copy and scaled.per_copy:
-            _warn_unmeasured(profile.place, target, "cost of slices in the runtime")
-            costs = replace(costs, per_copy=scaled.per_copy)
-        return replace(costs, cold_call=profile.cold_call_s)
+        costs = profile.runtime_costs.get(target, {})
+        if missing := [name for name in _MEASURED_COSTS if name not in costs and getattr(scaled, name)]:
+            names = ", ".join(missing) if costs else "costs"
+            _warn_unmeasured(profile.place, target, names, profile.unmeasured_runtimes.get(target, ""))
+        measured: dict[str, Any] = {**costs, "cold_call": profile.cold_call_s}
+        return replace(scaled, **measured)
 
     def _find(self, device: Device) -> Profile | None:
         named = (p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device))
@@ -449,13 +462,14 @@ class ProfileSet:
 
 
 @cache
-def _warn_unmeasured(place: str, target: str, noun: str) -> None:
+def _warn_unmeasured(place: str, target: str, costs: str, reason: str) -> None:
     log.warning(
-        "%s: the profile has no %s of target %s, so that the target's own costs are scaled to the device: "
+        "%s: not measured: %s of the runtime of target %s%s; the target's own costs are scaled to the device: "
         "measure the device again with 'dicompiler profile --target %s'",
         place,
-        noun,
+        costs,
         target,
+        f" ({reason})" if reason else "",
         target,
     )
 

@@ -22,6 +22,10 @@ HEADERS_SHARE = 0.05
 """Bytes of network headers as a share of the transferred bytes, as in RuntimeCosts.header_share."""
 
 
+MAX_MEASUREMENTS = 3
+"""Maximum number of measurements of a link. Another one follows if a transfer seems to take no time."""
+
+
 class LinkError(OSError):
     """A link could not be measured; the message is one line."""
 
@@ -77,12 +81,20 @@ def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -
         if receive_exactly(connection, len(MAGIC)) != MAGIC:
             raise LinkError(f"{host}:{port} is not a link benchmark: start profile_run.py --serve there")
         peer = receive_exactly(connection, receive_exactly(connection, 1)[0]).decode(errors="replace")
-        round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * transfers))
-        send_s = statistics.median(_time_request(connection, b"b", nbytes, 1) for _ in range(transfers))
-        receive_s = statistics.median(_time_request(connection, b"g", nbytes, nbytes) for _ in range(transfers))
+        for _ in range(MAX_MEASUREMENTS):
+            round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * transfers))
+            send_s = statistics.median(_time_request(connection, b"b", nbytes, 1) for _ in range(transfers))
+            receive_s = statistics.median(_time_request(connection, b"g", nbytes, nbytes) for _ in range(transfers))
+            # Each transfer also takes one round trip, because of its request and its answer.
+            transfer_s = max(send_s, receive_s) - round_trip_s
+            if transfer_s > 0:
+                break
         connection.sendall(HEADER.pack(b"q", 0))
-    # Each transfer also takes one round trip, because of its request and its answer.
-    transfer_s = max(max(send_s, receive_s) - round_trip_s, 1e-9)
+    if transfer_s <= 0:
+        raise LinkError(
+            f"{nbytes} bytes took no longer than an empty message ({1e3 * round_trip_s:.3g} ms), because a host was "
+            "busy: measure again on idle hosts, or with more bytes (--megabytes)"
+        )
     bandwidth = 8 * nbytes * (1 + HEADERS_SHARE) / transfer_s
     return {"hosts": [name, peer], "bandwidth": bandwidth, "latency": round_trip_s / 2}
 

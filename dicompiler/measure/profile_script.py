@@ -71,7 +71,10 @@ def main() -> int:
         elif options.connect is not None:
             add_link(options)
         else:
-            save_profile(options.output, measure_profile(options))
+            profile = measure_profile(options)
+            save_profile(options.output, profile)
+            if not options.lines:
+                print(describe_profile(options.output, profile))
     except (ProfileError, OSError, ValueError) as error:
         print(f"profile_run.py: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -189,7 +192,28 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
             ]
             profile["layers"].append({**layer, "measurements": measurements})
     profile["engines"] = [engine.profile_entry(tasks) for engine in engines.values()]
-    return profile | fastest_network_pass(network_passes) | {"runtime_costs": measure_runtimes(tasks["runtimes"])}
+    costs, reasons = measure_runtimes(tasks["runtimes"])
+    unmeasured = [{"target": target, "reason": reason} for target, reason in reasons.items()]
+    return profile | fastest_network_pass(network_passes) | {"runtime_costs": costs, "unmeasured_runtimes": unmeasured}
+
+
+def describe_profile(path: Path, profile: dict[str, Any]) -> str:
+    """Return a text that says what was written to a profile and what could not be measured."""
+    count = sum(len(layer["names"]) for layer in profile["layers"])
+    parts = [f"{count} of {count + len(profile['unmeasured'])} layers"]
+    if "whole_model_s" in profile:
+        parts.append(f"the whole network ({1000 * profile['whole_model_s']:.4g} ms)")
+    if profile["runtime_costs"]:
+        parts.append(f"the runtime of {', '.join(profile['runtime_costs'])}")
+    parts += [f"engine {engine['name']}" for engine in profile["engines"]]
+    if profile["links"]:
+        parts.append(f"{len(profile['links'])} links")
+    lines = [f"written: {path}, for device {profile['device']}: {', '.join(parts)}"]
+    lines += [f"not measured: layer {entry['name']}: {entry['reason']}" for entry in profile["unmeasured"]]
+    lines += [
+        f"not measured: runtime of {entry['target']}: {entry['reason']}" for entry in profile["unmeasured_runtimes"]
+    ]
+    return "\n".join(lines)
 
 
 def _time_pieces(
@@ -490,11 +514,13 @@ def random_tensor(value: dict[str, Any], random: Any) -> Any:
 # -- runtimes and links
 
 
-def measure_runtimes(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def measure_runtimes(entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
     import runtime_costs_fit  # type: ignore[import-not-found]
 
-    costs: dict[str, Any] = runtime_costs_fit.measure_runtimes(SCRIPT_DIRECTORY / "runtime", entries)
-    return costs
+    found: tuple[dict[str, Any], dict[str, str]] = runtime_costs_fit.measure_runtimes(
+        SCRIPT_DIRECTORY / "runtime", entries
+    )
+    return found
 
 
 def link_module() -> Any:
@@ -515,6 +541,7 @@ def add_link(options: argparse.Namespace) -> None:
             raise ProfileError(f"{options.output}: expected a profile of format {PROFILE_FORMAT}: measure it again")
     others = [other for other in profile["links"] if sorted(other["hosts"]) != sorted(link["hosts"])]
     save_profile(options.output, {**profile, "links": [*others, link]})
+    print(f"# written: {options.output}, with this link for a platform file")
     print("[[link]]", f"hosts = {json.dumps(link['hosts'])}", sep="\n")
     print(f'bandwidth = "{link["bandwidth"] / 1e6:.1f} Mbit/s"\nlatency = "{link["latency"] * 1e3:.3f} ms"')
 

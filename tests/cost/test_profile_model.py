@@ -188,7 +188,6 @@ COSTS: dict[str, Any] = {
     "send": 1e-4,
     "receive": 2e-4,
     "per_byte": 1e-9,
-    "gap": 0.0,
     "call": 3e-4,
     "per_copied_byte": 1e-10,
     "header_share": 0.05,
@@ -221,7 +220,7 @@ class TestRuntime:
             stated = AnalyticModel().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
         (line,) = said
-        assert line.startswith(f"{file}: the profile has no costs of the runtime of target sockets, so that the target")
+        assert line.startswith(f"{file}: not measured: costs of the runtime of target sockets; the target's own costs")
         assert line.endswith("measure the device again with 'dicompiler profile --target sockets'")
         assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME  # a target without stated costs
         assert len(said) == 1
@@ -239,7 +238,28 @@ class TestRuntime:
             scaled = AnalyticModel().runtime_costs(SLOW, stated, "acme").per_copy
             assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, per_copy=scaled)
         (line,) = said
-        assert line.startswith(f"{older}: the profile has no cost of slices in the runtime of target acme, so that ")
+        assert line.startswith(f"{older}: not measured: per_copy of the runtime of target acme; the target's own costs")
+
+    def test_warning_states_why_a_runtime_was_not_measured(
+        self, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said: list[str] = []
+        monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
+        reasons = [{"target": "acme", "reason": "mpirun is missing: install it"}]
+        file = written(tmp_path, document(network(), unmeasured_runtimes=reasons), "reason.json")
+        assert model((file,)).runtime_costs(FAST, STATED, "acme") == AnalyticModel().runtime_costs(FAST, STATED, "acme")
+        (line,) = said
+        assert "costs of the runtime of target acme (mpirun is missing: install it); the target's own" in line
+
+    @pytest.mark.parametrize("names", [("send", "receive"), ("call",), ("per_byte", "per_copied_byte")])
+    def test_a_cost_of_zero_is_refused(self, model: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
+        costs = COSTS | dict.fromkeys(names, 0.0)
+        file = written(tmp_path, document(network(), runtime_costs={"sockets": costs}))
+        with pytest.raises(DicompilerError) as caught:
+            model((file,)).runtime_costs(FAST, STATED, "sockets")
+        cause = f"{', '.join(names)}: 0 s is not a cost that was measured"
+        remedy = "measure the device again on an idle host ('dicompiler profile --target sockets')"
+        assert str(caught.value) == f"{file}: runtime_costs.sockets: {cause}: {remedy}"
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])
