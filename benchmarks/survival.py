@@ -137,7 +137,7 @@ def fail_devices(
         cause_failure(boards, device, how)
         while len(watch.failures) == count or watch.last is None or watch.last.kind == "failure":
             yield
-        noticed, interrupted = watch.failures[count], watch.last.interruption_s
+        noticed, interrupted = watch.failures[count], watch.last.takeover_s
         found, pause_s = noticed - at, noticed - max(end for end in watch.frames if end < noticed)
         for _ in range(12):
             yield

@@ -267,7 +267,12 @@ insecure_option = click.option(
     "--insecure", is_flag=True, help="Allow unencrypted connections to other hosts, on trusted networks only."
 )
 heartbeat_option = click.option(
-    "--heartbeat", "heartbeat_s", metavar="S", type=float, help="Send a heartbeat every S seconds. Default: 2."
+    "--heartbeat",
+    "heartbeat_s",
+    metavar="S",
+    type=float,
+    help="Send a heartbeat every S seconds; a device that misses three has failed. Default: 0.5 with failure plans "
+    "(target sockets), otherwise 2.",
 )
 start_without_option = click.option(
     "--start-without",

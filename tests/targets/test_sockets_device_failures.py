@@ -21,6 +21,7 @@ from support.hostile_device import Hostile
 from support.running import LIMIT_S, by_hand, pids, wait_until
 
 import dicompiler
+from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import validate
 from dicompiler.driver.run_log import run_document
@@ -51,7 +52,7 @@ from dicompiler_targets.sockets.runtime.protocol import (
     ReceiveFilter,
 )
 from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
-from dicompiler_targets.sockets.session import ClusterSession
+from dicompiler_targets.sockets.session import COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S, ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 
 HEARTBEAT_S = 0.3
@@ -135,10 +136,27 @@ def test_hanging_device_fails_after_missed_heartbeats(victim: str, single_failur
 
         single_failures.stream(session, scenario())
     assert kinds(session) == [("failure", victim), ("takeover", victim), ("return", victim)]
+    takeover = session.events[1]
+    # The interruption includes the silence until the failure was noticed.
+    assert takeover.interruption_s - takeover.takeover_s >= 2 * HEARTBEAT_S
+    silence = f"after {takeover.interruption_s:.2f} s without a finished frame ({takeover.takeover_s:.2f} s after the"
+    assert silence in takeover.message
     assert (
         "has stopped, or the network to it is down" in session.events[0].reason
         or "was lost" in session.events[0].reason
     )
+
+
+def test_heartbeats_are_more_frequent_if_a_failure_plan_covers_a_failure(
+    single_failures: Survivor, tmp_path: Path
+) -> None:
+    with connect(single_failures) as session:
+        assert session.options.heartbeat_s == COVERED_HEARTBEAT_S
+    with connect(single_failures, heartbeat_s=1.25) as session:
+        assert session.options.heartbeat_s == 1.25
+    dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", output=tmp_path / "net")
+    with dicompiler.connect(tmp_path / "net") as uncovered:
+        assert isinstance(uncovered, ClusterSession) and uncovered.options.heartbeat_s == UNCOVERED_HEARTBEAT_S
 
 
 def has_ended(pid: int) -> bool:

@@ -36,7 +36,13 @@ from dicompiler_targets.mpi.artifact import (
 )
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE
 from dicompiler_targets.mpi.fetch_headers import get_include_directory
-from dicompiler_targets.mpi.host_monitor import START_SCRIPT, FailedDevices, HostMonitor, MonitoredHost
+from dicompiler_targets.mpi.host_monitor import (
+    DEFAULT_HEARTBEAT_S,
+    START_SCRIPT,
+    FailedDevices,
+    HostMonitor,
+    MonitoredHost,
+)
 from dicompiler_targets.mpi.toolchain import INSTALL_HINTS, find_program, get_search_path
 
 Result = TypeVar("Result")
@@ -229,7 +235,7 @@ def _run_once(
             for host in hosts
             if has_failure_plans
         ]
-        monitor, failure = HostMonitor(monitored, options.heartbeat_s), None
+        monitor, failure = HostMonitor(monitored, options.heartbeat_s or DEFAULT_HEARTBEAT_S), None
         try:
             report = mpirun.run_mpirun(artifact, command, scratch, options.timeout_s, environment, monitor.find_failure)
         except mpirun.RankFailure as error:

@@ -49,6 +49,7 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
     failure, and UsageError if no failure plan covers `options.start_without`.
     """
     start, down, events = time.perf_counter(), set(options.start_without), list[RunEvent]()
+    working_until = noticed_at = 0.0
     finished: DeliveredFrames = ()
     kept_frames = mpirun.count_kept_frames(len(frames), options)
     if (roles := artifact.find_roles(down)) is None:
@@ -69,7 +70,6 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
         run_options = replace(
             options, timeout_s=timeout_s, kept_frames=None if has_failure_plans else options.kept_frames
         )
-        last_start = time.perf_counter()
         try:
             report, delivered = run_once(frames[len(finished) :], run_options, down, roles)
             break
@@ -79,6 +79,9 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
             if failure_roles is None:
                 raise unfinished.failure from None
             roles = failure_roles
+            if unfinished.finished_frames or not events:  # Otherwise the previous interruption continues.
+                noticed_at = unfinished.failure.noticed_at
+                working_until = noticed_at - failed.silent_s
             finished += unfinished.finished_frames
             for name in failed.devices:
                 down.add(name)
@@ -89,16 +92,17 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
             finished = finished[: len(frames) - 1]
     result = mpirun.make_result(artifact, report, delivered)
     if events:
-        interruption_s = time.perf_counter() - last_start - result.total_s + result.frames_s[0]
+        continued_at = time.perf_counter() - result.total_s + result.frames_s[0]
         # The number of replayed frames is an upper bound, because ended ranks do not report the frames they had begun.
         replayed = min(options.resolve_in_flight(len(artifact.devices)), len(frames) - len(finished))
         takeover = replace(
             events[-1],
             kind="takeover",
             reason="",
-            at_s=last_start - start + interruption_s,
+            at_s=continued_at - start,
             replayed_frames=replayed,
-            interruption_s=interruption_s,
+            interruption_s=max(0.0, continued_at - working_until),
+            takeover_s=max(0.0, continued_at - noticed_at),
         )
         report_event(takeover)
     all_delivered = (*finished, *result.outputs_by_device)[:kept_frames]

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 
+DEFAULT_HEARTBEAT_S = 2.0
+"""Seconds between two heartbeats. A restart of mpirun takes seconds anyway, so that early detection gains little."""
 MAX_MISSED_HEARTBEATS = 3
 """A host has failed if it misses more heartbeats than this. A rank has failed if it is stopped in more heartbeats."""
 START_SCRIPT = 'echo $$ >"$0"; exec "$@"'
@@ -34,10 +36,17 @@ starts no process other than `sleep`, because processes would take time from the
 
 
 class FailedDevices(NamedTuple):
-    """Devices that have failed at the same time, and the reason as the end of an error message."""
+    """Devices that have failed at the same time.
+
+    Attributes:
+        devices: Names of the devices.
+        reason: The reason, as the end of an error message.
+        silent_s: Seconds between the last sign that they worked and the detection of the failure; 0 if unknown.
+    """
 
     devices: tuple[str, ...]
     reason: str
+    silent_s: float = 0.0
 
 
 class MonitoredHost(NamedTuple):
@@ -73,11 +82,13 @@ class HostMonitor:
         for host in self._hosts:
             if host.host in self._closed_hosts:
                 return FailedDevices(host.devices, f"the connection to host {host.host!r} was closed")
-            if now - self._last_heartbeat_s[host.host] > MAX_MISSED_HEARTBEATS * self._heartbeat_s:
-                return FailedDevices(host.devices, f"host {host.host!r} sends no heartbeat")
+            silent_s = now - self._last_heartbeat_s[host.host]
+            if silent_s > MAX_MISSED_HEARTBEATS * self._heartbeat_s:
+                return FailedDevices(host.devices, f"host {host.host!r} sends no heartbeat", silent_s)
             for device in host.devices:
                 if self._stopped_counts[device] > MAX_MISSED_HEARTBEATS:
-                    return FailedDevices((device,), "its process is stopped")
+                    stopped_s = self._stopped_counts[device] * self._heartbeat_s
+                    return FailedDevices((device,), "its process is stopped", stopped_s)
         return None
 
     def stop(self) -> None:

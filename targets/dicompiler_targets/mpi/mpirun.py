@@ -41,12 +41,13 @@ class RankFailure(RunError):
 
     Attributes:
         failed_devices: The devices of the failed ranks, and the reason.
+        noticed_at: When the failure was noticed (time.perf_counter).
     """
 
     def __init__(self, artifact: MpiArtifact, failed_devices: FailedDevices) -> None:
         rank = artifact.devices.index(failed_devices.devices[0])
         super().__init__(f"{artifact.describe_rank(rank)}: {failed_devices.reason}")
-        self.failed_devices = failed_devices
+        self.failed_devices, self.noticed_at = failed_devices, time.perf_counter()
 
 
 def check_options(artifact: MpiArtifact, options: RunOptions) -> int:

@@ -158,6 +158,7 @@ class ClusterState:
         self.down = set(options.start_without)
         self.awaiting_ack: set[str] = set()
         self.needs_replay = False
+        assert options.heartbeat_s is not None
         self.loop = EventLoop(options.heartbeat_s, local_processes)
         self._peers_sent = self._has_joined = self._is_finishing = False
         self._last_failed, self._failed_at = "", 0.0
@@ -345,12 +346,12 @@ class ClusterState:
         if self.schedule.tolerates_failures and self._has_joined and not self._is_finishing:
             self._poll_reconnects()
 
-    def pop_interruption(self) -> tuple[str, float] | None:
-        """End the interruption that failures of devices have caused, if there is one.
+    def pop_takeover(self) -> tuple[str, float] | None:
+        """End the takeover after failures of devices, if there is one.
 
-        Return the device that failed last, and the seconds since the first of these failures. Return None if no device
-        has failed since the last call. The session calls this method when a frame is finished, or when no frame is in
-        flight.
+        Return the device that failed last, and the seconds since the first of these failures was noticed. Return None
+        if no device has failed since the last call. The session calls this method when a frame is finished, or when no
+        frame is in flight.
         """
         if not self._failed_at:
             return None

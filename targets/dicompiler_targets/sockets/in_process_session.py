@@ -54,6 +54,7 @@ class InProcessSession(Session):
         self.events: list[RunEvent] = []
         (self._manifest,), (self._role_io,) = artifact.manifests, artifact.role_ios
         self._device: str = self._manifest["device"]
+        assert options.heartbeat_s is not None
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
         self._loop.close()  # The executor needs the object, but there are no connections.
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()

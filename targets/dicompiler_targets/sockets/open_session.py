@@ -20,7 +20,7 @@ from dicompiler.plugin_api import RunOptions, RunResult, Session
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
 from dicompiler_targets.sockets.device_process import StartDevice
-from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, check_device_options
+from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, check_device_options, default_heartbeat_s
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDev
     used. Raise UsageError for invalid options, and RunError if the resident devices run another artifact.
     """
     check_device_options(options, artifact)
+    options = options.with_heartbeat(default_heartbeat_s(artifact))
     # The modules that use ssh are imported in the branches that need them, so that local sessions start faster.
     if start is None and ResidentCluster.load(artifact.directory) is not None:
         from dicompiler_targets.sockets.daemon_control import make_connector
@@ -77,7 +78,7 @@ def open_session(directory: Path, options: RunOptions) -> Session:
     elif access.connector is None and len(artifact.devices) == 1 and not _needs_process(options):
         from dicompiler_targets.sockets.in_process_session import InProcessSession  # Imports onnxruntime.
 
-        return InProcessSession(artifact, options)
+        return InProcessSession(artifact, access.options)
     return ClusterSession(artifact, access.options, access.start, access.connector)
 
 

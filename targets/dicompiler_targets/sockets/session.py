@@ -33,6 +33,12 @@ from dicompiler_targets.sockets.session_guard import SessionGuard
 
 GRACE_S = 1.0
 """Seconds after a deadline in which the session still accepts reports from devices about a missing tensor."""
+COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S = 0.5, 2.0
+"""Seconds between two heartbeats, with and without failure plans.
+
+On two busy processors, no device was wrongly declared failed with heartbeats of 0.1 s and more (see
+docs/reference/results.md).
+"""
 
 
 @dataclass
@@ -175,6 +181,7 @@ class ClusterSession(Session):
         ended by `deadline` (time.monotonic), if given. Raise RunError if a device fails to start, and UsageError if
         the options are invalid.
         """
+        options = options.with_heartbeat(default_heartbeat_s(artifact))
         self.artifact, self.options, self._deadline = artifact, options, deadline
         self.in_flight = check_frames_in_flight(options, len(artifact.devices))
         self.reports: tuple[DeviceReport, ...] = ()
@@ -184,6 +191,7 @@ class ClusterSession(Session):
         self._resets_states = False
         self._in_flight_frames = dict[int, InFlightFrame]()
         self.opened_at, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
+        self._last_finished_at = -math.inf
         self._change_deadline = math.inf
         # The seconds that the caller has spent outside of the session, and the time when the session was last left.
         self._caller_s, self._left_at = 0.0, math.inf
@@ -489,6 +497,7 @@ class ClusterSession(Session):
                 frame.inputs = None
                 self._finished_frames += 1
                 self._log_takeover()
+                self._last_finished_at = frame.finished_at
         else:
             frame.finished_devices.add(event.device)
             if event.header.index:  # The microseconds since the device started its first segment of the frame.
@@ -498,13 +507,20 @@ class ClusterSession(Session):
             self._window.finish(frame.number)
 
     def _log_event(
-        self, kind: Any, device: str, reason: str, replayed_frames: int = 0, interruption_s: float = 0.0
+        self,
+        kind: Any,
+        device: str,
+        reason: str,
+        replayed_frames: int = 0,
+        interruption_s: float = 0.0,
+        takeover_s: float = 0.0,
     ) -> None:
         """Add a failure, takeover or return to the event log. The reason of a failure may still change."""
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
         at_s = time.perf_counter() - self.opened_at
-        event = RunEvent(kind, device, reason, down, at_s, self._finished_frames, replayed_frames, interruption_s)
+        counts = self._finished_frames, replayed_frames
+        event = RunEvent(kind, device, reason, down, at_s, *counts, interruption_s, takeover_s)
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
@@ -512,16 +528,32 @@ class ClusterSession(Session):
 
         Call it when a frame is finished, or when no frame is in flight.
         """
-        if (interruption := self._cluster.pop_interruption()) is not None:
-            device, seconds = interruption
+        if (takeover := self._cluster.pop_takeover()) is not None:
+            device, takeover_s = takeover
             replayed_frames, self._replayed_frames = self._replayed_frames, 0
-            self._log_event("takeover", device, "", replayed_frames, seconds)
+            self._log_event("takeover", device, "", replayed_frames, self._interruption_s(), takeover_s)
+
+    def _interruption_s(self) -> float:
+        """Return the seconds since a frame was finished, or since the oldest frame in flight was sent if that is later.
+
+        Return 0 if no frame is in flight, because then nobody waits.
+        """
+        sent_at = min((frame.sent_at for frame in self._in_flight_frames.values()), default=math.inf)
+        return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
         """Raise RunError for the first of the awaited devices if the deadline has passed."""
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")
+
+
+def default_heartbeat_s(artifact: SocketsArtifact) -> float:
+    """Return the seconds between two heartbeats if the user states none.
+
+    Without failure plans, noticing a failure early is useless, because the run ends anyway.
+    """
+    return COVERED_HEARTBEAT_S if artifact.make_schedule().tolerates_failures else UNCOVERED_HEARTBEAT_S
 
 
 def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError:
@@ -531,6 +563,7 @@ def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError
 def check_frames_in_flight(options: RunOptions, devices: int) -> int:
     """Return the number of frames that may be in flight. Raise UsageError for invalid options."""
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
+    assert options.heartbeat_s is not None
     if not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")
     return frames
