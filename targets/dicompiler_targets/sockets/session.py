@@ -36,7 +36,7 @@ GRACE_S = 1.0
 COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S = 0.5, 2.0
 """Seconds between two heartbeats, with and without failure plans.
 
-On two busy processors, no device was wrongly declared failed with heartbeats of 0.1 s and more (see
+On two busy processors, no device was wrongly declared failed with heartbeats of 0.25 s and more (see
 docs/reference/results.md).
 """
 
