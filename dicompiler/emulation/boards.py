@@ -160,8 +160,10 @@ def _measure_target(target: Target) -> RuntimeCosts:
             costs = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
             if not runtime_costs_fit.find_zero_costs(costs):
                 break
-        else:
-            raise RunError(runtime_costs_fit.describe_zero_costs(costs))
+    if reason := runtime_costs_fit.describe_zero_costs(costs):
+        log.warning("the stated costs of %s are used instead of measured ones: %s", target.name, reason)
+    stated = target.runtime_costs
+    costs |= {name: getattr(stated, name) for name in runtime_costs_fit.find_zero_costs(costs)}
     return RuntimeCosts(**costs)
 
 

@@ -19,6 +19,8 @@ MAX_PLAY_RATIO = 1.05
 """Programs are not run again if the two shortest times of each program differ by at most this factor."""
 
 
+MESSAGE_COSTS = ("send", "receive", "latency")
+"""Costs into which the time of a message is split. If one of them is 0, the others are wrong too."""
 MAX_FITS = 3
 """Maximum number of measurements of a target's runtime. Another one follows if a cost is 0, which no cost really is."""
 
@@ -28,28 +30,34 @@ class PlayError(OSError):
 
 
 def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the runtime costs by target, and the reasons why targets could not be measured, by target.
+    """Return the runtime costs by target, and the reasons why costs of targets could not be measured, by target.
 
-    The reasons are also printed on stderr. `directory` has a subdirectory with the programs of each target. `entries`
-    is the key `runtimes` of tasks.json.
+    The reasons are also printed on stderr. Costs that could not be measured are missing. `directory` has a subdirectory
+    with the programs of each target. `entries` is the key `runtimes` of tasks.json.
     """
     costs: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for entry in entries:
         try:
-            costs[entry["target"]] = _measure_runtime(directory / entry["target"], entry)
+            found = _measure_runtime(directory / entry["target"], entry)
+            reason = describe_zero_costs(found)
+            if measured := omit_zero_costs(found):
+                costs[entry["target"]] = measured
         except (OSError, ValueError) as error:
-            reasons[entry["target"]] = reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
+        if reason:
+            reasons[entry["target"]] = reason
             print(f"profile_run.py: runtime of {entry['target']}: not measured: {reason}", file=sys.stderr)
     return costs, reasons
 
 
 def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]:
-    """Return the costs of one target; raise PlayError if a cost is still 0 after MAX_FITS measurements.
+    """Return the costs of one target. Some can still be 0 after MAX_FITS measurements.
 
     Costs are differences between frame times, so that other load on the host can make them 0. The shortest times of all
     measurements are used, because load only makes frames longer.
     """
+    costs: dict[str, float] = {}
     shortest: dict[str, float] = {}
     sends: list[float] = []
     for _ in range(MAX_FITS):
@@ -58,19 +66,33 @@ def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]
         sends += [] if send_s is None else [send_s]
         costs = fit_costs(entry, shortest, min(sends, default=None))
         if not find_zero_costs(costs):
-            return costs
-    raise PlayError(describe_zero_costs(costs))
+            break
+    return costs
 
 
 def find_zero_costs(costs: dict[str, float]) -> list[str]:
-    """Return the names of the measured costs that are 0. `header_share` is not measured."""
-    return [name for name, seconds in costs.items() if name != "header_share" and not seconds]
+    """Return the names of the costs that were measured as 0, or derived from such a cost.
+
+    `header_share` is not measured.
+    """
+    names = [name for name, seconds in costs.items() if name != "header_share" and not seconds]
+    is_split_wrong = any(name in MESSAGE_COSTS for name in names)
+    return [name for name in costs if name in names or (is_split_wrong and name in MESSAGE_COSTS)]
+
+
+def omit_zero_costs(costs: dict[str, float]) -> dict[str, float]:
+    """Return the costs without those that `find_zero_costs` returns; empty if none was measured."""
+    zero = find_zero_costs(costs)
+    measured = {name: seconds for name, seconds in costs.items() if name not in zero}
+    return measured if set(measured) - {"header_share"} else {}
 
 
 def describe_zero_costs(costs: dict[str, float]) -> str:
-    """Return the reason why costs that are 0 are refused, for error messages."""
+    """Return the reason why costs that are 0 are refused, for messages; '' if there are none."""
     names = ", ".join(find_zero_costs(costs))
-    return f"the host was busy, so that these costs were measured as 0 s: {names}: measure again on an idle host"
+    if not names:
+        return ""
+    return f"the host was busy, so that costs were measured as 0 s ({names}): measure again on an idle host"
 
 
 def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:

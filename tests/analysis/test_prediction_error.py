@@ -98,8 +98,8 @@ def test_command_prints_discrepancies(artifact: Path, tmp_path: Path) -> None:
     slow_boards = replace(boards, devices=tuple(replace(device, rate=1e6) for device in boards.devices))
     dicompiler.compile(networks.build("lenet", 0), slow_boards, "modnn", output=tmp_path / "net")
     printed = command("run", "net", "--frames", 2, "--log", "run.json", cwd=tmp_path).stdout
-    assert "a frame without the first one on this host only: " in printed
-    assert "predicted for the platform: " in " ".join(printed.split())
+    assert "each of 2 frames on this host only: " in printed
+    assert "with the start and the end of the stream (cost model analytic)" in " ".join(printed.split())
     assert "differs by 10 %" in printed and "bytes sent," not in printed  # this host is much faster than the boards
     silent = command("run", artifact, "--frames", 2)
     assert silent.returncode == 0 and "differs by" not in silent.stdout

@@ -145,7 +145,9 @@ def test_prints_each_table_before_the_next_step(
 
 def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
     done = command("--network", "lenet", "--platform", "rpi4x1", "--strategy", "single", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    # On a busy host, the costs of messages cannot be measured, and a warning says so.
+    assert all("are used instead of measured ones: the host was busy" in line for line in done.stderr.splitlines())
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[:2] == [

@@ -9,7 +9,7 @@ from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 
 IDLE = DeviceMetrics("idle", 0, 0.0, 10, 5, 0, 8)
-BUSY = DeviceMetrics("busy", 100, 0.5, 200, 30, 8, 0, 0.1, {"idle": 0.25, "": 0.125}, 1000)
+BUSY = DeviceMetrics("busy", 100, 0.5, 200, 30, 8, 0, 0.1, 0.2, {"idle": 0.25, "": 0.125}, 1000)
 BOTH = Metrics((IDLE, BUSY), latency_s=2.0, period_s=0.5, energy_j=3.0, memory=1230, total_bytes=8)
 
 

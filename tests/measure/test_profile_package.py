@@ -366,8 +366,8 @@ class TestCommand:
         assert profile.whole_model_s is not None
         # On a busy host, costs can be measured as 0, which is refused.
         assert {*profile.runtime_costs, *profile.unmeasured_runtimes} == {"sockets"}
-        for line in ("runtime of sockets: ", "not measured: runtime of sockets: the host was busy, so that "):
-            assert (f"\n{line}" in printed) == (bool(profile.runtime_costs) == line.startswith("runtime"))
+        assert ("\nruntime of sockets: " in printed) == bool(profile.runtime_costs)
+        assert ("\nnot measured: runtime of sockets: the host " in printed) == bool(profile.unmeasured_runtimes)
         assert 0 <= profile.weight_byte_s < 1e-6  # a byte comes at a MB/s at least
         assert 0 <= profile.cold_call_s < 1e-2
         assert printed.endswith(f"written: {output}\n")

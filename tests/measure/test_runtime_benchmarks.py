@@ -64,15 +64,14 @@ def test_measures_sockets_without_dicompiler(
     before = content(package[0])
     costs, reasons = runtime_costs_fit.measure_runtimes(package[0] / "runtime", [package[1]])
     assert content(package[0]) == before
-    if reasons:  # The host was too busy for so short a measurement.
-        assert costs == {} and reasons["sockets"].startswith(
-            "the host was busy, so that these costs were measured as 0"
-        )
-        return
     measured = {"latency", "send", "receive", "per_byte", "call", "per_copy", "per_copied_byte"}
-    assert set(costs["sockets"]) == {*measured, "header_share"}
-    assert all(0 < costs["sockets"][name] < 0.1 for name in measured)
-    assert costs["sockets"]["header_share"] == link_benchmark.HEADERS_SHARE
+    found = costs.get("sockets", {"header_share": link_benchmark.HEADERS_SHARE})
+    # On a busy host, so short a measurement can give costs of 0, which are omitted with the reason.
+    omitted = {name for name in measured if name in reasons.get("sockets", "")}
+    assert set(found) == {*measured - omitted, "header_share"} and not reasons.keys() - {"sockets"}
+    assert (
+        all(0 < seconds < 0.1 for seconds in found.values()) and found["header_share"] == link_benchmark.HEADERS_SHARE
+    )
 
 
 PLAYER = """
@@ -110,7 +109,7 @@ def test_costs_of_zero_are_measured_again_and_then_refused(
         assert costs["acme"]["call"] == pytest.approx(5e-5, rel=0.5)
         return
     names = "send, receive, call, per_byte, per_copied_byte, per_copy, latency"
-    reason = f"the host was busy, so that these costs were measured as 0 s: {names}: measure again on an idle host"
+    reason = f"the host was busy, so that costs were measured as 0 s ({names}): measure again on an idle host"
     assert (costs, reasons) == ({}, {"acme": reason})
     assert capsys.readouterr().err == f"profile_run.py: runtime of acme: not measured: {reason}\n"
     assert int((place / "calls").read_text()) == runtime_costs_fit.MAX_FITS * runtime_costs_fit.PLAY_COUNTS[0]
@@ -181,6 +180,9 @@ def test_finds_costs() -> None:
     free = runtime_costs_fit.fit_costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
     assert {name for name, seconds in free.items() if seconds} == {"header_share"}
     assert {*runtime_costs_fit.find_zero_costs(free), "header_share"} == set(free)
+    found = {"send": 1e-5, "receive": 0.0, "latency": 2e-5, "call": 3e-5, "per_copy": 0.0, "header_share": 0.05}
+    assert runtime_costs_fit.find_zero_costs(found) == ["send", "receive", "latency", "per_copy"]
+    assert runtime_costs_fit.omit_zero_costs(found) == {"call": 3e-5, "header_share": 0.05}
     small = {name: programs[name] for name in ("one", "calls", "messages")}
     unmeasured = runtime_costs_fit.fit_costs(entry | {"programs": small, "waking": 0.0}, times, None)
     assert set(unmeasured) == {"send", "receive", "call", "header_share"}
@@ -201,8 +203,6 @@ def test_header_share_of_links_equals_that_of_targets() -> None:
 def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     stated, here = registry().make("targets", name).runtime_costs, measure_runtime_costs(name)
     assert measure_runtime_costs(name) is here  # measured once
-    if here == stated:  # The host was so busy that costs were measured as 0, which is refused with a warning.
-        return
     assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
         0.0,
         stated.per_copied_byte,

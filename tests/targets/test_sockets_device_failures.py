@@ -338,7 +338,7 @@ def test_unused_frame_numbers_do_not_count_as_in_flight(double_failures: Survivo
     event_log = EventLog(None)
     cluster = ClusterState(
         SocketsArtifact.load(double_failures.directory),
-        RunOptions(),
+        RunOptions(heartbeat_s=60),
         4,
         cast(Any, None),
         cast(Any, None),
