@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.metrics import Metrics
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import Plan
+    from dicompiler.ir.platform import Platform
     from dicompiler.ir.program import Program
     from dicompiler.verify.comparison import Check, Verification
 
@@ -188,8 +189,8 @@ def show_wire(plan: Plan) -> None:
 def _format_metrics(metrics: Metrics) -> dict[str, str]:
     return {
         "frame": format_seconds(metrics.frame.total_s),
-        "  in the cluster (latency)": format_seconds(metrics.frame.cluster_s),
-        "  for input and result": format_seconds(metrics.frame.input_output_s),
+        "in the cluster (latency)": format_seconds(metrics.frame.cluster_s),
+        "for input and result": format_seconds(metrics.frame.input_output_s),
         "frame period": format_seconds(metrics.period_s),
         **({"energy": f"{format_number(metrics.energy_j)} J"} if metrics.energy_j else {}),
         "memory of the fullest host": f"{format_number(metrics.memory / 2**20)} MiB",
@@ -227,9 +228,11 @@ def show_simulation(
             }
         )
         return
-    show_device_shares(metrics)
+    assert result.platform is not None
+    show_device_shares(metrics, result.platform)
     energy = f", {format_number(metrics.energy_j)} J" if metrics.energy_j else ""
-    click.echo(f"\n{wrap_text(f'one frame: {metrics.frame}{energy}')}")
+    click.echo(f"
+{wrap_text(f'one frame: {metrics.frame}{energy}')}")
     if intervals:
         show_intervals(intervals)
         click.echo()
@@ -345,7 +348,7 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
     click.echo(f"\n{wrap_text(text)}")
     click.echo(wrap_text(f"why not better: {comparison.limit_reason}"))
     click.echo(f"{wrap_text(f'a frame takes {best.metrics.frame}')}\n")
-    show_device_shares(best.metrics)
+    show_device_shares(best.metrics, comparison.problem.platform)
     if warning := best.metrics.describe_implausible_gain(comparison.single_device, objective):
         click.echo(wrap_text(f"warning: {warning}"))
     if len(best.metrics.devices) == 1:
@@ -353,10 +356,10 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
         click.echo(wrap_text(f"a single device is best here{hint}"))
 
 
-def show_device_shares(metrics: Metrics) -> None:
+def show_device_shares(metrics: Metrics, platform: Platform) -> None:
     """Print the time that each device computes, sends, receives and waits in a frame.
 
-    The time of its link is that of the busier direction.
+    The time of a full-duplex link is that of its busier direction.
     """
     headers = (
         "device",
@@ -370,13 +373,15 @@ def show_device_shares(metrics: Metrics) -> None:
     )
     rows = []
     for device in metrics.devices:
+        is_full_duplex = platform.network.kind == "switch"
+        link_s = max(device.send_link_s, device.receive_link_s) if is_full_duplex else device.link_s
         cause = max(device.waits, key=lambda peer: device.waits[peer], default="")
         rows.append(
             (
                 device.device,
                 f"{1000 * device.compute_s:.1f}",
                 f"{1000 * device.runtime_s:.1f}",
-                f"{1000 * max(device.send_link_s, device.receive_link_s):.1f}",
+                f"{1000 * link_s:.1f}",
                 f"{1000 * device.wait_s:.1f}",
                 cause or "-",
                 f"{device.memory / 2**20:.1f}",
