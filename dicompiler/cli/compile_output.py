@@ -231,8 +231,7 @@ def show_simulation(
     assert result.platform is not None
     show_device_shares(metrics, result.platform)
     energy = f", {format_number(metrics.energy_j)} J" if metrics.energy_j else ""
-    click.echo(f"
-{wrap_text(f'one frame: {metrics.frame}{energy}')}")
+    click.echo(f"\n{wrap_text(f'one frame: {metrics.frame}{energy}')}")
     if intervals:
         show_intervals(intervals)
         click.echo()

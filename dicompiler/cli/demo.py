@@ -120,15 +120,18 @@ def _show_split(split: DemoSplit) -> None:
 
 def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
     """Print the time of a frame on all boards and on one board, and explain the difference."""
+    from dicompiler.base.units import format_number
     from dicompiler.cli.table import print_table, wrap_text
-    from dicompiler.driver.compile_summary import format_milliseconds
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
     many = f"{len(split.shares)} board{'' if len(split.shares) == 1 else 's'}"
     pairs = [("predicted for the boards", split.predicted.total_s, split.predicted_single_device.total_s)]
     if not isinstance(emulated, str):
         pairs.append(("emulated on this host", emulated.frame_s, emulated.single_device_s))
-    rows = [(name, format_milliseconds(a), format_milliseconds(b), f"{b / a:.2f}×") for name, a, b in pairs]
+    rows = [
+        (name, f"{format_number(1000 * a)} ms", f"{format_number(1000 * b)} ms", f"{b / a:.2f}×")
+        for name, a, b in pairs
+    ]
     click.echo()
     print_table(("frame", many, "one board", "speed-up"), rows, right=(1, 2, 3))
     click.echo(wrap_text(_explain_speedup(split)))
