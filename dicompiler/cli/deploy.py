@@ -50,6 +50,11 @@ if TYPE_CHECKING:
     "--resident", is_flag=True, help="Keep the devices running for later runs. See 'dicompiler status' and --stop."
 )
 @click.option("--stop", is_flag=True, help="Stop the resident devices, and do nothing else.")
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Stop the resident devices, remove weights, keys and logs of the artifact from the hosts, and end.",
+)
 @stream_options
 @click.option("--verify", is_flag=True, help="Compare the outputs with onnxruntime.")
 @timeout_option(help="Stop copying, or the run, after S seconds. Default: 600.")
@@ -77,6 +82,7 @@ def command(
     copy_only: bool,
     resident: bool,
     stop: bool,
+    remove: bool,
     verify: bool,
     cost: str | None,
     as_json: bool,
@@ -96,15 +102,20 @@ def command(
 
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: remove --verify, --outputs, --logs and --log")
-    if sum((copy_only, resident, stop)) > 1:
-        raise UsageError("deploy: --copy-only, --resident and --stop exclude each other: give one of them")
+    if sum((copy_only, resident, stop, remove)) > 1:
+        raise UsageError("deploy: --copy-only, --resident, --stop and --remove exclude each other: give one of them")
     stream.check_paths()
     warn_of_expiry(options.keys)
     check_writable(options.logs)
-    insecure = options.insecure or copy_only or stop  # Without a run, no tensors are sent that would need encryption.
+    insecure = (
+        options.insecure or copy_only or stop or remove
+    )  # Without a run, no tensors are sent that would need encryption.
     options = dataclasses.replace(options, hosts=Hosts.load(hosts_file), insecure=insecure)
     if stop:
         _stop_devices(directory, options, as_json)
+        return
+    if remove:
+        _remove_files(directory, options, as_json)
         return
     expected = stream.predict(directory, cost, options)
     _copy_and_run(directory, stream, options, copy_only, resident, verify, expected, as_json)
@@ -120,6 +131,19 @@ def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
     else:
         rows = [(name, "stopped" if ran else "was not running") for name, ran in was_running.items()]
         print_table(("device", "state"), rows)
+
+
+def _remove_files(directory: Path, options: RunOptions, as_json: bool) -> None:
+    from dicompiler.cli.progress import progress
+    from dicompiler.cli.table import print_json, print_table
+    from dicompiler.driver.artifact import uninstall
+
+    with progress(f"{directory}: removing its files from the hosts"):
+        was_there = uninstall(directory, options)
+    if as_json:
+        print_json({"removed": [name for name in was_there if was_there[name]], "installed": []})
+    else:
+        print_table(("device", "state"), [(name, "removed" if found else "-") for name, found in was_there.items()])
 
 
 def _copy_and_run(

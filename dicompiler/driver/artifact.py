@@ -211,6 +211,20 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
     return target.install(path, options.with_timeout(timeout))
 
 
+def uninstall(directory: str | Path, options: RunOptions) -> Mapping[str, bool]:
+    """End the resident devices of an artifact, and remove all its files and keys from `options.hosts`.
+
+    Returns:
+        For each device, by name, whether something was removed.
+
+    Raises:
+        RunError: A host cannot be reached; the message names the device, its host and the cause.
+    """
+    path = Path(directory)
+    target: Target = registry().make("targets", load_artifact(path)["target"])
+    return target.uninstall(path, options)
+
+
 def open_service(directory: str | Path, options: RunOptions) -> Service:
     """Return the service that keeps the devices of an artifact running between runs, see `Target.service`."""
     path = Path(directory)

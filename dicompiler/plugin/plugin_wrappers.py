@@ -456,7 +456,7 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "emit": _check_emitted,
         "run": _check_run,
         "memory_overhead": _check_memory,
-        **dict.fromkeys(("install", "device_footprints", "extra_checks", "tolerances"), _unchanged),
+        **dict.fromkeys(("install", "uninstall", "device_footprints", "extra_checks", "tolerances"), _unchanged),
     },
     "engine": {
         "convert": _check_converted,

@@ -180,6 +180,24 @@ class Target(ABC):
         """
         raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
 
+    def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:  # noqa: ARG002
+        """End the resident devices of an artifact, and remove all that `install` and runs have left on the hosts.
+
+        Default: the target does not support other hosts.
+
+        Args:
+            directory: The artifact's directory.
+            options: Options of the run: `hosts`, and `timeout_s` for the whole removal.
+
+        Returns:
+            For each device, by name, whether something was removed from its host.
+
+        Raises:
+            RunError: A host cannot be reached. The message names the device, its host and the cause.
+            UsageError: The target does not run on other hosts.
+        """
+        raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
+
     def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
         """Return a handle for the resident devices of an artifact that `install` has copied to `options.hosts`.
 

@@ -118,6 +118,17 @@ if [ -e "$target" ]; then mv "$target" "$old"; fi;
 mv "$new" "$target"; rm -rf "$old"
 """
 
+# Arguments: the name of the stamp file, then directories and files. A directory without a stamp file is not removed.
+REMOVE_SCRIPT = f"""
+stamp=$1; shift; removed=no;
+for path in "$@"; do
+  if [ -f "$path/$stamp" ] || [ -f "$path" ]; then rm -rf "$path" || exit 1; removed=yes; fi;
+  rmdir "$(dirname "$path")" 2>/dev/null;
+done;
+rmdir "$(dirname "$1")" 2>/dev/null;
+echo "{LINE_PREFIX}$removed"; exit 0
+"""
+
 
 @dataclass(frozen=True)
 class CommandResult:
@@ -393,6 +404,22 @@ class RemoteCommands:
         if result.exit_code:
             raise RunError(f"{location.title}: files cannot be copied to {target}: {_find_copy_cause(result)}")
         return sum(path.stat().st_size for path in sent.values())
+
+    def remove_copies(self, location: DeviceLocation, paths: Sequence[str]) -> bool:
+        """Remove directories that `copy_files` made, and files, from a device's host.
+
+        Directories without a STAMP_FILE are kept. Parent directories are removed if they are then empty. Return True if
+        anything was removed. Raise RunError if a directory cannot be removed.
+
+        Args:
+            location: How to reach the host.
+            paths: The directories and files on the host, the main one first.
+        """
+        result = self.run(location, REMOVE_SCRIPT, [STAMP_FILE, *map(quote_path, paths)])
+        if result.exit_code or not result.prefixed_lines:
+            cause = one_line(result.errors) or f"exit code {result.exit_code}"
+            raise RunError(f"{location.title}: files cannot be removed from {paths[0]}: {cause}")
+        return result.prefixed_lines[-1] == "yes"
 
 
 def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:

@@ -157,6 +157,22 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     return tuple(installed[device] for device in artifact.devices if device in installed)
 
 
+def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
+    """Remove the packages from the hosts; see `Target.uninstall`."""
+    artifact = MpiArtifact.load(directory)
+    mpirun.check_options(artifact, options)
+    hosts = _find_package_hosts(artifact, options)
+    assert options.hosts is not None
+    commands = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
+
+    def remove(host: PackageHost) -> bool:
+        return commands.remove_copies(host.location, [host.package_directory, host.run_directory])
+
+    removed = commands.run_parallel(remove, hosts)
+    by_device = {name: was_there for host, was_there in zip(hosts, removed, strict=True) for name in host.devices}
+    return {name: by_device[name] for name in artifact.devices}
+
+
 def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
     """Return the result of `work`. If a host is unreachable and the artifact has failure plans, return the error."""
     try:

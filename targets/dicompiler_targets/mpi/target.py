@@ -131,6 +131,12 @@ class MpiTarget(Target):
 
         return install(directory, options)
 
+    def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:
+        """Remove each host's package and the files of its runs."""
+        from dicompiler_targets.mpi.deploy import uninstall
+
+        return uninstall(directory, options)
+
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Predict the bytes that each device's process adds: MPI, onnxruntime, its sessions and retained buffers."""
         from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead

@@ -19,6 +19,7 @@ from dicompiler.plugin_api.artifacts import DeviceStatus, ssh
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
 from dicompiler_targets.sockets.deploy import (
+    KEYS_DIRECTORY,
     RUN_PYTHON_SCRIPT,
     check_failed_devices,
     device_locations,
@@ -165,6 +166,23 @@ class DaemonHosts:
         with suppress(ValueError, LookupError, TypeError):
             return bool(json.loads(result.prefixed_lines[-1])["ran"])
         raise RunError(f"{location.title}: it cannot be stopped: {last_error_line(result)}")
+
+
+def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
+    """Stop the resident devices, and remove all files of the artifact from the hosts; see `Target.uninstall`."""
+    ran = ResidentDevices(directory, options).stop()
+    locations = device_locations(SocketsArtifact.load(directory), options)
+    assert options.hosts is not None
+    commands = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
+
+    def remove(name: str) -> bool:
+        parent = posixpath.dirname(locations[name].directory)
+        records = [posixpath.join(parent, STATE_DIRECTORY, f"{name}{suffix}") for suffix in (".json", ".log", ".log.1")]
+        keys = posixpath.join(parent, KEYS_DIRECTORY, name)
+        return commands.remove_copies(locations[name], [locations[name].directory, keys, *records])
+
+    removed = commands.run_parallel(remove, list(locations))
+    return {name: was_there or ran[name] for name, was_there in zip(locations, removed, strict=True)}
 
 
 def make_connector(artifact: SocketsArtifact, options: RunOptions) -> DaemonConnector | None:

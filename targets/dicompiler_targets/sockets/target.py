@@ -117,6 +117,12 @@ class SocketsTarget(Target):
 
         return install(directory, options)
 
+    def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:
+        """End the resident devices, and remove the directories, keys and logs of all devices from their hosts."""
+        from dicompiler_targets.sockets.daemon_control import uninstall
+
+        return uninstall(directory, options)
+
     def service(self, directory: Path, options: RunOptions) -> Service:
         """Return the resident devices of the artifact, which keep their onnxruntime sessions between runs."""
         from dicompiler_targets.sockets.daemon_control import ResidentDevices

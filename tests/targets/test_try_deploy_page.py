@@ -1,0 +1,79 @@
+"""The page about `deploy` without boards: its script and commands work as they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from dicompiler.networks import build
+
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "try-deploy.md"
+PORT = "2222"
+"""The port on the page. The test uses a free one."""
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory with a model and the page's script, for commands that use this Python; ends the ssh server."""
+    directory = tmp_path / "my boards"
+    directory.mkdir()
+    onnx.save(build("lenet"), directory / "model.onnx")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    known = directory / "boards" / "known_hosts"
+    for name, line in (
+        ("ssh", f"/usr/bin/ssh -o UserKnownHostsFile='\"{known}\"'"),
+        ("python3", sys.executable),
+        ("dicompiler", f"{sys.executable} -m dicompiler.cli"),
+    ):
+        (programs / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+        (programs / name).chmod(0o755)
+    yield directory
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        os.kill(int((directory / "boards" / "sshd.pid").read_text()), signal.SIGTERM)
+
+
+def test_its_commands_run_and_leave_nothing(place: Path) -> None:
+    Path("/run/sshd").mkdir(exist_ok=True)  # The tests run as root, for whom sshd needs this directory.
+    text = PAGE.read_text().replace(PORT, free_port())
+    script, start, end = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (place / "boards.sh").write_text(script)
+    # The ssh of the test has its own file of known hosts.
+    lines = [line for line in (start + end).splitlines() if "known_hosts" not in line and "ssh-keygen -R" not in line]
+    path = os.pathsep.join([str(place.parent / "bin"), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(line: str) -> str:
+        done = subprocess.run(["sh", "-c", line], cwd=place, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert [line.partition(" ")[0] for line in lines] == ["sh", *["dicompiler"] * 4, "kill", "rm"]
+    for line in lines[:4]:
+        printed = run(line)
+    assert re.search(r"^output on pi01 +ok ", printed, re.MULTILINE)
+    run(f"{lines[3]} --resident")
+    boards = [place / "boards" / name for name in ("pi01", "pi02", "pi03", "pi04")]
+    assert all((board / ".keys").is_dir() and (board / ".resident").is_dir() for board in boards)
+    assert json.loads(run(f"{lines[4]} --json"))["removed"] == ["pi01", "pi02", "pi03", "pi04"]
+    assert not any(board.exists() for board in boards)
+    assert json.loads(run(f"{lines[4]} --json"))["removed"] == []
+    for line in lines[5:]:
+        run(line)
+    assert not (place / "boards").exists()
