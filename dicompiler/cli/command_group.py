@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import UsageError, did_you_mean, one_line
+from dicompiler.base.errors import UsageError, did_you_mean
+from dicompiler.cli.diagnostics import make_diagnostic_options, set_up_log
 from dicompiler.cli.interrupts import interrupt_handler
 
 # The summaries are repeated here so that `--help` imports no command. A test compares them with the commands.
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         command = importlib.import_module(f"dicompiler.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         if not any(param.name == "debug" for param in command.params):
-            command.params.append(_make_debug_option())
+            command.params.extend(make_diagnostic_options())
         return command
 
     def resolve_command(
@@ -67,11 +67,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
-
-
-def _make_debug_option() -> click.Option:
-    # `main` looks for the flag itself, because an error may occur while arguments are parsed.
-    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error.")
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
@@ -88,21 +83,7 @@ def _print_cmake_directory(ctx: click.Context, param: click.Parameter, value: bo
         ctx.exit()
 
 
-def _log_warnings_to_stderr() -> None:
-    """Print each warning of the library to stderr as one line, in the form of error messages."""
-    import logging
-
-    class StderrHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            # sys.stderr is looked up for each line, because a progress display replaces it.
-            line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
-            print(line, file=sys.stderr)
-
-    log = logging.getLogger("dicompiler")
-    log.handlers, log.propagate = [StderrHandler(logging.WARNING)], False
-
-
-@click.group(cls=LazyGroup, invoke_without_command=True, params=[_make_debug_option()])
+@click.group(cls=LazyGroup, invoke_without_command=True, params=make_diagnostic_options())
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )
@@ -120,5 +101,5 @@ def root(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
-    _log_warnings_to_stderr()
+    set_up_log(ctx)
     interrupt_handler.begin_command()  # The module of the command is imported already.

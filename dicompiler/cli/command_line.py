@@ -2,12 +2,15 @@
 
     arguments ⇒ results on stdout, diagnostics on stderr, exit code
 
+With `--json`, the document on stdout is the result, or the error.
+
 Exit codes: 0; 1 for input that cannot be compiled or run, or a broken third-party plugin; 2 for wrong usage; 70 for an
 internal error; 130 after an interrupt. The module of a command is imported when the command is called.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(arguments: list[str]) -> int:
     try:
-        result = root.main(arguments, prog_name="dicompiler", standalone_mode=False)
+        result = root.main(arguments, prog_name="dicompiler", standalone_mode=False, obj=arguments)
         # A full disk or a closed pipe is noticed only when the buffer is flushed.
         sys.stdout.flush()
         interrupt_handler.end_command(is_finished=True)
     except BaseException as error:
         interrupt_handler.end_command(is_finished=False)
+        if "_DICOMPILER_COMPLETE" in os.environ and isinstance(error, SystemExit):
+            return int(error.code or 0)
         if isinstance(error, BrokenPipeError) or _is_click_exit(error):
             _discard_stdout()
             return 1
@@ -55,7 +60,12 @@ def _run_command(arguments: list[str]) -> int:
             if not is_out_of_memory(second_error):
                 raise
             code, line = 1, _OUT_OF_MEMORY_MESSAGE
+        message = line.removeprefix("error: ")
+        if "dicompiler.cli.log_handlers" in sys.modules:
+            sys.modules["dicompiler.cli.log_handlers"].log_error(message, error)
         print(f"dicompiler: {line}", file=sys.stderr)
+        if "--json" in arguments:
+            print(json.dumps({"error": {"message": message, "exit_code": code}}))
         return code
     return result if isinstance(result, int) else 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dicompiler.base.atomic_output import check_writable
+from dicompiler.cli.completion import complete_names, complete_network
 from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ DEMO_STRATEGY = "cpsat{tries=0}"  # It is fast and has no time limit, so a busy 
 @click.command("demo")
 @click.option(
     "--network",
+    shell_complete=complete_network,
     metavar="NAME",
     default="resnet50",
     show_default=True,
@@ -35,7 +37,14 @@ DEMO_STRATEGY = "cpsat{tries=0}"  # It is fast and has no time limit, so a busy 
     show_default=True,
     help="Use this platform: a TOML file or a built-in name.",
 )
-@click.option("--strategy", metavar="'NAME{…}'", default=DEMO_STRATEGY, show_default=True, help="Use this strategy.")
+@click.option(
+    "--strategy",
+    shell_complete=complete_names("strategies"),
+    metavar="'NAME{…}'",
+    default=DEMO_STRATEGY,
+    show_default=True,
+    help="Use this strategy.",
+)
 @json_option
 @output_option(metavar="DIR", help="Keep the artifact in DIR. Default: a temporary directory.")
 def command(network: str, platform: str, strategy: str, as_json: bool, output: Path | None) -> None:

@@ -10,6 +10,7 @@ import click
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
 from dicompiler.base.units import format_number
+from dicompiler.cli.completion import complete_names
 from dicompiler.cli.options import (
     CompileRequest,
     cost_options,
@@ -29,7 +30,12 @@ MAX_SHOWN_PLANS = 20
 @click.command("explore")
 @problem_options
 @click.option(
-    "--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Use this strategy for the search."
+    "--strategy",
+    shell_complete=complete_names("strategies"),
+    metavar="'NAME{…}'",
+    default="genetic",
+    show_default=True,
+    help="Use this strategy for the search.",
 )
 @click.option(
     "--objectives",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import UsageError, did_you_mean
+from dicompiler.cli.completion import NETWORKS_KIND_NAME, PLUGIN_KIND_NAMES, complete_entry, complete_kind
 from dicompiler.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -15,13 +16,10 @@ if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform, PlatformFamily
     from dicompiler.plugin.registry import Registry, RegistryEntry
 
-PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "engines", "operators", "cost-models", "platforms", "plugins")
-NETWORKS_KIND_NAME = "networks"
-
 
 @click.command("list")
-@click.argument("kind", metavar="KIND")
-@click.argument("name", required=False)
+@click.argument("kind", metavar="KIND", shell_complete=complete_kind)
+@click.argument("name", required=False, shell_complete=complete_entry)
 @json_option
 def command(kind: str, name: str | None, as_json: bool) -> None:
     """List passes, strategies, targets and other plugins, or the built-in networks.

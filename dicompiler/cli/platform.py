@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from dicompiler.cli.completion import complete_platform
 from dicompiler.cli.options import check_output_file, json_option, output_option
 
 
 @click.command("platform")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_platform)
 @output_option(metavar="PLATFORM.toml", required=False, help="Write to this file. Default: print the text.")
 @json_option
 def command(name: str, output: Path | None, as_json: bool) -> None:

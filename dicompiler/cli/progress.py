@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dicompiler.cli.diagnostics import is_quiet
+
 ProgressText = Callable[[str], None]
 
 
@@ -17,7 +19,7 @@ def progress(first: str) -> Iterator[ProgressText]:
     Messages that the library logs at level info are shown too. Warnings are printed above the line.
     """
     # Commands in a notebook run on a terminal that cannot overwrite lines.
-    if not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
+    if is_quiet() or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         yield lambda text: None  # noqa: ARG005
         return
     from rich.console import Console

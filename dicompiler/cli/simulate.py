@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dicompiler.cli.completion import complete_names
 from dicompiler.cli.options import (
     PATH,
     CompileRequest,
@@ -24,7 +25,12 @@ from dicompiler.cli.options import (
 @click.command("simulate")
 @problem_options
 @plan_option(help="Simulate this plan. Default: the strategy's plan.")
-@click.option("--strategy", metavar="'NAME{…}'", help="Use this strategy if there is no --plan. Default: auto.")
+@click.option(
+    "--strategy",
+    shell_complete=complete_names("strategies"),
+    metavar="'NAME{…}'",
+    help="Use this strategy if there is no --plan. Default: auto.",
+)
 @frames_option(help="Simulate N frames. Default: 1.")
 @in_flight_option
 @tolerate_failures_option

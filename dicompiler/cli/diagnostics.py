@@ -1,0 +1,70 @@
+"""Options of all commands about diagnostics: --debug, --quiet and --log-file.
+
+The handlers of log records are in the module `log_handlers`, because `--help` must not import `logging`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+QUIET_KEY, LOG_FILE_KEY = "dicompiler.quiet", "dicompiler.log_file"
+"""Keys of the options in the `meta` of click's context, which a command shares with the command group."""
+COMMAND_LOGGED_KEY = "dicompiler.command_logged"
+"""Key of the flag that the command line is in the log file. Options before and after the command set up the log."""
+
+
+def make_diagnostic_options() -> list[click.Parameter]:
+    """Return the options --debug, --quiet and --log-file."""
+    return [
+        # `main` looks for the flag itself, because an error may occur while arguments are parsed.
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error."),
+        click.Option(
+            ["--quiet"],
+            is_flag=True,
+            expose_value=False,
+            callback=_keep_option(QUIET_KEY),
+            help="Print no warnings and no progress.",
+        ),
+        click.Option(
+            ["--log-file"],
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            expose_value=False,
+            callback=_keep_option(LOG_FILE_KEY),
+            help="Append the steps of the command, warnings and errors, with times, to this file.",
+        ),
+    ]
+
+
+def _keep_option(key: str) -> Any:
+    """Return a callback that stores the value of an option, and applies it if the command group has already run."""
+
+    def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
+        if not value or context.resilient_parsing:
+            return
+        context.meta[key] = value
+        if context.parent is not None:
+            set_up_log(context)
+
+    return keep
+
+
+def set_up_log(context: click.Context) -> None:
+    """Direct log records to stderr, unless --quiet is given, and to the file of --log-file."""
+    from dicompiler.cli.log_handlers import log, set_handlers
+
+    log_file = context.meta.get(LOG_FILE_KEY)
+    set_handlers(context.meta.get(QUIET_KEY, False), log_file)
+    if log_file is not None and not context.meta.setdefault(COMMAND_LOGGED_KEY, False):
+        context.meta[COMMAND_LOGGED_KEY] = True
+        log.info("command: dicompiler %s", shlex.join(context.find_root().obj or []))
+
+
+def is_quiet() -> bool:
+    """Return True if the command was called with --quiet."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET_KEY))

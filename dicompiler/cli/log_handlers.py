@@ -1,0 +1,66 @@
+"""Handlers of log records: warnings are printed to stderr, and with --log-file all records are written to a file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+from dicompiler.base.errors import DicompilerError, one_line
+
+log = logging.getLogger("dicompiler")
+
+
+class _StderrHandler(logging.Handler):
+    """Prints each warning as one line, in the form of error messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # sys.stderr is looked up for each line, because a progress display replaces it.
+        line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
+        print(line, file=sys.stderr)
+
+
+class _FileFormatter(logging.Formatter):
+    """Formats a record as one line with time (UTC), level and message, followed by the traceback if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    @staticmethod
+    def converter(seconds: float | None) -> time.struct_time:
+        return time.gmtime(seconds)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+
+def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
+    """Replace the handlers of the library's log, and close the log file of an earlier command.
+
+    Raises DicompilerError if the log file cannot be written.
+    """
+    for handler in log.handlers:
+        handler.close()
+    # Without any handler, logging would print warnings itself.
+    log.handlers, log.propagate = [logging.NullHandler() if is_quiet else _StderrHandler(logging.WARNING)], False
+    log.setLevel(logging.NOTSET)
+    if log_file is None:
+        return
+    try:
+        file_handler = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        cause = f"--log-file: {log_file}: {error.strerror}"
+        raise DicompilerError(f"{cause}: give the name of a file that can be written") from None
+    file_handler.setFormatter(_FileFormatter())
+    log.addHandler(file_handler)
+    log.setLevel(logging.INFO)
+
+
+def log_error(line: str, error: BaseException) -> None:
+    """Write an error to the log file, if there is one, with its traceback."""
+    record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), (type(error), error, error.__traceback__))
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)

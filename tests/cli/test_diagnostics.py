@@ -1,0 +1,86 @@
+"""--quiet, --log-file, errors with --json, and --allow-worse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dicompiler.cli import main
+
+PLAN = "--platform rpi4x2 --strategy modnn -o"
+WORSE = "this plan's predicted latency is worse than that of one device"
+
+
+def plan(model: Path, *more: str, before: tuple[str, ...] = ()) -> int:
+    """Run `plan` with a strategy whose plan is worse than one device."""
+    return main([*before, "plan", str(model), *PLAN.split(), str(model.parent / "plan.json"), *more])
+
+
+def test_worse_plan_is_a_warning_that_can_be_turned_off(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, is_warned in (((), True), (("--allow-worse",), False), (("--quiet",), False)):
+        assert plan(model, *options) == 0
+        printed = capsys.readouterr()
+        assert (WORSE in printed.err) == is_warned
+        assert "written: " in printed.out
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_quiet_prints_results_and_errors(
+    is_before: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (plan(model, before=("--quiet",)) if is_before else plan(model, "--quiet")) == 0
+    assert capsys.readouterr().err == ""
+    assert plan(tmp_path / "gone.onnx", "--quiet") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("dicompiler: error: ") and "gone.onnx" in printed
+    assert plan(model) == 0
+    assert WORSE in capsys.readouterr().err  # The next command in the same process is not quiet.
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_log_file_has_command_steps_warnings_and_errors(
+    is_before: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "my log.txt"
+    options = ("--log-file", str(log))
+    assert (plan(model, "--quiet", before=options) if is_before else plan(model, "--quiet", *options)) == 0
+    assert plan(tmp_path / "gone.onnx", *options) == 1
+    plan(tmp_path / "gone.onnx")
+    capsys.readouterr()
+    lines = [line for line in log.read_text().splitlines() if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line)]
+    texts = [line.partition(" ")[2] for line in lines]
+    assert [text.startswith("INFO command: dicompiler ") for text in texts].count(True) == 2
+    assert f"--log-file '{log}'" in texts[0] and str(model) in texts[0]
+    assert "INFO strategy modnn: making the plan" in texts
+    assert [WORSE in text for text in texts if text.startswith("WARNING ")] == [True]
+    (error,) = [text for text in texts if text.startswith("ERROR ")]
+    assert "gone.onnx: cannot read the model" in error
+    assert "Traceback (most recent call last):" in log.read_text()
+
+
+def test_log_file_that_cannot_be_written(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(model, "--log-file", str(tmp_path / "gone" / "log")) == 1
+    assert "/gone/log: No such file or directory: give the name of a file that can be written\n" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("plan gone.onnx --platform rpi4x2 -o plan.json --json", 1, "gone.onnx: cannot read the model: No such file"),
+        ("plan gone.onnx --platfrom rpi4x2 --json", 2, "plan: unknown option '--platfrom' (did you mean '--platform'"),
+        ("complie --json", 2, "unknown command 'complie' (did you mean 'compile'?)"),
+    ],
+)
+def test_errors_are_documents_with_json(line: str, code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == code
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert error["exit_code"] == code
+    assert error["message"].startswith(text)
+    assert printed.err == f"dicompiler: error: {error['message']}\n"
