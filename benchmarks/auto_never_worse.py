@@ -20,7 +20,7 @@ from functools import lru_cache
 import click
 
 from dicompiler import networks
-from dicompiler.analysis.compare import Comparison, compare
+from dicompiler.analysis.compare import Comparison, compare_strategies
 from dicompiler.base.objectives import OBJECTIVES, format_objective
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
@@ -100,11 +100,13 @@ class Row:
 def rows(network: str, platform: str, objective: str, budgets: Sequence[float]) -> Iterator[Row]:
     """Yield a row for each budget."""
     problem = replace(prepared(network), platform=PLATFORMS[platform](), objective=objective)
-    others = compare(problem, {name: registry().make("strategies", name) for name in OTHERS})
+    others = compare_strategies(problem, {name: registry().make("strategies", name) for name in OTHERS})
     best = others.best
     assert best is not None
     for budget in budgets:
-        auto: Comparison = compare(problem, {"auto": registry().make("strategies", f"auto{{budget={budget:g}}}")})
+        auto: Comparison = compare_strategies(
+            problem, {"auto": registry().make("strategies", f"auto{{budget={budget:g}}}")}
+        )
         (result,) = auto.results
         value = auto.objective_value(result) if result.metrics is not None else float("inf")
         case = (network, platform, objective, budget)

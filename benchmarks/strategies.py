@@ -20,7 +20,7 @@ from random import Random
 import click
 
 from dicompiler import networks
-from dicompiler.analysis.compare import compare
+from dicompiler.analysis.compare import compare_strategies
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
@@ -110,9 +110,11 @@ def run(case: Case) -> Result:
     """Run all strategies on one case."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     case_problem = replace(problem(case.network), platform=case.platform())
-    comparison = compare(case_problem, {name: registry().make("strategies", name) for name in STRATEGIES[:-1]})
+    comparison = compare_strategies(
+        case_problem, {name: registry().make("strategies", name) for name in STRATEGIES[:-1]}
+    )
     longest = max(row.search_s for row in comparison.results)
-    auto = compare(
+    auto = compare_strategies(
         case_problem, {"auto": registry().make("strategies", f"auto{{budget={max(AUTO_BUDGET_S, longest)}}}")}
     )
     rows = (*comparison.results, *auto.results)

@@ -17,25 +17,31 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 TYPE_CHECKING = False  # Importing `typing` would take longer than the rest of this module.
 if TYPE_CHECKING:
+    from dicompiler.analysis.compare import Comparison, StrategyResult, compare
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
     from dicompiler.driver.compile_options import CompileOptions
     from dicompiler.driver.compile_result import CompileResult
-    from dicompiler.driver.compiler import compile
+    from dicompiler.driver.compiler import compile, plan
+    from dicompiler.driver.deployment import Deployment, deploy
     from dicompiler.driver.executors import open_executor
+    from dicompiler.driver.optimize import opt
+    from dicompiler.emulation.emulate import EmulationResult, emulate
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
+    from dicompiler.report.write_report import write_report
     from dicompiler.target.client import Session, connect
     from dicompiler.target.run_records import RunOptions
 
     __version__: str
 
 __all__ = [
-    "CompileOptions", "CompileResult", "DicompilerError", "Model", "Part", "PipelineState", "Plan", "Platform",
-    "PluginError", "RunError", "RunOptions", "Session", "UsageError", "__version__", "compile", "connect",
-    "open_executor", "run",
+    "Comparison", "CompileOptions", "CompileResult", "Deployment", "DicompilerError", "EmulationResult", "Model",
+    "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError", "RunOptions", "Session", "StrategyResult",
+    "UsageError", "__version__", "compare", "compile", "connect", "deploy", "emulate", "open_executor", "opt", "plan",
+    "run", "write_report",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers would accept any name.

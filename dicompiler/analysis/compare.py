@@ -5,22 +5,43 @@ Problem + strategies ⇒ Comparison
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.base.option_specs import parse_pipeline, spec_of
 from dicompiler.base.units import format_bytes, format_seconds
+from dicompiler.cost.cost_model import CostModel
+from dicompiler.driver.compile_options import (
+    DEFAULT_COST_MODEL,
+    DEFAULT_TARGET,
+    ModelSource,
+    Shapes,
+    format_shapes,
+)
 from dicompiler.driver.compile_summary import find_bottleneck
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.metrics import FailureMetrics, Metrics
 from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.registry import registry
 from dicompiler.search.failover_planning import add_failover_plans
 from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.lower_bounds import objective_bound
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler.target.target_base import Target
+
+COMPARISON_FORMAT = "dicompiler.comparison/2"
+DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
+"""The strategies that need no file and no required option."""
 
 PROVEN_RATIO = 1 + 1e-6
 """A plan within this factor of the lower bound counts as optimal."""
@@ -52,6 +73,20 @@ class StrategyResult:
         """The failure after which the latency is longest; None if there is no failure plan."""
         return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
+    def document(self) -> dict[str, Any]:
+        """Return the entry of this result in a comparison file.
+
+        Returns:
+            The entry.
+        """
+        document = {
+            "strategy": self.strategy,
+            "search_s": self.search_s,
+            "error": self.error or None,
+            "metrics": None if self.metrics is None else asdict(self.metrics),
+        }
+        return document | ({"failures": [asdict(failure) for failure in self.failures]} if self.failures else {})
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -76,9 +111,39 @@ class Comparison:
         return min(valid, key=self.objective_value, default=None)
 
     def objective_value(self, result: StrategyResult) -> float:
-        """Return the value of the objective for a result with a plan."""
+        """Return the value of the objective for a result with a plan.
+
+        Args:
+            result: A result whose metrics are not None.
+
+        Returns:
+            The value in the units of the objective (seconds, joules or bytes).
+        """
         assert result.metrics is not None
         return result.metrics.objective_value(self.problem.objective)
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of a comparison file, as `dicompiler compare --json` prints it (schema `comparison`).
+
+        Returns:
+            The document.
+        """
+        problem, best = self.problem, self.best
+        assert problem.model is not None
+        document = {
+            "format": COMPARISON_FORMAT,
+            "model_digest": problem.model.digest(),
+            "platform": problem.platform.name,
+            "objective": problem.objective,
+            "results": [result.document() for result in self.results],
+            "best": None if best is None else best.strategy,
+            **({"engines": dict(problem.platform.engines)} if problem.platform.engines else {}),
+            "lower_bound": self.lower_bound,
+            "limit_reason": self.limit_reason,
+            "single_device": asdict(self.single_device),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(document))  # with lists instead of tuples, as in a file
+        return plain
 
     @property
     def bottleneck(self) -> str:
@@ -124,6 +189,61 @@ def _describe_gap(objective: str, metrics: Metrics) -> str:
 
 
 def compare(
+    model: ModelSource,
+    platform: str | Path | Platform | None = None,
+    strategies: str | Sequence[str | Strategy] = DEFAULT_STRATEGIES,
+    *,
+    objective: str = "latency",
+    cost: str | CostModel = DEFAULT_COST_MODEL,
+    target: str | Target | None = DEFAULT_TARGET,
+    shape: Shapes = (),
+    state: str | Sequence[str] = "auto",
+    wire_dtype: str | Mapping[str, str] | WireFormat | None = None,
+    engine: str | None = None,
+    tolerate_failures: int | str | FailureSelection = 0,
+    executor: Executor | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Compare the plans of several strategies for a model, without compiling it.
+
+    If a strategy finds no plan, its result has the reason.
+
+    Args:
+        model: The path of an ONNX file, its bytes, a ModelProto or a Model.
+        platform: The cluster: a TOML file, the name of a built-in platform, or a Platform.
+        strategies: The strategies, as text ("single,dp,cpsat{time=10}") or as a sequence of texts and objects.
+        objective: Quantity to minimize, as in `compile`.
+        cost: The cost model.
+        target: The target with the message and call overheads; None: messages and calls are free.
+        shape: Shapes of inputs with dynamic dimensions, as in `compile`.
+        state: Graph inputs and outputs that devices keep between frames, as in `compile`.
+        wire_dtype: Element type in which tensors are sent, as in `compile`.
+        engine: The engine that computes, or "auto", as in `compile`.
+        tolerate_failures: Device failures for which each strategy also makes plans, as in `compile`.
+        executor: Executor that evaluates the plans of a search in parallel, see `open_executor`.
+        progress: Function that is called with the name of each strategy before its search.
+
+    Returns:
+        The results in the order of the strategies, and the best single device.
+
+    Raises:
+        DicompilerError: The model or the platform is not valid.
+        UsageError: A strategy or an option is not valid.
+    """
+    candidates = parse_strategies(strategies)
+    problem = load_problem(model, platform, format_shapes(shape), objective, cost, wire_dtype, target, state, engine)
+    return compare_strategies(replace(problem, executor=executor), candidates, progress, tolerate_failures)
+
+
+def parse_strategies(strategies: str | Sequence[str | Strategy]) -> dict[str, Strategy]:
+    """Return strategies by their text. Raises UsageError for unknown names."""
+    if isinstance(strategies, str):
+        return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(strategies)}
+    resolved = [registry().resolve("strategies", strategy) for strategy in strategies]
+    return {str(spec_of(strategy)): strategy for strategy in resolved}
+
+
+def compare_strategies(
     problem: Problem,
     strategies: Mapping[str, Strategy],
     progress: Callable[[str], None] | None = None,

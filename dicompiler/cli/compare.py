@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.errors import UsageError
+from dicompiler.cli.completion import complete_name_list, complete_platform
 from dicompiler.cli.options import (
-    CompileRequest,
+    PATH,
     cost_options,
     executor_option,
     objective_option,
-    problem_options,
-    takes_compile_request,
     tolerate_failures_option,
     wire_dtype_option,
 )
 
 if TYPE_CHECKING:
-    from dicompiler.analysis.explain import Explanation
-    from dicompiler.search.strategy import Strategy
+    from dicompiler.analysis.compare import Comparison
+    from dicompiler.analysis.explain import Explanation, SplitReason
 
-# The strategies that need no file and no required option.
-DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
+FORMATS = ("table", "csv", "markdown", "json")
 
 MAX_EXPLAINED_LAYERS = 20
 
 
 @click.command("compare")
-@problem_options
+@click.argument("models", metavar="MODEL…", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--platform",
+    "platforms",
+    metavar="P",
+    multiple=True,
+    shell_complete=complete_platform,
+    help="Describe the cluster: a TOML file, or a built-in name such as rpi4x4. Can be repeated.",
+)
 @click.option(
     "--strategies",
     metavar="A,B{…},C",
-    help=f"Compare these strategies, separated by commas. Default: {DEFAULT_STRATEGIES}.",
+    shell_complete=complete_name_list("strategies"),
+    help="Compare these strategies, separated by commas. "
+    "Default: single,pipeline,modnn,dp,gradient,genetic,cpsat,auto.",
 )
 @click.option(
     "--explain",
@@ -41,57 +52,89 @@ MAX_EXPLAINED_LAYERS = 20
     is_flag=True,
     help="Explain why layers are not split, and from which bandwidth on a split would pay off.",
 )
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(FORMATS),
+    default="table",
+    help="Print tables, or one table with a row for each model, platform and strategy as csv or markdown. json: as "
+    "--json. Default: table.",
+)
 @objective_option
 @tolerate_failures_option
 @wire_dtype_option
 @executor_option
 @cost_options
-@takes_compile_request
 def command(
-    request: CompileRequest, strategies: str | None, with_explanation: bool, executor: str | None, as_json: bool
+    models: tuple[Path, ...],
+    platforms: tuple[str, ...],
+    strategies: str | None,
+    with_explanation: bool,
+    output_format: str,
+    executor: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Compare strategies: predicted metrics, search time, and the bottleneck of the best plan.
 
     All times are simulated with the same cost model. The lower bound below the table holds for every plan. With
     --tolerate-failures, each strategy also makes failure plans, and the table shows the longest latency after a
-    failure.
+    failure. With several models or platforms, each model is compared on each platform; --json then prints a list.
 
     Example: dicompiler compare model.onnx --platform rpi4x4 --strategies single,modnn,dp
     """
-    from dicompiler.analysis.compare import compare
+    from dicompiler.analysis.compare import DEFAULT_STRATEGIES, compare
     from dicompiler.analysis.explain import explain, explain_splits
-    from dicompiler.cli.compile_output import comparison_document, show_comparison
+    from dicompiler.cli.comparison_formats import print_csv, print_markdown
+    from dicompiler.cli.compile_output import show_comparison
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
-    from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.executors import open_executor
-    from dicompiler.driver.prepare import load_problem
 
-    candidates = parse_strategies(strategies or DEFAULT_STRATEGIES)
-    options = request.options
-    problem = load_problem(
-        request.model,
-        options.platform,
-        format_shapes(options.shape),
-        options.objective,
-        options.cost,
-        options.wire_dtype,
-        options.target,
-        options.state,
-        options.engine,
-    )
-    with open_executor(executor) as workers, progress("single") as tell:
-        comparison = compare(replace(problem, executor=workers), candidates, tell, options.tolerate_failures)
-        explanation = explain(comparison) if with_explanation else None
-        needs_hint = not as_json and comparison.best is not None
-        splits = explain_splits(comparison) if needs_hint and explanation is None else ()
-    if as_json:
-        more = {} if explanation is None else {"explanation": asdict(explanation)}
-        print_json(comparison_document(comparison) | more)
-        return
-    show_comparison(comparison, splits if explanation is None else explanation.splits)
-    if explanation is not None:
-        _show_explanation(explanation)
+    output_format = "json" if as_json else output_format
+    if with_explanation and output_format in ("csv", "markdown"):
+        raise UsageError(f"compare: --explain prints further tables: remove it, or --format {output_format}")
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    comparisons: list[tuple[Path, Comparison]] = []
+    explanations: list[Explanation | None] = []
+    splits: list[tuple[SplitReason, ...]] = []
+    for model, platform in _pairs(models, platforms):
+        with open_executor(executor) as workers, progress("single") as tell:
+            comparison = compare(
+                model, platform, strategies or DEFAULT_STRATEGIES, executor=workers, progress=tell, **given
+            )
+            explanation = explain(comparison) if with_explanation else None
+            needs_hint = output_format == "table" and comparison.best is not None
+            hints = explain_splits(comparison) if needs_hint and explanation is None else ()
+        comparisons.append((model, comparison))
+        explanations.append(explanation)
+        splits.append(hints if explanation is None else explanation.splits)
+    if output_format == "csv":
+        print_csv(comparisons)
+    elif output_format == "markdown":
+        print_markdown(comparisons)
+    elif output_format == "json":
+        documents = [
+            comparison.document() | ({} if explanation is None else {"explanation": asdict(explanation)})
+            for (_, comparison), explanation in zip(comparisons, explanations, strict=True)
+        ]
+        print_json(documents[0] if len(documents) == 1 else documents)
+    else:
+        for (model, comparison), explanation, hints in zip(comparisons, explanations, splits, strict=True):
+            if len(comparisons) > 1:
+                click.echo(f"{model} on {comparison.problem.platform.name}\n")
+            show_comparison(comparison, hints)
+            if explanation is not None:
+                _show_explanation(explanation)
+            if comparison is not comparisons[-1][1]:
+                click.echo()
+
+
+def _pairs(models: tuple[Path, ...], platforms: tuple[str, ...]) -> Iterator[tuple[Path, str | None]]:
+    """Yield each model with each platform; with None if no platform is given."""
+    for model in models:
+        for platform in platforms or (None,):
+            yield model, platform
 
 
 def _show_explanation(explanation: Explanation) -> None:
@@ -120,15 +163,4 @@ def _show_explanation(explanation: Explanation) -> None:
         )
         for layer in layers[:MAX_EXPLAINED_LAYERS]
     ]
-    print_table(headers, rows, right=(3, 4), wrap=2)
-    if further := layers[MAX_EXPLAINED_LAYERS:]:
-        most = format_seconds(further[0].saved_s)
-        click.echo(f"… {len(further)} further rows, which save at most {most} each: use --json to see all")
-
-
-def parse_strategies(text: str) -> dict[str, Strategy]:
-    """Parse a text such as `dp,cpsat{…}` to strategies by spec; raise UsageError for unknown names."""
-    from dicompiler.base.option_specs import parse_pipeline
-    from dicompiler.plugin.registry import registry
-
-    return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(text)}
+    print_table(headers, rows, right=(3, 4))

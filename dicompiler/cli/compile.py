@@ -12,6 +12,7 @@ from dicompiler.cli.build_system_options import BuildSystemOptions, build_system
 from dicompiler.cli.options import (
     PATH,
     CompileRequest,
+    allow_worse_option,
     cost_option,
     engine_option,
     executor_option,
@@ -40,6 +41,7 @@ from dicompiler.cli.options import (
     help="Use strategy fit: find the fewest boards, or the coarsest tiles on one board, that fit RAM and flash.",
 )
 @objective_option
+@allow_worse_option
 @tolerate_failures_option
 @cost_option
 @engine_option

@@ -46,7 +46,8 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
         memory = {"memory": _footprint_document(result)} if result.footprints else {}
         failures, summary = failures_document(result.failure_metrics), dataclasses.asdict(result.summary)
         prediction = _prediction_document(result)
-        print_json({"devices": devices, **prediction, **failures, **memory, "summary": summary, **written})
+        unused = {"unused_devices": result.unused_devices}
+        print_json({"devices": devices, **unused, **prediction, **failures, **memory, "summary": summary, **written})
         return
     engine = ("engine",) if result.plan.engines else ()
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received", *engine)
@@ -58,8 +59,14 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
         click.echo()
         _show_footprints(result)
     click.echo()
-    print_entries(result.summary.lines)
+    _show_summary(result)
     click.echo(f"\nwritten: {result.artifacts}")
+
+
+def _show_summary(result: CompileResult) -> None:
+    print_entries(result.summary.lines)
+    if result.unused_devices:
+        print_entries([f"no part of the plan is on: {', '.join(result.unused_devices)}"])
 
 
 def _footprint_document(result: PipelineState) -> dict[str, Any]:
@@ -118,12 +125,13 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
         failures = failures_document(result.failure_metrics)
         files = {"plan": str(written), "outputs": [str(written)]}
         summary = dataclasses.asdict(result.summary)
-        print_json({**_prediction_document(result), **failures, "summary": summary, **files})
+        unused = {"unused_devices": result.unused_devices}
+        print_json({**_prediction_document(result), **unused, **failures, "summary": summary, **files})
         return
     _show_prediction(result)
     show_failures(result)
     click.echo()
-    print_entries(result.summary.lines)
+    _show_summary(result)
     click.echo(f"\nwritten: {written}")
 
 
@@ -249,34 +257,6 @@ def show_simulation(
         click.echo(f"{sender} → {receiver}: {count} bytes per frame")
     if result.plan is not None:
         show_wire(result.plan)
-
-
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return the output of `dicompiler compare --json` (schema `comparison`)."""
-    problem, best = comparison.problem, comparison.best
-    assert problem.model is not None
-    results = [
-        {
-            "strategy": row.strategy,
-            "search_s": row.search_s,
-            "error": row.error or None,
-            "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
-            **failures_document(row.failures),
-        }
-        for row in comparison.results
-    ]
-    return {
-        "format": "dicompiler.comparison/2",
-        "model_digest": problem.model.digest(),
-        "platform": problem.platform.name,
-        "objective": problem.objective,
-        "results": results,
-        "best": None if best is None else best.strategy,
-        **({"engines": dict(problem.platform.engines)} if problem.platform.engines else {}),
-        "lower_bound": comparison.lower_bound,
-        "limit_reason": comparison.limit_reason,
-        "single_device": dataclasses.asdict(comparison.single_device),
-    }
 
 
 def show_comparison(comparison: Comparison, splits: Sequence[SplitReason]) -> None:

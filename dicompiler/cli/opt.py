@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
+from dicompiler.cli.completion import complete_name_list
 from dicompiler.cli.options import (
     PATH,
     CompileRequest,
@@ -27,18 +29,23 @@ from dicompiler.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dicompiler.base.option_specs import Spec
-    from dicompiler.driver.compile_options import CompileOptions
     from dicompiler.driver.debug_instruments import LayerStatistics
+    from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
-    from dicompiler.plugin.pass_base import Instrument, Pass
+    from dicompiler.plugin.pass_base import Instrument
 
-NORMALISE_PASS, INFER_SHAPES_PASS, PARTITION_PASS = "normalise", "infer-shapes", "partition"
+STREAM = Path("-")
+"""Path that stands for stdin or stdout."""
 
 
 @click.command("opt")
 @click.option(
-    "-p", "--pipeline", metavar="PIPELINE", required=True, help="Run these passes: 'infer-shapes,form-layers,…'."
+    "-p",
+    "--pipeline",
+    metavar="PIPELINE",
+    required=True,
+    shell_complete=complete_name_list("passes"),
+    help="Run these passes: 'infer-shapes,form-layers,…'.",
 )
 @problem_options
 @plan_option(metavar="IN.json", help="Start with this plan.")
@@ -80,21 +87,27 @@ def command(
 
     PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised
     first. It is partitioned at the end if --plan or annotating passes left a plan. Without a platform, devices are
-    named d0, d1, ….
+    named d0, d1, …. The path '-' stands for stdin (MODEL) and stdout (--output).
 
     Example: dicompiler opt model.onnx -p 'infer-shapes,form-layers,tile-height{parts=2}' -o tiled.onnx
     """
+    from dicompiler.cli.file_io import read_plan
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
     from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.debug_instruments import PartitionStatistics, Reproducer, VerifyEach
+    from dicompiler.driver.optimize import make_passes, opt
     from dicompiler.plugin.instruments import DumpAfterPass, PassTiming, PrintAfterPass
 
+    if STREAM in (request.model, output):
+        _check_stream_options(building, as_json and output == STREAM)
     _check_output_paths(output, save_plan, (dump_after_all, reproducer))
-    passes = _make_passes(pipeline, format_shapes(request.options.shape))
+    shapes = format_shapes(request.options.shape)
+    passes = make_passes(pipeline, shapes)
     outputs = [path for path in (output, save_plan) if path is not None]
     rule = building.depfile_rule(outputs, request, passes)
-    state = _load_inputs(request)
+    plan = request.options.plan
+    assert plan is None or isinstance(plan, Path)
     times, counts = PassTiming(), PartitionStatistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
@@ -106,7 +119,15 @@ def command(
     ]
     try:
         with progress(f"running passes over {request.model.name}"):
-            result = _run_passes(passes, state, instruments, request.options)
+            result = opt(
+                sys.stdin.buffer.read() if request.model == STREAM else request.model,
+                passes,
+                platform=request.options.platform,
+                plan=None if plan is None else read_plan(plan),
+                wire_dtype=request.options.wire_dtype,
+                wire_samples=request.options.wire_samples,
+                instruments=instruments,
+            )
     finally:
         if timing:
             _show_times(times.rows)
@@ -123,90 +144,24 @@ def command(
         print_paths(written)
 
 
+def _check_stream_options(building: BuildSystemOptions, is_json_on_stdout: bool) -> None:
+    """Raise UsageError for options that print to stdout, or need the names of files."""
+    if is_json_on_stdout or building.print_outputs:
+        raise UsageError("opt: --output - writes the model to stdout: remove --json and --print-outputs")
+    if building.depfile is not None:
+        raise UsageError("opt: --depfile needs the names of files: give a file instead of '-'")
+
+
 def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[Path | None]) -> None:
     """Raise UsageError or DicompilerError if an output cannot be written."""
-    check_output_file(output)
+    if output != STREAM:
+        check_output_file(output)
     check_output_file(plan)
     if plan is not None and plan.absolute() == output.absolute():
         raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan another name")
     for directory in directories:
         if directory is not None and directory.exists() and not directory.is_dir():
             raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
-
-
-def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
-    """Return the passes of the pipeline, with `normalise` added at the front and --shape passed to infer-shapes."""
-    from dicompiler.base.option_specs import Spec, parse_pipeline
-    from dicompiler.plugin.registry import registry
-
-    specs = parse_pipeline(text)
-    names = [spec.name for spec in specs]
-    if shapes and INFER_SHAPES_PASS not in names:
-        raise UsageError(f"--shape is an option of pass {INFER_SHAPES_PASS!r}, which is not in the pipeline")
-    if NORMALISE_PASS not in names:
-        specs = (Spec(NORMALISE_PASS), *specs)
-    return tuple(registry().make("passes", _add_shapes(spec, shapes)) for spec in specs)
-
-
-def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
-    from dicompiler.base.option_specs import Spec
-
-    if spec.name != INFER_SHAPES_PASS or not shapes:
-        return spec
-    options = dict(spec.options)
-    return Spec.from_mapping(spec.name, {**options, "shape": (*options.get("shape", ()), *shapes)})
-
-
-def _load_inputs(request: CompileRequest) -> PipelineState:
-    from dicompiler.cli.file_io import read_plan
-    from dicompiler.driver.prepare import resolve_platform
-    from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.pipeline_state import PipelineState
-
-    platform, plan = request.options.platform, request.options.plan
-    assert plan is None or isinstance(plan, Path)
-    return PipelineState(
-        platform=None if platform is None else resolve_platform(platform),
-        plan=None if plan is None else read_plan(plan),
-        model=Model.load(request.model),
-    )
-
-
-def _run_passes(
-    passes: Sequence[Pass], state: PipelineState, instruments: Sequence[Instrument], options: CompileOptions
-) -> PipelineState:
-    from dicompiler.driver.wire_types import warn_not_narrowed
-    from dicompiler.plugin.pass_manager import PassManager
-    from dicompiler.plugin.registry import registry
-
-    result = PassManager(passes, instruments).run(state)
-    sets_wire_types = options.wire_dtype is not None or options.wire_samples is not None
-    if result.plan is None or result.routing is not None:
-        if sets_wire_types and result.routing is not None:
-            raise UsageError(
-                "--wire-dtype: the pipeline contains the pass 'partition': remove it, opt adds it at the end"
-            )
-        if sets_wire_types:
-            raise UsageError("--wire-dtype: the pipeline makes no plan: add a pass that splits layers, or use --plan")
-        return result
-    partition = registry().make("passes", PARTITION_PASS)
-    result = _set_wire_types(result, options) if sets_wire_types else result
-    result = PassManager([partition], instruments, first_index=len(passes) + 1).run(result)
-    warn_not_narrowed(result)
-    return result
-
-
-def _set_wire_types(state: PipelineState, options: CompileOptions) -> PipelineState:
-    """Set the types in which tensors are sent in the plan; if there are samples, measure value ranges for int8."""
-    from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types
-
-    plan, wire = resolve_wire_types(state.plan, options.wire_dtype, options.wire_samples)
-    state = replace(apply_wire_types(state, wire), plan=plan)
-    if options.wire_samples is None:
-        return state
-    if state.platform is None:
-        raise UsageError("--wire-samples: value ranges depend on the devices: give --platform")
-    return replace(state, plan=measure_wire_ranges(state, Path(options.wire_samples)))
 
 
 def _timing_records(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, Any]]:
@@ -237,9 +192,17 @@ def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -
     from dicompiler.ir.plan import dumps
 
     if save_plan is None:
-        return state.model.save(output)
+        return _write_model(state.model, output)
     if state.plan is None:
         raise UsageError("--save-plan: the pipeline has no pass that makes a plan")
     with atomic_file(save_plan) as stage:
         stage.write_text(dumps(state.plan), encoding="utf-8")
-        return (*state.model.save(output), save_plan)
+        return (*_write_model(state.model, output), save_plan)
+
+
+def _write_model(model: Model, output: Path) -> tuple[Path, ...]:
+    """Write the model to a file or to stdout; return the paths of the written files."""
+    if output != STREAM:
+        return model.save(output)
+    sys.stdout.buffer.write(model.to_bytes())
+    return ()

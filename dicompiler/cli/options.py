@@ -18,6 +18,7 @@ import click
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.cli.completion import complete_names, complete_platform
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +116,10 @@ output_option = functools.partial(click.option, "-o", "--output", type=PATH)
 
 model_argument = click.argument("model", type=PATH)
 platform_option = click.option(
-    "--platform", metavar="P", help="Describe the cluster: a TOML file, or a built-in name such as rpi4x4."
+    "--platform",
+    metavar="P",
+    shell_complete=complete_platform,
+    help="Describe the cluster: a TOML file, or a built-in name such as rpi4x4.",
 )
 shape_option = click.option(
     "--shape",
@@ -135,6 +139,7 @@ shape_options = combine(shape_option, state_option)
 strategy_option = click.option(
     "--strategy",
     metavar="'NAME{…}'",
+    shell_complete=complete_names("strategies"),
     help="Use this strategy to make the plan (see 'dicompiler list strategies'). Default: auto.",
 )
 objective_option = click.option(
@@ -143,6 +148,9 @@ objective_option = click.option(
     callback=_check_objective,
     help="Minimize this: latency, throughput, energy, memory, communication, or a sum such as latency+0.5*energy (in "
     "seconds, joules, bytes). Default: latency.",
+)
+allow_worse_option = click.option(
+    "--allow-worse", is_flag=True, help="Do not warn if the plan is worse than one device."
 )
 tolerate_failures_option = click.option(
     "--tolerate-failures",
@@ -153,11 +161,13 @@ tolerate_failures_option = click.option(
 cost_option = click.option(
     "--cost",
     metavar="'NAME{…}'",
+    shell_complete=complete_names("cost_models"),
     help="Use this cost model (see 'dicompiler list cost-models'). Default: analytic.",
 )
 engine_option = click.option(
     "--engine",
     metavar="NAME",
+    shell_complete=complete_names("engines"),
     help="Compute with this engine: onnxruntime, ncnn (see 'dicompiler list engines'), or auto (the fastest engine of "
     "each device). Default: the engines in the plan or the platform, otherwise onnxruntime.",
 )
@@ -185,7 +195,9 @@ executor_option = click.option(
 )
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = combine(model_argument, platform_option)
-target_option = functools.partial(click.option, "--target", metavar="'NAME{…}'")
+target_option = functools.partial(
+    click.option, "--target", metavar="'NAME{…}'", shell_complete=complete_names("targets")
+)
 cost_options = combine(
     cost_option,
     engine_option,
@@ -209,13 +221,23 @@ class CompileRequest:
 
     def compile(self, **changes: Any) -> CompileResult:
         """Call `dicompiler.compile` with the options; `changes` replace some of them."""
-        from dicompiler.cli.file_io import read_plan
         from dicompiler.driver.compiler import compile
+
+        return compile(self.model, **self._keyword_options(changes))
+
+    def plan(self, **changes: Any) -> CompileResult:
+        """Call `dicompiler.plan` with the options; `changes` replace some of them."""
+        from dicompiler.driver.compiler import plan
+
+        return plan(self.model, **self._keyword_options(changes))
+
+    def _keyword_options(self, changes: dict[str, Any]) -> dict[str, Any]:
+        from dicompiler.cli.file_io import read_plan
 
         options = {field.name: getattr(self.options, field.name) for field in fields(self.options)} | changes
         if options["plan"] is not None:
             options["plan"] = read_plan(options["plan"])
-        return compile(self.model, **options)
+        return options
 
 
 def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:

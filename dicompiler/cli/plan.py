@@ -9,6 +9,7 @@ import click
 from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, make_plugins, print_paths
 from dicompiler.cli.options import (
     CompileRequest,
+    allow_worse_option,
     check_output_file,
     cost_options,
     objective_option,
@@ -26,6 +27,7 @@ from dicompiler.cli.options import (
 @problem_options
 @strategy_option
 @objective_option
+@allow_worse_option
 @tolerate_failures_option
 @wire_options
 @cost_options
@@ -49,7 +51,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     parts = make_plugins(strategy=request.options.strategy, cost=request.options.cost)
     rule = building.depfile_rule([output], request, parts.values())
     with progress(f"planning {request.model.name}"):
-        result = request.compile(**parts)
+        result = request.plan(**parts)
     assert result.plan is not None
     write_text(output, dumps(result.plan))
     rule.write()

@@ -86,6 +86,7 @@ class CompileOptions:
         wire_samples: An .npz file of sample inputs, from which the value ranges for sending as int8 are measured.
         tolerate_failures: Device failures to make plans for: the maximum number of failed devices, "hosts" (all devices
             of one host), or names of devices ("pi02,pi03").
+        allow_worse: True to log no warning if the plan is worse than one device.
         executor: Executor that evaluates the plans of a search in parallel, see `open_executor`.
         instruments: Observers of the passes, see `Instrument`.
         progress: Function that is called with a message before each step. An exception that it raises ends the
@@ -107,6 +108,7 @@ class CompileOptions:
     wire_dtype: str | Mapping[str, str] | WireFormat | None = None
     wire_samples: str | Path | None = None
     tolerate_failures: int | str | FailureSelection = 0
+    allow_worse: bool = False
     executor: Executor | None = None
     instruments: Sequence[Instrument] = ()
     progress: Callable[[str], object] | None = None

@@ -82,6 +82,11 @@ class CompileResult(PipelineState):
         return self.artifact_directory
 
     @property
+    def unused_devices(self) -> tuple[str, ...]:
+        """Names of the devices that could compute, but have no part in the plan and are neither source nor sink."""
+        return tuple(d.name for d in self.platform.computing_devices if d.name not in self.plan.devices)
+
+    @property
     def summary(self) -> CompileSummary:
         """A summary of the plan: its origin, its predicted times, its bottleneck, and advice."""
         return summarize(self, self.decision, self.metrics, self.single_device_metrics)

@@ -180,15 +180,15 @@ def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, singl
     if _computing_count(metrics) < 2:
         return (
             "more devices help if computing takes longer than sending: use a faster network, or send whole frames to "
-            "different devices in a stream (--objective throughput)"
+            "different devices in a stream (objective throughput)"
         )
     if metrics.objective_value(decision.objective) > single.objective_value(decision.objective):
-        return "this is slower than one device: --strategy auto chooses the best of all strategies or one device"
-    stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream --objective throughput"
+        return "this is slower than one device: strategy auto chooses the best of all strategies or one device"
+    stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream, objective throughput"
     if bottleneck == "computing":
         return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"
     if bottleneck == "messages":
-        return f"use a plan with fewer messages ('dicompiler compare'), or fewer devices{stream}"
-    narrow = "" if is_narrowed else "--wire-dtype float16, which halves the sent bytes; "
+        return f"use a plan with fewer messages (compare strategies), or fewer devices{stream}"
+    narrow = "" if is_narrowed else "wire type float16, which halves the sent bytes; "
     suggestion = f"{narrow}a faster network{stream}"
-    return suggestion if decision.strategy == "auto" else f"compare strategies ('dicompiler compare'); {suggestion}"
+    return suggestion if decision.strategy == "auto" else f"compare strategies; {suggestion}"

@@ -98,6 +98,33 @@ def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
         DicompilerError: The model cannot be compiled for the platform. Nothing is written.
         UsageError: An option is not valid. Nothing is written.
     """
+    return _compile(model, options)
+
+
+@takes_fields_of(CompileOptions)
+def plan(model: ModelSource, options: CompileOptions) -> CompileResult:
+    """Make a plan for a model and predict its metrics, without writing an artifact.
+
+    The options are those of `compile`, except `output`. `result.plan` is the plan; `compile` can use it.
+
+    Args:
+        model: The path of an ONNX file, its bytes, a ModelProto or a Model.
+        options: The fields of `CompileOptions` as keyword arguments; platform and strategy may be positional.
+
+    Returns:
+        The plan, the programs and their predicted metrics.
+
+    Raises:
+        DicompilerError: The strategy finds no plan for the platform.
+        UsageError: An option is not valid.
+    """
+    if options.output is not None:
+        raise UsageError("plan: output: plan() writes no artifact: call compile(), or omit output")
+    return _compile(model, options)
+
+
+def _compile(model: ModelSource, options: CompileOptions) -> CompileResult:
+    """Do the work of `compile` and `plan`."""
     with forward_progress(options.progress):
         setup = resolve_options(model, options)
         compilation = prepare_model(setup)
@@ -357,7 +384,8 @@ def add_metrics(
     with gc_paused():
         metrics, single = problem.program_metrics(compilation, memory), problem.best_single_device[1]
     objective = problem.objective
-    if metrics.objective_value(objective) > MIN_WARNED_SLOWDOWN * single.objective_value(objective):
+    is_worse = metrics.objective_value(objective) > MIN_WARNED_SLOWDOWN * single.objective_value(objective)
+    if is_worse and not setup.options.allow_worse:
         log.warning(
             "this plan's predicted %s is worse than that of one device (%s instead of %s; --strategy single)",
             objective,

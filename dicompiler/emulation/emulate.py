@@ -127,6 +127,9 @@ def emulate(
             larger factor, this host can emulate more or faster boards. But the work of the runtime itself is not slowed
             down, so after the division it seems to take less time than it does.
 
+    Returns:
+        The measured times of the run, and the predicted ones.
+
     Raises:
         DicompilerError: This host cannot emulate these boards.
         RunError: A device failed; the message names it.

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dicompiler.analysis.compare import StrategyResult, compare
+from dicompiler.analysis.compare import StrategyResult, compare_strategies
 from dicompiler.analysis.prediction_error import measured_timing
 from dicompiler.base.atomic_output import atomic_file
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
@@ -239,7 +239,7 @@ def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> Stra
     The result is None if its prediction is not better than that of the fastest measured plan.
     """
     strategies = {text: registry().resolve("strategies", text) for text in options.strategies}
-    found = compare(problem, strategies)
+    found = compare_strategies(problem, strategies)
     valid = [result for result in found.results if result.plan is not None]
     if not valid:
         raise DicompilerError(f"tune: no strategy has a plan: {found.results[0].error}")

@@ -25,9 +25,9 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dicompiler.base.errors import DicompilerError, check_type, did_you_mean
+from dicompiler.base.errors import DicompilerError, UsageError, check_type, did_you_mean
 from dicompiler.target.integrity import check_files, load_artifact
-from dicompiler.target.run_records import DeviceReport, RunOptions
+from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,6 +130,8 @@ def connect(
     *,
     hosts: str | Path | Hosts | None = None,
     keys: str | Path | None = None,
+    in_flight: int | None = None,
+    on_event: Callable[[RunEvent], None] | None = None,
 ) -> Session:
     """Start the devices of an artifact and wait until they are ready.
 
@@ -142,6 +144,9 @@ def connect(
         hosts: A hosts.toml, or its parsed content. The devices are started on these hosts, after missing files and keys
             were copied there. Default: `options.hosts`.
         keys: Directory made by `dicompiler keys`. Default: `options.keys`.
+        in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
+        on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
+            Default: `options.on_event`.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -158,12 +163,17 @@ def connect(
     check_type(timeout, (int, float, NoneType), "connect: timeout", "seconds")
     check_type(hosts, (str, Path, Hosts, NoneType), "connect: hosts", "the path of a hosts.toml")
     check_type(keys, (str, Path, NoneType), "connect: keys", "a path")
+    check_type(in_flight, (int, NoneType), "connect: in_flight", "a number of frames")
+    if on_event is not None and not callable(on_event):
+        raise UsageError(f"connect: on_event must be a function that takes a RunEvent, not {on_event!r}")
     path = Path(directory)
     run_options = (options or RunOptions(in_flight=0)).with_timeout(timeout)
     open_session = _find_client(path)
     if hosts is not None:
         run_options = replace(run_options, hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts))
-    return open_session(path, run_options if keys is None else replace(run_options, keys=Path(keys)))
+    given = {"keys": None if keys is None else Path(keys), "in_flight": in_flight, "on_event": on_event}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return open_session(path, replace(run_options, **changes))
 
 
 def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:

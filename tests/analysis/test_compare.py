@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from dicompiler import networks
-from dicompiler.analysis.compare import compare
+from dicompiler.analysis.compare import compare_strategies
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_summary import find_bottleneck
 from dicompiler.driver.prepare import load_problem
@@ -28,7 +28,7 @@ def problem(name: str = "resnet18", platform: str = "rpi4x4", objective: str = "
 
 def test_comparison_names_best_result_and_bottleneck() -> None:
     posed = problem("lenet")
-    found = compare(posed, {name: registry().make("strategies", name) for name in QUICK})
+    found = compare_strategies(posed, {name: registry().make("strategies", name) for name in QUICK})
     assert [row.strategy for row in found.results] == list(QUICK)
     best = found.best
     assert best is not None and best.metrics is not None and found.lower_bound is not None
@@ -46,7 +46,7 @@ def test_strategy_without_plan_has_an_error_and_is_not_best() -> None:
         posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 1000) for h in posed.platform.hosts))
     )
     told: list[str] = []
-    found = compare(tight, {name: registry().make("strategies", name) for name in QUICK}, told.append)
+    found = compare_strategies(tight, {name: registry().make("strategies", name) for name in QUICK}, told.append)
     assert told == list(QUICK)
     assert all(row.plan is None and row.metrics is None and "host pi01 needs" in row.error for row in found.results)
     assert (found.best, found.bottleneck) == (None, "")
@@ -54,7 +54,7 @@ def test_strategy_without_plan_has_an_error_and_is_not_best() -> None:
 
 def test_first_of_equal_results_is_best() -> None:
     posed = problem("lenet", "rpi4x2")
-    found = compare(posed, {name: registry().make("strategies", "single") for name in ("one", "other")})
+    found = compare_strategies(posed, {name: registry().make("strategies", "single") for name in ("one", "other")})
     assert found.best is found.results[0]
     assert (
         found.objective_value(found.results[0])
@@ -80,7 +80,7 @@ def test_best_single_device_is_the_same_for_all_uses(objective: str, bandwidth: 
     assert {part.device for parts in plan.layers.values() for part in parts} == {best}
     plans = [posed.build_plan({one.name: (Part(name),) for one in posed.layers.layers}) for name in ("pi01", "pi02")]
     assert metrics.objective_value(objective) == min(posed.evaluate(one).objective_value(objective) for one in plans)
-    found = compare(posed, {"single": registry().make("strategies", "single")})
+    found = compare_strategies(posed, {"single": registry().make("strategies", "single")})
     assert found.results[0].plan == plan and found.results[0].metrics == found.single_device == metrics
 
 

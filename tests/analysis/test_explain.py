@@ -14,7 +14,7 @@ from support.layer_graphs import formed
 from support.printed import column
 
 from dicompiler import networks
-from dicompiler.analysis.compare import Comparison, compare
+from dicompiler.analysis.compare import Comparison, compare_strategies
 from dicompiler.analysis.explain import SplitReason, explain, explain_layers, suggest_split
 from dicompiler.cli import compare as cli_compare
 from dicompiler.cli import main
@@ -26,7 +26,7 @@ from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
 
 
 def compared(posed: Problem, *names: str) -> Comparison:
-    return compare(posed, {name: registry().make("strategies", name) for name in names})
+    return compare_strategies(posed, {name: registry().make("strategies", name) for name in names})
 
 
 def wider(posed: Problem, bandwidth: float) -> Problem:

@@ -105,7 +105,7 @@ class TestUsage:
             (["list", "pases"], "list: unknown kind 'pases' (did you mean 'passes'?)"),
             (["opt", "m.onnx", "-p", "a b", "-o", "o"], "pipeline 'a b': expected ',' before the next pass"),
             (["opt", "m.onnx", "-p", "fold", "-o", "o"], "unknown pass 'fold'"),
-            (["opt", "m.onnx", "-p", "partition", *SHAPE, "-o", "o"], "--shape is an option of pass 'infer-shapes'"),
+            (["opt", "m.onnx", "-p", "partition", *SHAPE, "-o", "o"], "opt: shape is an option of pass 'infer-shapes'"),
             (["compile", "m", "--strategy", "a", "--plan", "b", "-o", "o"], "compile: --strategy and --plan exclude"),
         ],
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -49,6 +52,30 @@ class TestOpt:
         plan, out = tmp_path / "plan.json", tmp_path / "out.onnx"
         command("opt", open_model, "-p", self.PIPELINE, *SHAPE, "--platform", "rpi4x2", "--save-plan", plan, "-o", out)
         assert [part.device for part in load_plan(plan).layers["s"]] == ["pi01", "pi02"]
+
+    def test_reads_stdin_and_writes_stdout(self, open_model: Path, tmp_path: Path) -> None:
+        line = ["opt", "-", "-p", "infer-shapes", *SHAPE, "-o", "-"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dicompiler.cli", *line],
+            input=open_model.read_bytes(),
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            timeout=120,
+        )
+        assert done.stderr == b""
+        command("opt", open_model, "-p", "infer-shapes", *SHAPE, "-o", tmp_path / "out.onnx")
+        assert done.stdout == (tmp_path / "out.onnx").read_bytes()
+
+    def test_options_that_do_not_fit_to_stdin_and_stdout(self, open_model: Path) -> None:
+        for more, text in (
+            (["--json"], "--output - writes the model to stdout: remove --json and --print-outputs"),
+            (["--print-outputs"], "--output - writes the model to stdout: remove --json and --print-outputs"),
+            (["--depfile", "d"], "--depfile needs the names of files: give a file instead of '-'"),
+        ):
+            done = command("opt", open_model, "-p", "infer-shapes", *SHAPE, "-o", "-", *more)
+            assert done.returncode == 2
+            assert text in done.stderr
 
     def test_timing_and_graphs_go_to_stderr(self, open_model: Path, tmp_path: Path) -> None:
         done = command(

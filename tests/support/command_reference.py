@@ -47,7 +47,16 @@ EXIT_CODES = """## Exit codes
 | 2 | wrong usage of a command |
 | 70 | an internal error |
 
-Results go to stdout, diagnostics to stderr. `--debug` prints a traceback with every error.
+Results go to stdout, diagnostics to stderr. All commands have these options:
+
+| option | meaning |
+|---|---|
+| `--quiet` | Print no warnings and no progress. |
+| `--log-file FILE` | Append the steps of the command, warnings and errors, with times, to this file. |
+| `--debug` | Print a traceback with every error. |
+
+With `--json`, an error is also a [document on stdout](formats/json-output.md).
+[Shells can complete](../use/shell-completion.md) commands, options and names.
 
 ## Environment variables
 

@@ -550,6 +550,32 @@ def test_resident_devices_run_until_stopped(
     assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out
 
 
+def test_remove_leaves_nothing_of_the_artifact_on_the_boards(
+    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys, places = tmp_path / "keys", boards.hosts(tmp_path / "hosts.toml")
+    make_keys(NAMES, keys)
+    found = dicompiler.deploy(net, places, keys=keys, frames=2, resident=True, verify=True)
+    assert isinstance(found, dicompiler.Deployment)
+    assert found.resident == NAMES and found.verification.passed and found.result is not None
+    assert [entry.device for entry in found.installed] == [*NAMES]
+    directories = [device_directory(boards, name, net).parent for name in NAMES]
+    kept = directories[0] / "mine.txt"
+    kept.write_text("mine")
+    assert all((directory / ".keys").is_dir() for directory in directories)
+    command = ["deploy", str(net), "--hosts", str(places), "--keys", str(keys)]
+    assert main([*command, "--remove", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    validate({"deploy": document}, "results", "deploy --json")
+    assert document["removed"] == [*NAMES]
+    assert [*directories[0].iterdir()] == [kept] and not directories[1].exists()
+    assert main(["status", str(net)]) == 2
+    assert main([*command, "--remove"]) == 0
+    assert "removed" not in capfd.readouterr().out
+    with pytest.raises(UsageError, match="with copy_only nothing is run: omit resident and verify"):
+        dicompiler.deploy(net, places, copy_only=True, verify=True)
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "keep-running.md"
 
 

@@ -1,0 +1,62 @@
+"""`compare` with several models and platforms, as tables, CSV, Markdown and JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from dicompiler.base.schema import validate
+from dicompiler.cli import main
+
+
+def compare(model: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    """Return the output of a comparison of two models on two platforms."""
+    other = model.with_name("other|model.onnx")
+    other.write_bytes(model.read_bytes())
+    line = "--strategies single,modnn --platform rpi4x2 --platform rpi4x3"
+    assert main(["compare", str(model), str(other), *line.split(), *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_csv_has_a_row_for_each_model_platform_and_strategy(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.DictReader(compare(model, capsys, "--format", "csv").splitlines()))
+    assert [(Path(row["model"]).name, row["platform"], row["strategy"]) for row in rows] == [
+        (name, platform, strategy)
+        for name in ("model.onnx", "other|model.onnx")
+        for platform in ("rpi4x2", "rpi4x3")
+        for strategy in ("single", "modnn")
+    ]
+    assert all(float(row["latency_s"]) > 0 and int(row["memory"]) > 0 for row in rows)
+    assert [row["best"] for row in rows].count("yes") == 4
+
+
+def test_markdown_has_the_same_rows(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = compare(model, capsys, "--format", "markdown").splitlines()
+    assert len(lines) == 2 + 8
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert lines[0].startswith("| model | platform | objective | strategy | latency_s |")
+
+
+def test_json_is_a_list_of_comparisons(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = json.loads(compare(model, capsys, "--format", "json"))
+    assert [document["platform"] for document in documents] == ["rpi4x2", "rpi4x3"] * 2
+    for document in documents:
+        validate(document, "comparison", "the document")
+
+
+def test_tables_have_the_model_and_platform_above(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = compare(model, capsys)
+    assert [line for line in text.splitlines() if line.startswith(str(model.parent))] == [
+        f"{model.parent}/{name} on {platform}"
+        for name in ("model.onnx", "other|model.onnx")
+        for platform in ("rpi4x2", "rpi4x3")
+    ]
+
+
+def test_explanations_are_tables_only(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["compare", str(model), "--platform", "rpi4x2", "--strategies", "single", "--explain", "--format", "csv"]
+    assert main(line) == 2
+    assert "compare: --explain prints further tables: remove it, or --format csv" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""The functions of `dicompiler` that do what the commands do, and their results."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import dicompiler
+from dicompiler.base.schema import validate
+from dicompiler.cli import main
+from dicompiler.ir.plan import dumps, load_plan
+from dicompiler.networks import build
+
+SPLIT = "infer-shapes,form-layers,tile-height{layers=conv1 parts=2}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model and an artifact."""
+    directory = tmp_path_factory.mktemp("functions")
+    onnx.save(build("lenet"), directory / "lenet.onnx")
+    dicompiler.compile(directory / "lenet.onnx", "rpi4x2", "modnn", output=directory / "build", allow_worse=True)
+    return directory
+
+
+def test_plan_is_that_of_the_command(place: Path, tmp_path: Path) -> None:
+    result = dicompiler.plan(place / "lenet.onnx", "rpi4x2", "modnn", allow_worse=True)
+    assert isinstance(result, dicompiler.CompileResult)
+    line = f"plan {place}/lenet.onnx --platform rpi4x2 --strategy modnn -o {tmp_path}/plan.json --quiet"
+    assert main(line.split()) == 0
+    assert dumps(result.plan) == (tmp_path / "plan.json").read_text()
+    assert result.plan == load_plan(tmp_path / "plan.json")
+    with pytest.raises(dicompiler.UsageError, match="plan: output: "):
+        dicompiler.plan(place / "lenet.onnx", "rpi4x2", output=tmp_path / "out")
+
+
+def test_unused_devices_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = dicompiler.plan(place / "lenet.onnx", "rpi4x3", "single")
+    assert result.unused_devices == ("pi02", "pi03")
+    assert main(f"compile {place}/lenet.onnx --platform rpi4x3 --strategy single -o {place}/single".split()) == 0
+    assert "\nno part of the plan is on: pi02, pi03\n" in capsys.readouterr().out
+    assert dicompiler.plan(place / "lenet.onnx", "rpi4x2", "modnn", allow_worse=True).unused_devices == ()
+
+
+def test_advice_in_results_has_no_options_of_commands(place: Path) -> None:
+    for strategy in ("single", "modnn", "pipeline"):
+        for objective in ("latency", "throughput"):
+            result = dicompiler.plan(place / "lenet.onnx", "rpi4x2", strategy, objective=objective, allow_worse=True)
+            assert "--" not in result.summary.advice
+            assert "dicompiler " not in result.summary.advice
+
+
+def test_opt_is_that_of_the_command(place: Path, tmp_path: Path) -> None:
+    state = dicompiler.opt(place / "lenet.onnx", SPLIT)
+    assert isinstance(state, dicompiler.PipelineState)
+    assert state.plan is not None and len(state.plan.layers["conv1"]) == 2
+    assert main(["opt", str(place / "lenet.onnx"), "-p", SPLIT, "-o", str(tmp_path / "out.onnx")]) == 0
+    assert state.model.to_bytes() == (tmp_path / "out.onnx").read_bytes()
+    again = dicompiler.opt(build("lenet"), "infer-shapes,form-layers", plan=state.plan)
+    assert again.routing is not None
+    with pytest.raises(dicompiler.UsageError, match="opt: wire_dtype: the pipeline makes no plan: add a pass that"):
+        dicompiler.opt(build("lenet"), "infer-shapes", wire_dtype="float16")
+
+
+def test_compare_has_a_typed_result_for_each_strategy(place: Path) -> None:
+    comparison = dicompiler.compare(place / "lenet.onnx", "rpi4x2", "single,modnn")
+    assert isinstance(comparison, dicompiler.Comparison)
+    assert [result.strategy for result in comparison.results] == ["single", "modnn"]
+    assert comparison.best is comparison.results[0]
+    assert isinstance(comparison.best, dicompiler.StrategyResult)
+    validate(comparison.document(), "comparison", "the document")
+    other = dicompiler.compare(build("lenet"), "rpi4x2", ["single", comparison.results[1].strategy])
+    assert [r.metrics for r in other.results] == [r.metrics for r in comparison.results]
+
+
+def test_write_report_is_that_of_the_command(place: Path, tmp_path: Path) -> None:
+    comparison = dicompiler.compare(place / "lenet.onnx", "rpi4x2", "single,modnn").document()
+    page = dicompiler.write_report(place / "build", tmp_path / "page.html", comparison=comparison)
+    assert page == tmp_path / "page.html" and "modnn" in page.read_text()
+    dicompiler.write_report(place / "build", tmp_path / "plain.html")
+    assert main(["report", str(place / "build"), "-o", str(tmp_path / "command.html")]) == 0
+    assert (tmp_path / "plain.html").read_bytes() == (tmp_path / "command.html").read_bytes()
+    with pytest.raises(dicompiler.UsageError, match="exclude each other"):
+        dicompiler.write_report(place / "build", page, comparison=comparison, strategies="single")
+
+
+def test_connect_takes_frames_in_flight_and_a_function_for_events(place: Path) -> None:
+    events: list[Any] = []
+    inputs = {"input": np.zeros((1, 1, 32, 32), np.float32)}
+    with dicompiler.connect(place / "build", in_flight=2, on_event=events.append) as session:
+        assert [set(outputs) for outputs in session.stream([inputs] * 4)] == [{"output"}] * 4
+    assert events == []
+    for options, text in (
+        ({"on_event": 1}, "connect: on_event must be a function that takes a RunEvent, not 1"),
+        ({"in_flight": "2"}, "connect: in_flight must be a number of frames"),
+        ({"in_flight": -1}, "frames in flight must be 1 to "),
+    ):
+        with pytest.raises(dicompiler.UsageError, match=text):
+            dicompiler.connect(place / "build", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["plan", "opt", "compare", "emulate", "deploy", "write_report"])
+def test_functions_have_typed_results(name: str) -> None:
+    function = getattr(dicompiler, name)
+    assert name in dicompiler.__all__
+    assert inspect.signature(function).return_annotation not in (inspect.Signature.empty, "Any", Any)
