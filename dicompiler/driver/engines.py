@@ -124,8 +124,8 @@ def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: 
         if cost.is_measured or _has_only_one_rate(with_engine):
             seconds[name] = _network_seconds(layers, with_engine, cost)
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
-            # A single rate for all kinds of layers, as platforms state it for onnxruntime, is no better than a factor
-            # of 4. It cannot be compared with the rates of an engine by kind.
+            # Platforms state a single rate for all kinds of layers in onnxruntime, which can be wrong by a factor of 4.
+            # It cannot be compared with the rates of an engine by kind.
             seconds[name] = 0.0
     best = min(seconds, key=lambda name: seconds[name])
     try:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.plan import load_plan
     from dicompiler.ir.program import DeviceState
-    from dicompiler.target.engine import BoardPackage, EngineFiles, EngineNetwork, UnsupportedByEngine
+    from dicompiler.target.engine import BoardPackage, EngineFiles, LoadedNetwork, UnsupportedByEngine
     from dicompiler.target.engine_check import allowed_difference, measure_difference
     from dicompiler.target.integrity import (
         check_files,
@@ -43,12 +43,41 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ARTIFACT_FORMAT", "DEFAULT_ENGINE", "DEVICES_DIRECTORY", "SENDABLE_TYPES", "BoardPackage", "CopyFunction",
-    "DeviceLocation", "DeviceState", "DeviceStatus", "Emulation", "EngineFiles", "EngineNetwork", "Hosts",
-    "InstalledDevice", "Json", "RunEvent", "SegmentCall", "TimelineEntry", "UnsupportedByEngine",
-    "allowed_difference", "check_files", "check_index_range", "coerce_input", "describe_artifact",
-    "describe_transfer", "describe_value", "file_digest", "format_checksummed_json", "format_json", "load_artifact",
-    "load_plan", "make_file_record", "measure_difference", "read_checksummed_json", "ssh",
+    "ARTIFACT_FORMAT",
+    "DEFAULT_ENGINE",
+    "DEVICES_DIRECTORY",
+    "SENDABLE_TYPES",
+    "BoardPackage",
+    "CopyFunction",
+    "DeviceLocation",
+    "DeviceState",
+    "DeviceStatus",
+    "Emulation",
+    "EngineFiles",
+    "Hosts",
+    "InstalledDevice",
+    "Json",
+    "LoadedNetwork",
+    "RunEvent",
+    "SegmentCall",
+    "TimelineEntry",
+    "UnsupportedByEngine",
+    "allowed_difference",
+    "check_files",
+    "check_index_range",
+    "coerce_input",
+    "describe_artifact",
+    "describe_transfer",
+    "describe_value",
+    "file_digest",
+    "format_checksummed_json",
+    "format_json",
+    "load_artifact",
+    "load_plan",
+    "make_file_record",
+    "measure_difference",
+    "read_checksummed_json",
+    "ssh",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.

@@ -1,6 +1,6 @@
 """The base class of engines, which compute segments on devices.
 
-    segment (ONNX sub-model) ⇒ Engine.convert ⇒ EngineFiles ⇒ EngineNetwork, on a device
+    segment (ONNX sub-model) ⇒ Engine.convert ⇒ EngineFiles ⇒ LoadedNetwork, on a device
 
 The engine onnxruntime runs ONNX files, so it converts nothing. It computes all segments that another engine does not
 support.
@@ -61,7 +61,7 @@ class EngineFiles:
     weights: bytes = field(repr=False)
 
 
-class EngineNetwork(Protocol):
+class LoadedNetwork(Protocol):
     """A loaded segment on a device: the class `EngineNetwork` of the module `dicompiler_engine_NAME`.
 
     Boards have Python, numpy, onnxruntime and the packages of the engine, but not dicompiler, so the module must not
@@ -166,7 +166,7 @@ class Engine(ABC):
         """Source of the module with the class `EngineNetwork`. Empty by default: boards have the module."""
         return b""
 
-    def load_network(self, network: Path, weights: Path, threads: int) -> EngineNetwork:
+    def load_network(self, network: Path, weights: Path, threads: int) -> LoadedNetwork:
         """Load the files of a segment on this host, to compare its results with onnxruntime.
 
         Args:
@@ -181,7 +181,7 @@ class Engine(ABC):
             ValueError: The engine cannot load the files.
         """
         module = importlib.import_module(f"{NETWORK_MODULE_PREFIX}{self.name}")
-        loaded: EngineNetwork = module.EngineNetwork(network, weights, threads, False)
+        loaded: LoadedNetwork = module.EngineNetwork(network, weights, threads, False)
         return loaded
 
     def check_installed(self) -> None:

@@ -100,7 +100,7 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
 
 
 def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
-    search = _StageSearch(model, is_ordered)
+    search = _PipelineSearch(model, is_ordered)
     low = search.least_load()
     if low == np.inf:
         return None
@@ -121,7 +121,7 @@ def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
 
 
 @dataclass(frozen=True)
-class _StageSearch:
+class _PipelineSearch:
     model: StageModel
     is_ordered: bool
 

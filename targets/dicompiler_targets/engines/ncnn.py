@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
     from dicompiler.plugin_api import Segment
-    from dicompiler.plugin_api.artifacts import EngineFiles, EngineNetwork
+    from dicompiler.plugin_api.artifacts import EngineFiles, LoadedNetwork
     from dicompiler.plugin_api.onnx import Weight
 
 
@@ -52,7 +52,7 @@ class NcnnEngine(Engine):
         """Source of the module that loads and runs networks."""
         return resources.files("dicompiler_targets.sockets.runtime").joinpath("engine_ncnn.py").read_bytes()
 
-    def load_network(self, network: Path, weights: Path, threads: int) -> EngineNetwork:
+    def load_network(self, network: Path, weights: Path, threads: int) -> LoadedNetwork:
         """Load the files with the module of the runtime."""
         from dicompiler_targets.sockets.runtime import engine_ncnn
 

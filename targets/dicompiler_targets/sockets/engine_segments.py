@@ -58,7 +58,7 @@ def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[Hoist
         DicompilerError: A package of an engine is not installed.
     """
     names = sorted({device.engine for device in program.devices} - {DEFAULT_ENGINE})
-    converters = {name: _Converter(make_engine(name)) for name in names}
+    converters = {name: _SegmentConverter(make_engine(name)) for name in names}
     if not converters:
         return {}
     for converter in converters.values():
@@ -78,7 +78,7 @@ def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[Hoist
     return networks
 
 
-class _Converter:
+class _SegmentConverter:
     """Converts segments to the format of one engine, each of them once.
 
     Attributes:
