@@ -116,14 +116,14 @@ class Problem:
             The plan, with the layers in graph order.
 
         Raises:
-            DicompilerError: A layer has no entry, or the network has no layer of a name.
+            ValueError: A layer has no entry, or the network has no layer of a name.
         """
         known = self.layers.layer_by_name
         if missing := [name for name in known if name not in parts]:
-            raise DicompilerError(f"plan: layers.{missing[0]}: missing: give every layer at least one part")
+            raise ValueError(f"plan: layers.{missing[0]}: missing: give every layer at least one part")
         if unknown := [name for name in parts if name not in known]:
             hint = did_you_mean(unknown[0], known)
-            raise DicompilerError(f"plan: layers.{unknown[0]}: the model has no such layer{hint}")
+            raise ValueError(f"plan: layers.{unknown[0]}: the model has no such layer{hint}")
         first = (self.platform.devices[0].name,)
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
         for name in self._random_layers:

@@ -169,11 +169,11 @@ ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
         ("type", f"{ON} switch1 for latency: plan() returned dict instead of a Plan"),
         (
             "layer",
-            "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: plan: layers.c0: missing: ",
+            f"{ON} switch1 for latency: ValueError: plan: layers.c0: missing: give every layer",
         ),
         (
             "unknown",
-            "strategy 'bad-strategy' of module support.bad_plugins refuses every sample: plan: layers.c00: the ",
+            f"{ON} switch1 for latency: ValueError: plan: layers.c00: the model has no such layer",
         ),
         (
             "parts",
