@@ -72,9 +72,9 @@ class Session(Protocol):
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         """Compute a sequence of frames, several at a time, so that all devices work at the same time.
 
-        Frames are read in advance, but never more than `RunOptions.in_flight` frames whose outputs you have not asked
-        for. If reading a frame raises an error, or a frame has wrong inputs, the outputs of all earlier frames are
-        yielded before the error is raised. The session stays usable after such an error.
+        Frames are read in advance, but at most `RunOptions.in_flight` more frames than the iterator has yielded. If
+        reading a frame raises an error, or a frame has wrong inputs, the outputs of all earlier frames are yielded
+        before the error is raised. The session stays usable after such an error.
 
         Args:
             frames: Inputs of each frame by name. A separate thread reads the frames, unless they are a list or tuple.

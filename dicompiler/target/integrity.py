@@ -142,7 +142,7 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    except (KeyError, TypeError, AttributeError) as error:  # Possible if jsonschema is not installed.
+    except (KeyError, TypeError, AttributeError) as error:  # Without jsonschema, the document may have any content.
         raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
 

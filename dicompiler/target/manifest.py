@@ -22,7 +22,7 @@ PROVENANCE_FILE, PROVENANCE_FORMAT = "reference/provenance.json", "dicompiler.pr
 EMPTY_CHECKSUM = "0" * 64
 """The value of the key `checksum` before `write_integrity` computes the checksum."""
 ARTIFACT_NOUN = "artifact"
-"""How error messages of output directories call an artifact."""
+"""The word for an artifact in error messages about output directories."""
 SENDABLE_TYPES = {
     "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
     "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",

@@ -238,8 +238,8 @@ class RunOptions:
     """Options of a run.
 
     Attributes:
-        in_flight: Maximum number of frames in flight; 0 means three per device, the default of the commands. The
-            receive buffers of a device have this number times the bytes that the device receives for one frame.
+        in_flight: Maximum number of frames in flight; 0 means three per device, the default of the commands. A
+            device has receive buffers for this number of frames.
         kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
         heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed. Default: 0.5 s
             for target `sockets` if the artifact has failure plans, otherwise 2 s.

@@ -78,8 +78,8 @@ class Target(ABC):
         can_tolerate_failures: Whether artifacts contain the programs of failure plans (`Program.roles`). Runs must
             switch to a failure plan when devices fail, and must be able to start with one (`RunOptions.start_without`).
             If not, compiling a plan with failure plans is an error.
-        can_keep_states: Whether devices keep states from frame to frame (`DeviceProgram.states`). If not, a network
-            whose states are declared is an error, and states are not recognized by usual names of inputs and outputs.
+        can_keep_states: Whether devices keep states from frame to frame (`DeviceProgram.states`). If not, compiling
+            with declared states is an error, and the compiler does not search for states by their usual names.
         can_check_files: Whether `run` and `install` themselves check the artifact's files against the digests in
             artifact.json, for example while they load the files. If not, the caller checks all files before each run.
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.
@@ -218,11 +218,11 @@ class Target(ABC):
         raise UsageError(f"deploy: target {self.name!r} does not support resident devices")
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Predict the memory of a run in addition to weights, activations and buffers. Default: 0.
+        """Predict the memory that a run needs in addition to weights, activations and buffers. Default: 0.
 
-        The prediction covers the process itself, the engine's sessions, and temporary memory while loading, at the
-        moment with the highest sum. `cost.memory.program_memory` predicts weights, activations and buffers. Memory
-        limits apply to the sum of both predictions.
+        The additional memory is that of the process itself, of the engine's sessions, and of temporary data while the
+        sessions are created. `cost.memory.program_memory` predicts weights, activations and buffers. The sum of both
+        is the predicted peak memory of the process. Memory limits apply to this sum.
 
         Args:
             program: The program.

@@ -211,7 +211,7 @@ class _CertificateAuthority:
             self._revocation_list = self._sign_revocation_list(dates)
 
     def _sign_revocation_list(self, dates: Mapping[int, datetime.datetime]) -> x509.CertificateRevocationList:
-        """Return a signed list of revoked certificates, which is valid as long as the authority's own certificate.
+        """Return a signed list of revoked certificates. It expires together with the authority's own certificate.
 
         `dates` maps the serial number of each revoked certificate to its revocation date.
         """

@@ -1,4 +1,4 @@
-"""Scripts on other hosts, and copies to them, by the system's ssh client with the user's configuration and keys.
+"""Runs scripts on other hosts and copies files there, by the system's ssh client with the user's configuration.
 
 The other host needs sshd, sh and tar. After a failure, a one-line error names the device, the host, the cause and the
 remedy.

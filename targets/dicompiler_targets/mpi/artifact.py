@@ -82,17 +82,21 @@ class MpiArtifact:
         return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
     def find_roles(self, down: Collection[str]) -> tuple[int, int] | None:
-        """Return the roles that do not use the devices in `down`: the first role's index and the number of roles.
+        """Find the plan that computes frames without the devices in `down`, and return its roles.
 
-        A role is the normal plan, a replica or a failure plan. If several failure plans exclude these devices, the plan
-        that excludes the fewest devices is used. Return None if there is no such plan.
+        A role is the normal plan, a failure plan, or a replica of either. If several plans exclude the devices in
+        `down`, the plan that excludes the fewest devices is used.
+
+        Returns:
+            The index of the plan's first role and the number of its roles, which are consecutive. None if no plan
+            excludes these devices.
         """
         plans = self.program.get("failed", [[]])
         found = min((failed for failed in plans if {*down} <= {*failed}), key=len, default=None)
         return None if found is None else (plans.index(found), plans.count(found))
 
     def take_first_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-        """Return the outputs of a frame. If several devices delivered an output, the first of them is used."""
+        """Return the outputs of a frame. An output that several devices delivered is taken from the first device."""
         return {
             name: next(outputs[name] for outputs in delivered.values() if name in outputs)
             for name, _, _ in self.outputs
@@ -104,7 +108,11 @@ class MpiArtifact:
 
 
 def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the directory of each device's package. Raise KeyError, TypeError or ValueError for inconsistent files."""
+    """Check the sources of all packages, and return the directory of each device's package.
+
+    Raise KeyError, TypeError or ValueError if a program.json is invalid or does not match artifact.json. Raise
+    DicompilerError if a source or a package is missing or was changed.
+    """
     files, host_of = document["files"], dict[str, str]()
     hosts = sorted(name.split("/")[0] for name in files if re.fullmatch(rf"[^/]+/{MANIFEST_FILE}", name))
     for host in hosts:

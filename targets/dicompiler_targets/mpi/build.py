@@ -28,7 +28,7 @@ MAIN_SOURCE, EXECUTABLE = "main.cc", "program"
 
 
 def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -> Path:
-    """Return the executable of a package, which is built unless it is in the cache.
+    """Return the path of a package's executable. Build the executable if it is not in the cache.
 
     With `sanitize`, the program checks itself with AddressSanitizer and UndefinedBehaviorSanitizer. Raise
     DicompilerError with the first error of the compiler if the program cannot be built.
@@ -59,7 +59,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
 
 
 def _link_libraries(programs: Path, libraries: Path) -> None:
-    """Make `lib` next to the programs, because they look for their libraries there."""
+    """Link `libraries` as `lib` in the directory `programs`, because programs load their libraries from there."""
     link = programs / "lib"
     if libraries.is_dir() and not link.is_symlink():
         link.symlink_to(Path(os.path.relpath(libraries, programs)))

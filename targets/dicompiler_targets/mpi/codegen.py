@@ -1,9 +1,10 @@
-"""Generator of main.cc, the program of all ranks: it has a function for each rank that lists the rank's work.
+"""Generator of main.cc, the C++ program that all ranks (MPI processes) execute.
 
     Program ──describe_program──► program.json ──generate_main──► main.cc
 
-A rank is one MPI process; it runs one device. main.cc is generated from program.json alone. An artifact may come from
-someone else, so its main.cc is built only if it is exactly the text that this module generates from its program.json.
+Each rank runs one device. main.cc has a function for each rank, which lists the rank's work. main.cc is generated from
+program.json alone. An artifact may come from someone else, so its main.cc is built only if it is exactly the text that
+this module generates from its program.json.
 runtime/program.hpp documents the functions that main.cc calls.
 """
 
@@ -44,7 +45,7 @@ CALL_ARGUMENTS = {
     "send": ("count", "tensor", "count"),
     "output": ("tensor", "output_file"),
 }
-"""The calls in program.json, which become C++ calls of the same name, and the kind of each of their arguments."""
+"""The kinds of the arguments of each call in program.json. A call becomes a C++ call of the same name."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _make_file_literal(name: str, pattern: str) -> str:
 
 
 def assign_output_files(names: Sequence[str]) -> dict[str, str]:
-    """Return the file name suffix of each network output: its name with only safe characters, made unique."""
+    """Return a unique file name suffix for each network output: the output's name without unsafe characters."""
     files: dict[str, str] = {}
     for index, name in enumerate(names):
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100]
@@ -132,7 +133,7 @@ class _FunctionWriter:
         """Return the lines of the C++ statement for a call in program.json."""
         kinds = CALL_ARGUMENTS[call]
         if call == "tensor" and len(arguments) == 1:
-            kinds = kinds[:1]  # type and shape are unknown
+            kinds = kinds[:1]  # The tensor's type and shape are unknown until its segment runs.
         elif kinds == ("copy",):
             arguments = (arguments,)
         literals = [self._make_literal(kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
@@ -169,7 +170,7 @@ class _FunctionWriter:
         return _make_list_literal([self._identifiers[source], self._identifiers[target], *counts, loop_literals])
 
     def _add_identifier(self, tensor: str) -> str:
-        # The prefix prevents that an identifier is a C++ keyword or another name in the functions.
+        # Because of the prefix, an identifier differs from all C++ keywords and from the other names in the functions.
         name = "t_" + re.sub(r"[^A-Za-z0-9]+", "_", tensor).strip("_")[:60]
         unique, count = name, 1
         while unique in self._identifiers.values():

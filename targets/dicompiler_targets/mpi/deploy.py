@@ -68,7 +68,7 @@ rm -f build/program;
 { cmake -S . -B build && cmake --build build && sha256sum build/program >build/sum; } >build.log 2>&1 && exit 0;
 grep -m 1 -i -A 1 -E "error:|CMake Error|missing" build.log >&2 || tail -n 1 build.log >&2; rm -rf build; exit 1
 """
-"""A shell script that builds the program if necessary. Arguments: directories of package and tools."""
+"""A shell script that builds the program, unless an intact one exists. Arguments: directories of package and tools."""
 FETCH_SCRIPT = 'cd "$1" && tar -cf - outputs | base64'
 """A shell script that prints an archive of the outputs of a run. Argument: the run directory."""
 MAX_OUTPUT_BYTES = 1 << 30
@@ -130,8 +130,8 @@ class PackageState:
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
     """Copy missing files to the hosts and build the program there; see `Target.install`.
 
-    If a host is unreachable and the artifact has a failure plan without its devices, a warning is printed instead of an
-    error.
+    Unreachable hosts are an error, unless the artifact has a failure plan without the devices of these hosts. In that
+    case, a warning is printed for each of these hosts.
     """
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
@@ -201,7 +201,7 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
         cause = one_line(done.errors) or f"exit code {done.exit_code}"
         raise RunError(f"{host.title}: the program cannot be built: {cause} (full log: build.log in {state.package})")
     versions = {"Open MPI": state.mpi_version.rpartition(" ")[2]}
-    # The copied bytes of the package are reported for the host's first device, and 0 for its other devices.
+    # The package is copied once for all devices of the host, so its bytes are reported for the first device only.
     counts = [copied_bytes, *[0] * len(host.devices)]
     return [
         InstalledDevice(name, host.location.ssh_destination, f"{state.package}/{name}", count, versions)
@@ -366,7 +366,7 @@ def _prepare_hosts(
 ) -> dict[str, str]:
     """Copy the inputs of a run to all hosts, and return the path of the package on each host.
 
-    Raise UnfinishedRun if a host is unreachable and the artifact has failure plans.
+    If a host is unreachable, raise UnfinishedRun if the artifact has failure plans, and UnreachableHost otherwise.
     """
 
     def work(host: PackageHost) -> str | ssh.UnreachableHost:
@@ -416,15 +416,17 @@ def _make_thread_options(host: PackageHost, device: str, package: Path, options:
 def _make_stand_in_name(device: str) -> str:
     """Return the host name that is passed to mpirun for the rank of a failed device.
 
-    The rank runs on a reachable host, but mpirun must treat it as the only rank of a further host. mpirun cannot start
-    several ranks on one host if hosts have the same name.
+    The rank runs on a reachable host that also runs other ranks. mpirun cannot start several ranks on one host if its
+    host name is the same as that of another host. The returned name makes mpirun treat the rank as the only rank of
+    another host.
     """
     return f"instead.of.{device}"
 
 
 def _make_launch_command(host: PackageHost) -> str:
     """Return the shell command that runs mpirun's command line on a host over ssh; see `mpirun.write_launch_agent`."""
-    command = ssh.build_command(host.location, "", ())[:-1]  # the last argument is the empty remote command
+    # The last argument is the remote command, an empty script. The command line of mpirun replaces it.
+    command = ssh.build_command(host.location, "", ())[:-1]
     return f'{shlex.join(command)} "PATH={ssh.quote_path(host.tool_directory)}:\\$PATH; $*"'
 
 

@@ -24,12 +24,12 @@ from dicompiler_targets.segment_io import hoist_device_copies, make_device_conte
 MANIFEST_FORMAT = "dicompiler.mpi/4"
 MANIFEST_FILE, CONTENTS_FILE, PROGRAM_FILE = "manifest.json", "contents.txt", "program.json"
 RESERVED_HOST_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
-"""Names that hosts cannot have, because files of the artifact next to the packages have them."""
+"""Invalid host names: each package is a directory with its host's name, next to files with these names."""
 RESERVED_DEVICE_NAMES = (
     "build", "runtime", "main.cc", "CMakeLists.txt", "run.sh", "rankfile", "hostfile", "sender.json", "receiver.json",
     MANIFEST_FILE, PROGRAM_FILE, "include",
 )  # fmt: skip
-"""Names that devices cannot have, because other files of a package have them."""
+"""Invalid device names: a package has a directory with each device's name, next to files with these names."""
 UNBUILT_FILES = ("sender.json", "receiver.json", MANIFEST_FILE, PROGRAM_FILE)
 """Files of a package that are neither compiled nor run."""
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -98,9 +98,10 @@ def write_program(
 
 
 def make_package_sources(document: Json) -> dict[str, bytes]:
-    """Return the files of a package that are compiled or run, by path, for the content of its program.json.
+    """Return the content of the files of a package that are compiled or run, by path.
 
-    Raise KeyError, TypeError or ValueError if the document is invalid.
+    They depend only on `document`, the content of program.json. Raise KeyError, TypeError or ValueError if it is
+    invalid.
     """
     placements = codegen.read_placements(document)
     return {
@@ -136,7 +137,11 @@ def _check_program(program: Program, placements: Iterable[RankPlacement]) -> Non
 
 
 def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[str, Json]]) -> str:
-    """Return the SHA-256 over the digests of the `common` sources and of the files in each device's `records`."""
+    """Return the digest of the artifact: the SHA-256 over the names and digests of its files.
+
+    `common` has the contents of the files that are the same in all packages. `records` has the digests of each
+    device's own files.
+    """
     digest = hashlib.sha256()
     for name, content in sorted(common.items()):
         digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())

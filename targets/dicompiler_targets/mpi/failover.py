@@ -43,10 +43,10 @@ class UnfinishedRun(Exception):
 
 
 def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, run_once: RunOnce) -> RunResult:
-    """Run mpirun again and again until all frames are finished.
+    """Run mpirun until all frames are finished; after a failure, run it again with a failure plan.
 
-    Return the result of all calls together, in which each frame occurs once. Raise RunError if no failure plan covers a
-    failure, and UsageError if no failure plan covers `options.start_without`.
+    The result combines all runs of mpirun, and contains each frame once. Raise RunError if no failure plan excludes the
+    failed devices, and UsageError if no failure plan excludes the devices in `options.start_without`.
     """
     start, down, events = time.perf_counter(), set(options.start_without), list[RunEvent]()
     working_until = noticed_at = 0.0
@@ -88,7 +88,7 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
                 all_down = tuple(device for device in artifact.devices if device in down)
                 at_s = time.perf_counter() - start
                 report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(finished)))
-            # Ended ranks report no times. Therefore, at least the last frame is computed again.
+            # A failed run has no report, but the result needs one. So at least the last frame is computed again.
             finished = finished[: len(frames) - 1]
     result = mpirun.make_result(artifact, report, delivered)
     if events:
@@ -120,11 +120,10 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
 
 
 def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
-    """Return a rank's report in which the segments of all roles (replicas and failure plans) are counted.
+    """Return a rank's report that numbers segments over all roles (the normal plan, replicas and failure plans).
 
-    `report` covers only the roles that were run: consecutive roles, the first of which has the index `first_role`. It
-    counts their segments from 0. The result counts from the first segment of role 0, and contains zero seconds for each
-    segment of the other roles.
+    A run uses consecutive roles, beginning with role `first_role`. In `report`, segment 0 is the first segment of this
+    role. In the result, segment 0 is the first segment of role 0, and the segments of unused roles have zero seconds.
     """
     roles = artifact.program["ranks"][rank]["roles"]
     segment_counts = [sum(call[0] == "run" for call in calls) for calls in roles]

@@ -35,7 +35,7 @@ APT_DIRECTORY = Path("/etc/apt")
 
 
 def main() -> int:
-    """Print the directory of the headers, which are fetched if they are missing, and return the exit code."""
+    """Fetch the headers if they are missing, print their directory, and return the exit code."""
     try:
         print(get_include_directory())
     except DicompilerError as error:
@@ -45,9 +45,9 @@ def main() -> int:
 
 
 def get_include_directory() -> Path:
-    """Return the directory of onnxruntime's C++ headers, which are fetched if they are missing.
+    """Return the directory of onnxruntime's C++ headers. If the headers are missing, log a warning and fetch them.
 
-    A warning says that they are fetched. Raise DicompilerError if they are missing and cannot be fetched.
+    Raise DicompilerError if they are missing and cannot be fetched.
     """
     found = _find_include_directory()
     if found is not None:

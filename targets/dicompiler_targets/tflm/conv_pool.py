@@ -102,9 +102,10 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """Return an image and the TFLite padding, SAME or VALID, with which an operator has its `windows`.
+    """Return an image and a TFLite padding (SAME or VALID), with which an operator reads the given `windows`.
 
-    The image is the tensor `index`. If neither padding fits, it is this tensor with padding of `value` around it.
+    If SAME or VALID gives these windows on the tensor `index`, the image is this tensor. Otherwise, a PAD puts padding
+    of `value` around the tensor. Then, the image is the result of the PAD, and the TFLite padding is VALID.
     """
     if all(axis.is_valid for axis in windows):
         return index, VALID_PADDING
@@ -244,7 +245,7 @@ def lower_global_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 _WINDOW_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 _AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
-"""Attributes with one entry for each axis, and their value for an axis of extent 1."""
+"""Attributes with one entry for each axis, and the entry for the axis of extent 1 that `widen_windows` adds."""
 
 
 def widen_windows(graph: SegmentGraph) -> SegmentGraph:

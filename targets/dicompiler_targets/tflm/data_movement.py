@@ -82,8 +82,8 @@ def lower_split(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Reshape, Flatten, Squeeze or Unsqueeze to RESHAPE in ONNX's order of axes.
 
-    An image that is flattened to a matrix is reshaped only when an operator reads it, because FULLY_CONNECTED can read
-    the image itself.
+    If an image is flattened to a matrix, no operation is added here, because FULLY_CONNECTED can read the image itself.
+    If another operator reads the matrix, `TfliteWriter.read_tensor` adds the RESHAPE.
     """
     name, shape = node.inputs[0], writer.graph.shapes[node.output]
     source = writer.graph.get_shape(name)
@@ -135,7 +135,7 @@ def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_depth_space(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower DepthToSpace (order depth, column, row) or SpaceToDepth to the same operator on images."""
+    """Lower DepthToSpace (mode DCR) or SpaceToDepth to the TFLite operator of the same name."""
     if node.get_attribute("mode", "DCR") != "DCR":
         raise make_refusal(node, "mode CRD", "TFLite-micro has DCR only; use target sockets")
     x = writer.read_tensor(node.inputs[0], "image")

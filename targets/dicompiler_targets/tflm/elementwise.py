@@ -146,7 +146,7 @@ def lower_hard_sigmoid(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower to MUL and ADD a BatchNormalization that could not be fused into another node."""
+    """Lower a BatchNormalization that could not be fused into another node to MUL and ADD."""
     if len(node.outputs) > 1 or node.get_attribute("training_mode", 0):
         raise make_refusal(node, "it is in training mode", "export the network for inference")
     if any(name not in writer.graph.constants for name in node.inputs[1:5]):

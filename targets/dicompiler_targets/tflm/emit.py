@@ -33,7 +33,7 @@ from dicompiler_targets.tflm.memory_report import DeviceSizes, add_margin, make_
 MANIFEST_FORMAT = "dicompiler.tflm/2"
 MANIFEST_FILE, MEMORY_FILE = "manifest.json", "memory.json"
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference", MEMORY_FILE)
-"""Names that devices cannot have, because other files next to the devices' directories have them."""
+"""Invalid device names: each device has a directory with its name, next to files with these names."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _compile_device(
     least: Mapping[bytes, int],
     margin: float,
 ) -> CompiledDevice:
-    firsts: dict[bytes, int] = {}  # The first segment with each model, by content of the model.
+    firsts: dict[bytes, int] = {}  # For each distinct model, by its content: the index of its first segment.
     for i, model in enumerate(lowered_models):
         if model is not None:
             firsts.setdefault(model.data, i)
@@ -182,7 +182,7 @@ def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str,
 
 
 def _make_manifest(program: Program, device: CompiledDevice) -> Json:
-    """Return the device's manifest, which people read and with which this host runs the artifact."""
+    """Return the device's manifest, a description of the device for people and for `run_artifact`."""
     part = device.program
     return {
         "format": MANIFEST_FORMAT,

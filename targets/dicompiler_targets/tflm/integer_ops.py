@@ -24,16 +24,18 @@ RESCALING_OPERATORS = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
 }
-"""Operators whose output can have any scale, whatever the scales of the inputs; and the indices of quantized inputs."""
+"""Operators whose output may have another scale than the inputs, and the indices of the inputs that are quantized."""
 SCALE_PRESERVING_OPERATORS = (
     "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",
 )  # fmt: skip
-"""Operators whose output has the scale of their input. If the network has another scale there, a QUANTIZE converts the
-output, or for Concat the inputs.
+"""Operators that TFLite computes only if input and output have the same scale. If the network has different scales, a
+QUANTIZE converts the output. For Concat, it converts each input whose scale differs from that of the output.
 """
 FIXED_SCALE_OPERATORS = {"Softmax": (1 / 256, -128), "Sigmoid": (1 / 256, -128), "Tanh": (1 / 128, 0)}
-"""Scale and zero point that TFLite requires for the int8 output of an operator. With others, it stays in float32."""
+"""Scale and zero point that TFLite requires for the int8 output of these operators.
+
+If the network has other values, the operator stays in float32."""
 DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 
 
@@ -43,7 +45,8 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
     Raises DicompilerError if TFLite does not support them.
     """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
-        is_wire_type = "int8-block" in node.name  # True if the node exists because the plan sends in this wire type.
+        # Nodes that encode or decode tensors of the wire type int8-block have this word in their names.
+        is_wire_type = "int8-block" in node.name
         remedy = WIRE_DTYPE_REMEDY if is_wire_type else "use constants, one for each channel"
         raise make_refusal(node, "its scale is computed or given for each block", remedy)
     scale = graph.constants[node.inputs[1]].reshape(-1)
@@ -135,7 +138,8 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
         scale, zero = FIXED_SCALE_OPERATORS[node.op]
         return bool(np.isclose(out.scale[0], scale, rtol=1e-6)) and out.zero_point == (zero,)
     if node.op in ("Conv", "Gemm"):
-        # TFLite requires constant int8 weights with zero point 0, and an int32 bias with the product of both scales.
+        # TFLite requires constant int8 weights with zero point 0, and an int32 bias. The scale of the bias must be the
+        # scale of the input times the scale of the weights.
         if any(name not in graph.constants for name in sources[1:]) or set(known.params[sources[1]].zero_point) != {0}:
             return False
         wanted = np.asarray(known.params[sources[1]].scale) * first.scale[0]

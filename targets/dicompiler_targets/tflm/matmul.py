@@ -84,8 +84,8 @@ def _add_product(
 ) -> None:
     """Add the product of x, shape (M, K), and a constant weight, which gives `output`, shape (M, N).
 
-    In float32 it is a FULLY_CONNECTED. In int8 it is a CONV_2D on M images of one pixel: TFLite-micro and LiteRT round
-    its results in the same way, but those of FULLY_CONNECTED differently.
+    In float32, the product is a FULLY_CONNECTED. In int8, it is a CONV_2D on M images of one pixel, because
+    TFLite-micro and LiteRT round the results of CONV_2D in the same way, but not those of FULLY_CONNECTED.
 
     Args:
         writer: Writer of the TFLite graph.
@@ -113,7 +113,10 @@ def _add_product(
 
 
 def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower MatMul to FULLY_CONNECTED over the rows of all matrices, or to BATCH_MATMUL."""
+    """Lower MatMul to one product with a constant weight (see `_add_product`), or to BATCH_MATMUL.
+
+    For the product with a constant weight, all left matrices are combined into one matrix.
+    """
     weight = writer.graph.constants.get(node.inputs[1])
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
     if weight is not None and weight.ndim == 2 and len(shape) >= 2:

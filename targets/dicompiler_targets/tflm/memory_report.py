@@ -100,16 +100,17 @@ def _get_activation_sizes(segment: Segment) -> dict[str, int]:
     sizes = segment_value_sizes(segment)
     for node in segment.model.graph.node:
         if node.op_type == "DequantizeLinear":
-            sizes[node.output[0]] = sizes.get(node.input[0], 0)  # 0 for weights
+            sizes[node.output[0]] = sizes.get(node.input[0], 0)  # Weights have no size here, because they are in flash.
         elif node.op_type == "QuantizeLinear":
             sizes[node.input[0]] = sizes.get(node.output[0], 0)
     return sizes
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """Return a text for errors that names the layer with the most bytes in the tensors of one node.
+    """Return a text for errors that names the layer with the largest node.
 
-    `measure` returns the bytes of a segment's tensors by name.
+    The size of a node is the sum of the bytes of its inputs and outputs. `measure` returns the bytes of a segment's
+    tensors by name.
     """
     bytes_of, totals = measure(segment), dict[str, int]()
     for node in segment.model.graph.node:

@@ -30,7 +30,7 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 FLOAT_TOLERANCE = 1e-4
 """Tolerance in float32, as a share of max|reference|."""
 SPARE_ARENA_BYTES = 1 << 20
-"""Bytes for TFLite-micro's records of tensors and operators."""
+"""Bytes that `MicroRuntime` adds to its arena for TFLite-micro's records of tensors and operators."""
 LITERT_MODULE = "ai_edge_litert.interpreter"
 
 

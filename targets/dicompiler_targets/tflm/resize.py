@@ -53,8 +53,9 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
     """Return the position of each output pixel in the input, as TFLite computes it in single precision.
 
-    `corners` and `half` are TFLite's options align_corners and half_pixel_centers. If `half`, half a pixel must still
-    be subtracted from the positions in mode linear, but not in mode nearest.
+    `corners` and `half` are TFLite's options align_corners and half_pixel_centers. If `half` is True, TFLite's mode
+    linear subtracts half a pixel from these positions. The caller must subtract it in this mode, but not in mode
+    nearest.
     """
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)

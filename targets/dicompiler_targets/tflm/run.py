@@ -30,7 +30,7 @@ class TflmDevice:
     Attributes:
         manifest: Manifest of the device.
         models: Interpreters by the name of the model's file.
-        steps: Steps of the device without receives, which need no action in one process.
+        steps: Steps of the device without receives, because senders write directly to the receiver's `tensors`.
         next_step: Index of the next step.
         tensors: Bytes of the tensors in the device's memory, by name.
         sent_bytes: Number of sent bytes by transfer.
@@ -236,9 +236,9 @@ def _to_wire(array: NDArray[Any]) -> bytes:
 
 
 def _from_wire(data: bytes, stored: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array in ONNX's order of axes from its bytes in the order in which devices send them.
+    """Convert the bytes of a tensor, as devices send it, to an array in ONNX's order of axes.
 
-    `stored` and `value` have the shapes in the order of devices and in ONNX's order.
+    `stored` describes the tensor as devices send it, and `value` describes it in ONNX's order.
     """
     array: NDArray[Any] = np.frombuffer(data, stored["dtype"]).reshape(stored["shape"])
     plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array

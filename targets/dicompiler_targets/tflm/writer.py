@@ -69,7 +69,9 @@ class TfliteWriter:
         self.tensors: list[TfliteTensor] = []
         self.operations: list[TfliteOperation] = []
         self.flattened_images: dict[str, str] = {}
-        """For each matrix that is a flattened image (from axis 1 on) and is not computed yet: the image's name."""
+        """For each matrix that is an image flattened from axis 1 on: the image's name.
+
+        `read_tensor` adds the RESHAPE to the matrix when an operator needs it."""
         self._held: dict[tuple[str, AxisForm], int] = {}
         self._constants: dict[tuple[str, Shape, bytes, QuantizationParams | None], int] = {}
         self._reshape_sources: dict[int, int] = {}
@@ -193,7 +195,8 @@ class TfliteWriter:
     def finish(self) -> tuple[bytes, tuple[str, ...], int]:
         """Return the .tflite file, the names of the operators that it uses, and the peak bytes of its tensors.
 
-        Outputs have their natural forms. Each output is a separate tensor that an operation computes.
+        Outputs have their natural forms. If an output is an input, a constant or the same tensor as another output, a
+        RESHAPE copies it to a separate tensor.
         """
         inputs = [self.read_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
         outputs: list[int] = []
