@@ -6,7 +6,8 @@ A seed and the covered failures ⇒ a sockets artifact, frames of small integers
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -135,3 +136,16 @@ def _emitted(given: PipelineState, directory: Path, exact: bool = True) -> Survi
 def kinds(session: ClusterSession) -> list[tuple[str, str]]:
     """Return kind and device of each event of a session."""
     return [(event.kind, event.device) for event in session.events]
+
+
+def frames(count: int) -> Iterator[None]:
+    for _ in range(count):
+        yield
+
+
+def frames_until(condition: Callable[[], object], seconds: float = 20.0) -> Iterator[None]:
+    """Yield until the condition is true; raise AssertionError if that takes too long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        yield

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from support.failing_devices import DEVICES, Survivor, kinds, survivor
+from support.failing_devices import DEVICES, Survivor, frames, frames_until, kinds, survivor
 from support.hostile_device import Hostile
 from support.running import LIMIT_S, by_hand, pids, wait_until
 
@@ -81,19 +81,6 @@ def connect(net: Survivor, **options: Any) -> ClusterSession:
 def send_signal(net: Survivor, device: str, number: int) -> float:
     os.kill(pids(net.directory)[device], number)
     return time.monotonic()
-
-
-def frames(count: int) -> Iterator[None]:
-    for _ in range(count):
-        yield
-
-
-def frames_until(condition: Callable[[], object], seconds: float = 20.0) -> Iterator[None]:
-    """Yield until the condition is true; raise AssertionError if that takes too long."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        yield
 
 
 @pytest.mark.parametrize("victims", [(*DEVICES, "a"), "b"], ids=["clear", "tls"])

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator
 from random import Random
 
 import pytest
-from support.failing_devices import DEVICES, Survivor, kinds, survivor
+from support.failing_devices import DEVICES, Survivor, frames, frames_until, kinds, survivor
 from support.partitioned_network import PartitionedNetwork, partitioned_network
-from test_sockets_device_failures import frames, frames_until
 
 from dicompiler.base.errors import RunError
 from dicompiler_targets.sockets.failures import RANK_EXIT, RANK_SUSPECTED, DeviceFailure
