@@ -169,7 +169,7 @@ class Comparison:
 
 
 def _describe_gap(objective: str, metrics: Metrics) -> str:
-    """Return what the plan needs in addition to the bound on the objective."""
+    """Return a text that explains why the plan does not reach the bound on the objective."""
     if objective == "memory":
         fullest = max(metrics.devices, key=lambda entry: entry.memory)
         weights, tensors = format_bytes(fullest.weights), format_bytes(fullest.activations)

@@ -78,7 +78,7 @@ class RunTiming:
 
     @property
     def frame_text(self) -> str:
-        """The predicted time of a frame with its parts."""
+        """The predicted time of a frame and its parts, as text."""
         if self.is_stream:
             return f"{format_seconds(self.frame_s)}, with the start and the end of the stream"
         return str(FramePrediction(self.frame_s - self.input_output_s, self.input_output_s))

@@ -33,8 +33,8 @@ class CostModel(ABC):
     Attributes:
         name: Name of the model, as in `--cost NAME`.
         is_measured: Whether predictions rest on measurements, so that they may differ after the next measurement.
-        runtime: Factor by which messages and calls take longer than on the host on which the target's costs were
-            measured. 0 makes them free, as in the papers. None derives the factor from the speed of the device's cores.
+        runtime: Factor by which messages and calls take longer than the target states for its reference host. With 0,
+            messages and calls are free, as in the papers. None derives the factor from the speed of the device's cores.
     """
 
     name: ClassVar[str]
@@ -74,15 +74,16 @@ class CostModel(ABC):
     ) -> float:
         """Return the seconds of a share that reads tensors which its device has just computed.
 
-        onnxruntime fuses the layers that exchange these tensors, and the tensors keep their memory layout. Both effects
-        change the time. The default implementation ignores them and returns `seconds`.
+        If a device computes consecutive layers, onnxruntime fuses them and keeps the memory layout of the tensors
+        between them. Both effects change the time. The default implementation ignores them and returns `seconds`.
 
         Args:
             layers: The layers of the network.
             layer: Layer of which the device computes a share.
             share: The share of the layer.
             device: Device that computes the share.
-            local_bytes: Bytes of the share's inputs that the device has just computed and that the share reads uncut.
+            local_bytes: Bytes of the inputs that the share reads exactly as its device has just computed them, neither
+                cut nor joined.
 
         Returns:
             Seconds, infinite if the device does not compute.
@@ -92,7 +93,7 @@ class CostModel(ABC):
     def knows_engine(self, device: Device, engine: str) -> bool:
         """Return True if the model can predict the times of an engine on a device.
 
-        Without this knowledge, the times of onnxruntime are predicted.
+        Otherwise, the model predicts the times of onnxruntime for this engine.
 
         Args:
             device: The device.
@@ -147,7 +148,8 @@ class CostModel(ABC):
 class AnalyticModel(CostModel):
     """Time as the number of operations divided by the compute rate.
 
-    For an engine other than onnxruntime, the compute rate is that of the kind of layer, if the platform states it.
+    The compute rate is that of the device's engine. For an engine other than onnxruntime, the platform can state a
+    rate for each kind of layer.
 
     A multiply-add counts as two FLOPs. A pool counts one FLOP for each element of each window. Every other operator
     that computes counts one FLOP for each element of its output. Operators that only move data (Reshape, Concat) are
@@ -198,7 +200,7 @@ def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
 def seconds_at_rate(
     layers: LayerGraph, layer: Layer, operations: Sequence[int], devices: Sequence[Device]
 ) -> NDArray[np.float64]:
-    """Return the seconds that each device needs for each of the numbers of FLOPs of a layer in `operations`.
+    """Return the seconds that each device needs for a layer, for each number of FLOPs in `operations`.
 
     The result has the shape (length of `operations`, number of devices). It is infinite for devices without compute.
     """

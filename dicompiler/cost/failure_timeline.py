@@ -23,7 +23,9 @@ from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 
 FAILURE_DETECTION_S = 0.3
-"""Upper limit of the seconds from the end of a device's process until all other devices know of it and repeat frames.
+"""Largest number of seconds from the end of a device's process until all other devices know of the failure.
+
+After this time, the other devices repeat the frames that were in flight.
 
 A device that fails silently is detected later, after three missing heartbeats.
 """
@@ -66,8 +68,8 @@ class StreamInterval:
     """The frames of a stream between two changes. A change is the failure or the return of a device.
 
     Attributes:
-        failed: Failed devices for which the plan in force was made; () for the normal plan. The plan uses none of them.
-        down: Devices that are down at the start of the interval, including devices that no plan uses.
+        failed: Devices that the plan in force avoids, because it was made for their failure; () for the normal plan.
+        down: Devices that are down at the start of the interval, even if no plan uses them.
         changed_at: Time of the change in seconds.
         resumed_at: Time in seconds at which the first frame after the change started.
         frames: (frame number, start, end) of each frame that ended in the interval; times are in seconds.
@@ -137,8 +139,8 @@ def simulate_outages(
             has_return = next_case is not None and set(next_down) < set(down)
             interval = _simulate_interval(case, remaining, begin, until, has_return, in_flight, keep_spans)
             ended_at = max([begin, until if has_return else 0.0, *(end for _, _, end in interval.frames)])
-            # The interval continues if the next change selects the same case, or if the returning device fails again
-            # before it has rejoined.
+            # The interval continues if the plan stays the same after the next change. It also continues if a device
+            # returns and fails again before the frames in flight have ended, because no frame uses the plan in between.
             fails_again = has_return and next_index + 1 < len(changes) and changes[next_index + 1][0] <= ended_at
             if next_case != case and not fails_again:
                 break
@@ -160,7 +162,7 @@ def simulate_outages(
 def _iterate_changes(
     find_case: Callable[[tuple[str, ...]], FailureCase], outages: Sequence[Outage]
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
-    """Yield the time, the devices that are down, and the failure case at the start and after each change.
+    """Yield (time, devices that are down, failure case) for the start of the stream and for each change.
 
     A failure or a return is omitted if it does not change the failure case.
     """

@@ -19,8 +19,8 @@ def layer_kind(layer: Layer) -> str:
 def rate_kinds(layers: LayerGraph, layer: Layer) -> tuple[str, ...]:
     """Return the kinds of a layer for `Device.layer_rate`, the most specific one first.
 
-    Conv1x1 are pointwise convolutions. Conv3x3 are 3×3 convolutions without strides, dilations and groups, which
-    Winograd's algorithm can compute.
+    The kind Conv1x1 contains pointwise convolutions. The kind Conv3x3 contains 3×3 convolutions without strides,
+    dilations and groups, because Winograd's algorithm can compute them.
     """
     kind = layer_kind(layer)
     if kind != "Conv":

@@ -152,8 +152,8 @@ def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficie
     """Fit coefficients of at least 0 to samples (FLOPs, bytes, seconds) by weighted least squares.
 
     Squared errors are divided by the measured seconds. Unweighted errors would ignore short samples, and relative
-    errors would favour predictions that are too low. The best non-negative fit is found by trying every set of
-    coefficients that may be nonzero.
+    errors would favour predictions that are too low. Every subset of the coefficients is fitted with the other
+    coefficients set to 0, and the best fit without negative coefficients is returned.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     targets = np.sqrt(rows[:, 2])

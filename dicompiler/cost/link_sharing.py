@@ -13,8 +13,8 @@ class SharedLink(Generic[T]):
     """A network link and the flows (connections with a message to send) that use it now.
 
     `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these
-    shares. Above 1, it is the factor by which the flows slow each other down. `busy_s` are the seconds that the link
-    needs at its full bandwidth for all messages so far.
+    shares. If `load` exceeds 1, it is the factor by which all of these flows are slower than alone. `busy_s` are the
+    seconds that the link needs at its full bandwidth for all messages so far.
     """
 
     __slots__ = ("busy_s", "flows", "load")
@@ -43,9 +43,9 @@ class Flow(Generic[T]):
         started_at: Time at which the first message started.
         remaining_s: Seconds that the first message still needed at `updated_at` if it were sent alone.
         updated_at: Time of the last change of `speed`.
-        speed: Seconds of work done per second: 1 if the flow has its links to itself.
-        version: How often the departure (the end of sending the first message) has been planned. A departure with an
-            older version is invalid.
+        speed: Speed of sending as a fraction: 1 if the flow has its links to itself.
+        version: Number of times that the departure (the end of sending the first message) has been planned. A
+            departure with an older version is invalid, because the speed has changed since then.
     """
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
@@ -87,9 +87,9 @@ class LinkScheduler(Generic[T]):
         return self._flows[devices]
 
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
-        """Append a message to the queue of a flow, before waiting messages of a higher rank.
+        """Insert a message into the queue of a flow, after the messages of the same or a lower rank.
 
-        The message takes `seconds` if it has its links to itself. The message that is being sent is never overtaken.
+        The message takes `seconds` if it has its links to itself. It never overtakes the message that is being sent.
         """
         queue = flow.queue
         position = len(queue)
@@ -108,7 +108,8 @@ class LinkScheduler(Generic[T]):
     def finish_message(self, now: float, flow: Flow[T]) -> tuple[T, float]:
         """Remove the first message of a flow and start the next one; return the removed message and its start time."""
         (message, _, _), started_at = flow.queue.popleft(), flow.started_at
-        if flow.queue:  # The flow stays on its links, so that no other flow changes its speed.
+        # If more messages wait, the flow stays on its links, because removing and adding it would change no speed.
+        if flow.queue:
             flow.started_at, flow.remaining_s, flow.updated_at = now, flow.queue[0][1], now
             self._plan_departure(now, flow)
             return message, started_at

@@ -80,9 +80,9 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     (Reshape, Identity) counts as a copy. If several frames are in flight, one of them is inside a segment, and the
     others are between two segments.
 
-    A program has one role (a replica of the plan, or a failure plan) or several. A device keeps the weights of all
-    roles. The frames in flight are spread over the replicas of the main plan, or over those of one failure plan. The
-    result is for the case that needs the most memory.
+    A device keeps the weights of all roles (replicas of the main plan, and failure plans). All frames in flight use
+    either the main plan or one failure plan, and are spread over the replicas of this plan. The result is for the plan
+    with which the frames need the most memory.
 
     Args:
         program: Program that the devices run.

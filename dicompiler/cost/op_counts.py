@@ -132,7 +132,8 @@ def count_operations(
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
     """Return the bytes of weights that some nodes read, as `OpCounts.weight_bytes` defines them.
 
-    `costs` are the operations of each node. A node without operations may be a lookup in a table.
+    `costs` are the operations of each node. A node without operations may look up rows in a table, so its weights
+    count at most as many bytes as its output has.
     """
     regions = _weight_regions(layers, nodes)
     if not regions or OpCost() not in costs:

@@ -30,7 +30,10 @@ from dicompiler.partition.bounds_inference import output_shape
 log = logging.getLogger("dicompiler")
 
 MAX_MEDIAN_TO_MIN = 2.0
-"""The host counts as idle if the median seconds of all layers are at most this multiple of the shortest seconds."""
+"""The host counts as idle if the layers take at most this multiple of their shortest times.
+
+The median times of all layers are added, and divided by the sum of their shortest times.
+"""
 Cut = str
 """How a measured piece is smaller than its layer.
 
@@ -138,8 +141,8 @@ class Profile(Memoizing):
         read_byte_s: Additional seconds for each byte of other inputs in a frame, for the same reason.
         cold_call_s: Additional seconds of a call in a frame, because the device has computed other layers since the
             previous call.
-        engines: Measurements of engines other than onnxruntime, by name. All other values are those of `engine`.
-        engine: Name of the engine of which the values are.
+        engines: Measurements of engines other than onnxruntime, by name.
+        engine: Name of the engine that `call_s`, `layers` and `whole_model_s` were measured with.
     """
 
     place: str
@@ -161,10 +164,10 @@ class Profile(Memoizing):
 
     @memoized
     def of_engine(self, engine: str) -> Profile:
-        """Return the profile with the times of an engine.
+        """Return the profile with the times of an engine; the same profile if the engine was not measured.
 
-        Layers and cuts that were measured in onnxruntime only keep these times, because onnxruntime computes the layers
-        that an engine does not support. If the engine was not measured at all, the profile itself is returned.
+        Layers and cuts without measurements of the engine keep the times of onnxruntime, because onnxruntime computes
+        the layers that the engine does not support.
         """
         if engine not in self.engines:
             return self
@@ -244,12 +247,12 @@ class Profile(Memoizing):
 
     @memoized
     def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
-        """Return the seconds that each byte between two layers saves if both layers run in one session.
+        """Return the seconds saved for each byte that two layers exchange, if both layers run in one session.
 
-        The value is chosen such that the predicted seconds of all layers add up to the measured seconds of the whole
-        network. `unmeasured_s` is the part of this sum that belongs to layers that were not measured, and no layer
-        takes less than 0 s. The value is negative if the network takes longer than the sum of its layers. It is 0 if
-        the unmeasured layers alone take at least as long as the network.
+        With this value, the predicted seconds of all layers add up to the measured seconds of the whole network. The
+        layers that were not measured contribute `unmeasured_s` to this sum, and no layer contributes less than 0 s.
+        The value is negative if the network takes longer than the sum of its layers. It is 0 if the network was not
+        measured, or if the unmeasured layers alone take at least as long as the network.
         """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
         if self.whole_model_s is None or 0 < whole_s <= unmeasured_s:
@@ -297,8 +300,8 @@ class Profile(Memoizing):
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
         """Return the seconds of a layer's pieces as a function of their size, without those of an empty call.
 
-        The result is None if no piece was cut in the way `cut`. The whole layer is added as the last point, with the
-        size `extent`, unless `extent` is None.
+        The curve consists of the pieces with this kind of cut; the result is None if there are none. If `extent` is
+        given, the whole layer is added as the last point, with this size.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
@@ -309,8 +312,9 @@ class Profile(Memoizing):
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
     """Return a layer with the pieces that an engine computed, and those of onnxruntime for all other cuts.
 
-    A call of the engine takes `extra_call_s` longer than one of onnxruntime. The times of onnxruntime are changed by
-    this, because the seconds of an empty call of the engine are subtracted from all of them.
+    All pieces stay those of onnxruntime if the engine cannot compute the whole layer. An empty call of the engine takes
+    `extra_call_s` longer than one of onnxruntime. This difference is added to the times of onnxruntime, because the
+    engine's empty call is later subtracted from all times.
     """
     cuts = {piece.cut for piece in pieces} if any(piece.cut == "whole" for piece in pieces) else set[Cut]()
     kept = [
@@ -356,7 +360,10 @@ def parse_profile(document: Any, place: str) -> Profile:
 
 
 def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], place: str) -> None:
-    """Raise DicompilerError if a measured cost is 0. Each cost takes time, but other load can hide it."""
+    """Raise DicompilerError if a measured cost is 0.
+
+    No cost really is 0, but other load on the host can distort a measurement so that the result is 0.
+    """
     for target, costs in costs_by_target.items():
         zero = [name for name, value in costs.items() if name in _MEASURED_COSTS and not value]
         if zero:
@@ -418,8 +425,8 @@ class ProfileSet:
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
         """Return the measured costs of a target's runtime on a device, with unmeasured costs from `scaled`.
 
-        A profile never contains the costs of TLS, the share that coalesced messages cost, and the costs of the
-        network's inputs and outputs. If it lacks other costs, a warning reports that once for each file.
+        Some fields, such as `per_tls_byte`, are never measured. If the profile lacks one of _MEASURED_COSTS, a warning
+        reports this once.
         """
         profile = self._find(device)
         if profile is None:

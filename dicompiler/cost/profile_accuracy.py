@@ -15,7 +15,7 @@ from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.profile import LayerProfile, Profile
 
 QUANTILES = np.linspace(0, 1, 41)
-"""`fit_roofline` tries the compute rates and memory bandwidths at these quantiles of the measured ones."""
+"""Quantiles of the measured compute rates and memory bandwidths: the values that `fit_roofline` tries."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,10 @@ class RooflineFit:
 
 
 def fit_roofline(profile: Profile) -> RooflineFit | None:
-    """Return the rate and memory bandwidth with the least median error; None if all pieces are shorter than a call."""
+    """Return the compute rate and the memory bandwidth with the least median error.
+
+    The result is None if no piece takes longer than an empty call.
+    """
     samples = [row[1:] for row in profile.samples() if min(row[1:]) > 0 and row[3] > profile.call_s]
     rows = np.array(samples, np.float64).reshape(-1, 3)
     if not len(rows):

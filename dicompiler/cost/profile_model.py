@@ -68,7 +68,7 @@ class ProfileBasedModel(CostModel):
     ) -> float:
         """Return the seconds of a share in a frame, corrected as `Profile.seconds_in_frame` describes.
 
-        A layer that was not measured is not corrected, because its prediction is for a frame already.
+        The prediction for a layer that was not measured is not corrected: it counts as the time in a frame.
         """
         if not device.can_compute:
             return math.inf
@@ -85,9 +85,10 @@ class ProfileBasedModel(CostModel):
 class ProfileModel(ProfileBasedModel):
     """Times that `dicompiler profile` measured, interpolated for sizes that were not measured.
 
-    All whole layers together take the time that was measured for the whole network. A cut along one axis leaves a
-    fraction of the whole layer's time. If a share is cut along several axes, the fractions are multiplied. Cuts along
-    axes that were not measured, and layers that could not be measured, are predicted from the number of operations.
+    The predicted times of all whole layers add up to the measured time of the whole network. A share that is cut along
+    one axis takes a measured fraction of its layer's time. If it is cut along several axes, the fractions are
+    multiplied. Cuts along axes that were not measured, and layers that could not be measured, are predicted from the
+    number of operations.
     """
 
     name: ClassVar[str] = "profile"
@@ -143,9 +144,9 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
     """Return the fraction of a layer's time that remains if only `region` of its output is computed.
 
-    `full` is the region of the whole output. If several axes are cut, the result is the product of the fractions that
-    each cut leaves. Time that remains even at size 0, for example for reading all weights, counts only once in the
-    product.
+    `full` is the region of the whole output. If several axes are cut, the fractions that each cut leaves are
+    multiplied. A part of the time remains even at size 0, for example to read all weights. This part is not
+    multiplied, but added to the product.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)

@@ -15,7 +15,7 @@ class Span(NamedTuple):
     Attributes:
         kind: "compute": a segment ran on `device`. "handle": the processor of `device` sent a message to `peer`, or
             received one from it. "message": bytes were on the link from `device` to `peer`. "wait": `device` was idle
-            because a message from `peer` was missing, or because no frame was available if `peer` is empty.
+            because a message from `peer` was missing; if `peer` is empty, because no frame was available.
         device: Name of the device.
         name: Name of the segment or of the tensor in the message.
         frame: Number of the frame.
@@ -77,8 +77,8 @@ class SimulationResult:
     def period_s(self) -> float:
         """Mean seconds between the ends of frames, in the middle half of the stream.
 
-        The start and the end of the stream do not count, because some devices are idle then. With fewer than four
-        frames, it is the total time divided by their number.
+        The start and the end of the stream do not count, because some devices are idle then. If there are fewer than
+        four frames, the result is the total time divided by the number of frames.
         """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)

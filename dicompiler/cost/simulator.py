@@ -51,7 +51,10 @@ class _DeviceState:
     waited: dict[str, float] = field(default_factory=dict)
 
     def occupy(self, start: float, end: float) -> None:
-        """Count the seconds from `start` to `end` as occupied. No gap before `occupied_until` begins after `start`."""
+        """Count the seconds from `start` to `end` as occupied, but none of them twice.
+
+        If `occupied_until` is later than `start`, all seconds between them must already be counted.
+        """
         self.occupied += max(0.0, end - max(start, self.occupied_until))
         self.occupied_until = max(end, self.occupied_until)
 
@@ -65,7 +68,8 @@ class _MessagePath:
         seconds: Seconds on the link if no other message uses it.
         latency: Seconds from the end of sending until the receiver is awake.
         is_parallel: Whether the receiver can receive the message while a segment computes.
-        in_order: Whether messages of younger frames that became ready earlier are sent first.
+        in_order: Whether messages are sent in the order in which they become ready. Otherwise the messages of older
+            frames are sent first.
         readers: Indices of the receiver's jobs that wait for the message.
     """
 
@@ -89,7 +93,7 @@ class _FrameState:
     Attributes:
         next_jobs: For each device, the index of its next job.
         missing_messages: Number of messages that each job still waits for.
-        last_messages: For each job whose messages have all arrived, by index of the job: the message that arrived last.
+        last_messages: The message that arrived last, by index of the job, for jobs that wait for no more messages.
         missing_outputs: Number of outputs that are not computed yet.
         started_at: Time at which the first job of the frame started.
     """
@@ -106,7 +110,7 @@ class _FrameState:
 
 _InFlightMessage = tuple[_FrameState, _MessagePath]
 _Handler = Callable[[float, _FrameState, Any], None]
-"""A method that handles an event at a time for a frame. The last argument is, for example, a device or a message."""
+"""A method that handles an event. The arguments are its time, its frame, and its subject, such as a device."""
 
 
 class _RoleSchedule:
@@ -241,8 +245,9 @@ class _EventSimulator:
         )
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
-        """Start the next frame; if no device computes an output in it, start the frame after it too.
+        """Start the next frame.
 
+        A frame in which no device computes an output of the network ends at once, so the frame after it is started too.
         `idle_devices` are the indices of devices that have just become idle and must look for new work.
         """
         while self.released < self.frame_count:

@@ -206,11 +206,11 @@ def _device_work(
 
 
 class ConversionCost(NamedTuple):
-    """The time to convert a tensor to or from a wire type, stated as a number of copies that take as long.
+    """The time to convert a tensor to or from a wire type, expressed as copies that together take the same time.
 
     Attributes:
-        passes: Number of copies of the whole tensor, which determine the time for a large tensor.
-        extra_calls: Number of further copies of 0 bytes, which determine the time for a small tensor.
+        passes: Number of copies of the whole tensor; they dominate for a large tensor.
+        extra_calls: Number of additional copies of 0 bytes; they dominate for a small tensor.
     """
 
     passes: int
@@ -235,11 +235,11 @@ class CopyCounts(NamedTuple):
 def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
     """Return the copies that each task (one device's share of a layer) makes in a frame of the first replica.
 
-    A task copies each input that is stored in another shape than it is read in, and each region of its output that is
-    sent to another device. A tensor with a narrower wire type is copied once more by the sender and once more by the
-    receiver, with the bytes of its own type. Casts to and from float16, and to int8, were measured to take as long as a
-    slice; a cast to bfloat16 takes up to four times as long. Encoders and decoders of int8-block cost `BLOCK_ENCODER`
-    and `BLOCK_DECODER`. The nodes that `count_lookup_copies` counts are included.
+    A task copies inputs that it slices or joins, and regions that it slices from its output in order to send them. If a
+    tensor is sent in a narrower wire type, the casts of the sender and of the receiver each count as one copy of the
+    bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long as a slice; a
+    cast to bfloat16 took up to four times as long. Encoders and decoders of int8-block cost `BLOCK_ENCODER` and
+    `BLOCK_DECODER`. The copies of `count_lookup_copies` are included.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {
@@ -264,7 +264,8 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
         for source, tree in reads.items():
             leaves = assembly_leaves(tree)
             regions = [leaf.region for leaf in leaves if leaf.region != leaf.box.region]
-            if source.tensor in narrowed:  # Tasks in one lane of a device share one widened copy.
+            # A received box is cast back once for each lane, because the tasks in one lane share the result.
+            if source.tensor in narrowed:
                 boxes = {(leaf.box, lanes[key]) for leaf in leaves if leaf.box.origin is not None} - widened
                 passes, extra_calls = count_conversion(source.tensor, BLOCK_DECODER)
                 regions += [box.region for box, _ in boxes if box.region is not None] * passes
@@ -316,7 +317,7 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
     """Return the seconds of each segment, by name.
 
-    The seconds of a task are assigned to the segment with the main operator of its layer.
+    The seconds of a task are assigned to the segment with the main operator (anchor) of its layer.
     """
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
@@ -324,7 +325,7 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
         for segment in device.segments:
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
-                # A merger (a task that adds partial sums) has no anchor, so its last node decides.
+                # A merger (a task that adds partial sums) has no anchor, so it belongs to the segment of its last node.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}

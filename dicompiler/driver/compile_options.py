@@ -55,7 +55,7 @@ _EXPECTED_VALUES: Mapping[str, str] = {
     "instruments": "a list of instruments",
     "progress": "a function that takes a string",
 }
-"""Expected values in error messages, by the names of the options of which the types are checked."""
+"""Descriptions of allowed values for error messages, by option name. Only these options are checked for their type."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class CompileOptions:
 
 @functools.cache
 def _option_classes() -> Mapping[str, tuple[type, ...]]:
-    """Return the classes that the value of an option may have, for each option with such a check, by name.
+    """Return the allowed classes of each option in _EXPECTED_VALUES, by option name.
 
-    They are taken from the annotations of `CompileOptions`.
+    The classes are taken from the annotations of `CompileOptions`.
     """
     annotations = get_type_hints(CompileOptions)
     return {name: _runtime_classes(annotations[name]) for name in _EXPECTED_VALUES}

@@ -20,9 +20,9 @@ from dicompiler.target.manifest import PROVENANCE_FILE
 
 Bottleneck = Literal["network", "computing", "messages", "waiting"]
 MIN_BUSY_SHARE = 0.5
-"""Waiting is the bottleneck if no device and no link is busy for at least this share of a frame."""
+"""Waiting is the bottleneck if every device and every link is busy for less than this share of the time."""
 MIN_NAMED_SHARE = 0.05
-"""The share of time for messages is named in the description of a bottleneck if it is at least this large."""
+"""The description of a bottleneck names the share of time for messages if this share is at least so large."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class CompileSummary:
     def document(self) -> dict[str, Any]:
         """Return the content of the key `summary` in provenance.json.
 
-        It omits the names of strategies, because provenance.json has other keys for them, and empty engines.
+        The names of strategies are omitted, because provenance.json has other keys for them. `engines` is omitted if it
+        is empty.
         """
         omitted = ("strategy", "chosen_strategy", *([] if self.engines else ["engines"]))
         return {key: value for key, value in asdict(self).items() if key not in omitted}
@@ -148,8 +149,8 @@ def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
     """Return the kind of the bottleneck, and a description for users.
 
     The bottleneck is the busiest device or the busiest direction of a link. If neither is busy for half of the time,
-    the kind is "waiting". The time is that of a frame; for the objective throughput, it is the frame period. A device
-    or link that works after the outputs (it computes states) is busy during a longer time, `Metrics.active_s`.
+    the kind is "waiting". For the objective throughput, the time is the frame period. Otherwise it is the time of a
+    frame, or `Metrics.active_s` if devices or links still work after the outputs, for example for states.
     """
     frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
     device = max(metrics.devices, key=lambda entry: max(entry.occupied_s, entry.compute_s))

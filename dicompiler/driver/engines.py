@@ -31,7 +31,7 @@ log = logging.getLogger("dicompiler")
 AUTO_ENGINE = "auto"
 """Value of `--engine` with which the engine of each device is chosen."""
 MIN_STATED_SHARE = 0.5
-"""Smallest share of a network's operations in kinds of layers with stated rates for an engine to be chosen."""
+"""An engine with rates by kind of layer is chosen if these kinds have at least this share of a network's operations."""
 
 
 def check_engine(engine: str | None, target: Target | None) -> None:
@@ -114,7 +114,7 @@ def _warn_unknown(platform: Platform, cost: CostModel) -> None:
 
 
 def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
-    """Return the engine with which a device computes the network fastest; onnxruntime if it is not slower."""
+    """Return the engine with which a device computes the network fastest; onnxruntime if no engine is faster."""
     if target is not None and not target.can_use_engines:
         return DEFAULT_ENGINE
     others = [name for name in registry().engines if name != DEFAULT_ENGINE and cost.knows_engine(device, name)]
@@ -124,8 +124,8 @@ def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: 
         if cost.is_measured or _has_only_one_rate(with_engine):
             seconds[name] = _network_seconds(layers, with_engine, cost)
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
-            # Platforms state a single rate for all kinds of layers in onnxruntime, which can be wrong by a factor of 4.
-            # It cannot be compared with the rates of an engine by kind.
+            # An engine with rates by kind is preferred without a comparison: platforms state one rate of onnxruntime
+            # for all kinds of layers, which can be wrong by a factor of 4.
             seconds[name] = 0.0
     best = min(seconds, key=lambda name: seconds[name])
     try:
@@ -141,7 +141,7 @@ def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> flo
 
 
 def _has_only_one_rate(device: Device) -> bool:
-    """Return True if the platform states one rate of the device's engine for all kinds of layers, or none."""
+    """Return True if the platform states no rates of the device's engine for single kinds of layers."""
     return {entry.kind for entry in device.engine_rates if entry.engine == device.engine} <= {OTHER_KINDS}
 
 
@@ -168,14 +168,14 @@ def split_program(compilation: PipelineState) -> PipelineState:
 
 
 def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tolerance]:
-    """Return the allowed differences of outputs of type float that engines cause, by output.
+    """Return the tolerances that engines need for outputs of type float32, by output name.
 
     Args:
         model: The reference model.
         engines: Engines other than onnxruntime by device name.
 
     Returns:
-        The tolerances; empty if none is wider than the usual one.
+        The tolerances; empty if the usual tolerance suffices for all engines.
     """
     import onnx
 

@@ -21,9 +21,9 @@ _MISSING_KERNEL = re.compile(r"Could not find an implementation for (\S+)\((\d+)
 def check_loadable(model: Model) -> None:
     """Raise DicompilerError if the installed onnxruntime cannot load the model.
 
-    The model is loaded without its weights, so large models need no more time and memory than small ones. Only if that
-    fails, it is loaded with them, because some operators accept only constants. onnxruntime is then allowed to replace
-    operators.
+    The model is first loaded without its weights, so that large models need no more time and memory than small ones. If
+    this fails, the model is loaded with its weights, because some operators accept only constants. In this second try,
+    onnxruntime may also replace operators.
     """
     # The executor imports onnxruntime, which not every program that imports this module needs.
     from dicompiler.verify.executor import OrtSession

@@ -36,8 +36,8 @@ def opt(
 ) -> PipelineState:
     """Run passes on a model.
 
-    The model is partitioned at the end if `plan` or annotating passes left a plan. Write the result with
-    `result.model.save("out.onnx")`.
+    If there is a plan after these passes, given by `plan` or set by annotating passes, the pass `partition` is added,
+    unless the model is already partitioned. Write the result with `result.model.save("out.onnx")`.
 
     Args:
         model: The path of an ONNX file, its bytes, a ModelProto or a Model.

@@ -166,7 +166,7 @@ def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[s
 
 
 def _device_runtime_costs(device: Device, cost: CostModel, target: Target) -> RuntimeCosts:
-    """Return the costs of the target's runtime on a device, including what a call of its engine takes longer."""
+    """Return the costs of the target's runtime on a device, including the additional seconds of its engine's calls."""
     costs = cost.runtime_costs(device, target.runtime_costs, target.name)
     if device.engine == DEFAULT_ENGINE or not costs.call:
         return costs

@@ -33,7 +33,7 @@ PLAYED_BENCHMARKS = ("one", "calls", "messages")
 """The benchmark programs that are run. Their messages fit into the burst of a limited link. Larger messages need no
 benchmark: they are handled while the link sends them."""
 STEP_S = 1e-3
-"""Seconds that each segment of a benchmark program takes, by a delay. They are subtracted from the time of a frame."""
+"""Duration of each segment of a benchmark program, set by a delay. It is subtracted from the time of a frame."""
 FRAMES_PER_ROUND, ROUNDS = 40, 3
 
 

@@ -72,11 +72,11 @@ class EmulationResult:
 
     Attributes:
         result: Outputs and measurements of the run.
-        timed_unit: Description of the timed unit: a frame, or one of several frames in flight.
+        timed_unit: Text that names the timed unit: "a frame", or "8 frames, each" if several frames were in flight.
         frame_s: Measured seconds of this unit.
         predicted_s: Predicted seconds of this unit, with the message costs of this host.
-        on_boards: The prediction for boards, whose messages have the costs that the problem states.
-        simulated_s: Simulated seconds of this unit, with the segment times that the emulated boards had.
+        on_boards: The prediction for real boards, with the message costs of the boards instead of those of this host.
+        simulated_s: Seconds of this unit in a simulation with the segment times of the emulated boards.
         segments_s: Seconds of each call of a segment on its board.
         compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
             (0.05 means 5 %).
@@ -120,8 +120,9 @@ def emulate(
         slower: How many times longer a segment takes on the fastest emulated device than on one core of this host. On
             the other devices, it takes longer in inverse proportion to their compute rates. Default: segments take as
             long as the cost model predicts.
-        cost: The cost model. Default: the one that the artifact was compiled with. With `slower`, it is used only for
-            the prediction, and by default the prediction uses the emulated times of segments.
+        cost: The cost model of the prediction. Without `slower`, each emulated segment takes the time that this model
+            predicts, and the default is the model that the artifact was compiled with. With `slower`, the default is
+            to predict from the emulated times of segments.
         options: Options of the run.
         dilation: Factor of at least 1 by which segments and links are slowed; measured times are divided by it. With a
             larger factor, this host can emulate more or faster boards. But the work of the runtime itself is not slowed

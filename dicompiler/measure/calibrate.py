@@ -44,9 +44,10 @@ from dicompiler.target.target_base import Target
 
 MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
-"""A machine was busy if one of two times exceeds this multiple of the other one.
+"""A machine was busy if two times that should be similar differ by more than this factor.
 
-The times are those of a segment in the last frame and in other frames, or those of the median and the shortest frame.
+The two times are those of a segment in the last frame and in the other frames, or those of the median frame and of the
+shortest frame.
 """
 MAX_UNEXPLAINED_SHARE = 0.25
 """Waits that the fitted network does not explain cause a warning if they take more than this share of a frame."""
@@ -435,7 +436,10 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
 
 
 def _scale_times(measurements: dict[str, Any], factor: float) -> None:
-    """Multiply all times of an engine in a profile by the factor, except for the seconds of an empty call in them."""
+    """Multiply all times of an engine in a profile by the factor.
+
+    Each time includes the seconds of an empty call, which are not multiplied.
+    """
     entries = [
         (piece, key) for layer in measurements["layers"] for piece in layer["measurements"] for key in _TIME_KEYS
     ]

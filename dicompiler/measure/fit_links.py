@@ -1,7 +1,7 @@
 """A fit of the network's bandwidths and latencies to the pauses between segments in measured runs.
 
 The fit minimizes absolute deviations by iteratively reweighted least squares. Its unknowns are seconds per byte and
-seconds per message: pauses are linear in both, as long as each device waits for the same messages.
+seconds per message. Pauses are linear in both, unless another value changes for which messages a device waits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ MAX_FIT_STEPS = 20
 MIN_BYTES_SHARE = 0.05
 """A bandwidth is undetermined if sending bytes at this bandwidth takes less than this share of all pauses."""
 TYPICAL_FRAME_WEIGHT = 4.0
-"""Weight of the seconds of a typical frame, which are a median of many frames; a pause of one frame has weight 1."""
+"""Weight of a typical frame's seconds in the fit; a pause has weight 1.
+
+A typical frame counts more, because its seconds are the median of many frames, and a pause is measured in one frame.
+"""
 MAX_COLLINEARITY = 0.98
-"""A latency is undetermined if the vector of its effects on the pauses is this parallel (cosine) to a bandwidth's."""
+"""A latency is undetermined if it affects the pauses almost as a bandwidth does.
+
+The value is the largest cosine between the vectors of both effects with which the latency is still determined.
+"""
 
 Pauses = Mapping[str, Sequence[float]]
 """Device ⇒ seconds before each of its segments, since the end of the previous one."""
@@ -66,9 +72,9 @@ class NetworkFigure:
         return tuple(figures)
 
     def moved_to(self, platform: Platform, start: float, coordinate: float) -> Platform:
-        """Return the platform with the value of this figure that belongs to a coordinate of the fit.
+        """Return the platform with this figure set to the value that a coordinate of the fit represents.
 
-        `start` is the value before the fit.
+        `start` is the value of the figure before the fit.
         """
         return self.with_value(platform, round_figure(coordinate / 1000 if self.unit == "s" else start / coordinate))
 

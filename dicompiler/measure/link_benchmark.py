@@ -123,7 +123,7 @@ def _configure_socket(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytearray:
-    """Return exactly `count` bytes; raise LinkError if the other host closes the connection before."""
+    """Return exactly `count` bytes; raise LinkError if the other host closes the connection earlier."""
     data = bytearray(count)
     view, done = memoryview(data), 0
     while done < count:

@@ -195,8 +195,8 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
     """Yield the pieces of a layer to be measured.
 
-    They are the whole layer, one tile of each cut into `tiles` tiles, and, for each cut of the input channels, one
-    partial sum and the addition of all partial sums.
+    The first piece is the whole layer. Each axis is then cut into each number of tiles in `tiles`, and one tile of each
+    cut is a piece. A cut of the input channels gives two pieces: one partial sum, and the addition of all partial sums.
     """
     isolated = _isolate_layer(model, layers, layer)
     yield LayerPiece("whole", 1, LayerShare(), isolated.model.proto)
@@ -222,10 +222,10 @@ def _cut_size(cut: Cut, share: LayerShare) -> int:
 def _plan_cuts(
     layers: LayerGraph, layer: Layer, tiles: Sequence[int]
 ) -> Iterator[tuple[tuple[Part, ...], int, Cut, LayerShare]]:
-    """Yield the cuts of a layer to be measured, each with the parts that it makes of the layer.
+    """Yield the cuts of a layer to be measured.
 
-    The elements are (parts, index of the part to be measured, kind of the cut, share of the layer that this part
-    computes).
+    The elements are (all parts of the cut layer, index of the part to be measured, kind of the cut, share of the layer
+    that this part computes).
     """
     axes, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
     for label in CUT_LABELS:

@@ -29,7 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# onnxruntime 1.32 stores an identifier of the device and reports its use, unless this is set before it is imported.
+# Without this variable, onnxruntime 1.32 stores an identifier of the device and reports how it is used. The variable
+# must be set before onnxruntime is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 SCRIPT_DIRECTORY = Path(__file__).resolve().parent
 PROFILE_FORMAT = "dicompiler.profile/2"
@@ -45,7 +46,11 @@ MAX_ROUNDS = 6
 PASS_COUNT = 2
 """Passes over all pieces and the network. The fastest pass counts, because a shared or hot host is slow at times."""
 NETWORK_TIMING_S = 1.0
-"""Minimum seconds of measuring the whole network, pieces with data in memory (cold), and with data in caches (warm)."""
+"""Minimum seconds of each measurement that alternates between models.
+
+There are three such measurements: of the whole network, of pieces with data in memory (cold), and of pieces with data
+in caches (warm).
+"""
 RUNS_PER_TURN = 5
 """Runs in one turn of a measurement that alternates between several models.
 
@@ -321,8 +326,8 @@ def measure_cold_costs(
 
     In a frame, other pieces have run since the previous run of a piece, so weights and inputs come from memory and not
     from caches. The result has the additional seconds for each byte of weights, for each byte of other inputs, and for
-    each call. They are measured by running one piece of each layer in turn: together these pieces displace each other
-    from the caches, as a device's share of the network does.
+    each call. They are measured by running one piece of each layer in turn, because these pieces displace each other
+    from the caches, as the layers do in a frame.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [open_piece(task, options.threads) for task in (*tasks, call)]
@@ -419,13 +424,13 @@ def find_network_class(engine: dict[str, Any]) -> Any:
 
 
 class NetworkCall:
-    """A piece in the format of an engine, with the method of an onnxruntime session that runs it."""
+    """A piece in the format of an engine, which is run like an onnxruntime session."""
 
     def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
         self._network, self._inputs, self._shapes = network, inputs, shapes
 
     def run_with_ort_values(self, _outputs: list[str], _feeds: dict[str, Any]) -> None:
-        """Compute the outputs from the inputs that are fixed."""
+        """Run the piece with its own fixed inputs; the arguments are ignored."""
         self._network.run(self._inputs, self._shapes)
 
 
@@ -446,7 +451,7 @@ class EngineTimes:
     """The times of an engine in all passes.
 
     Attributes:
-        times: Times of each pass, by the name of the file of the piece in onnxruntime's format.
+        times: Times of each pass, by the key `file` of the piece in tasks.json.
     """
 
     def __init__(self, engine: dict[str, Any]) -> None:
@@ -469,7 +474,7 @@ class EngineTimes:
                 self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
 
     def profile_entry(self, tasks: dict[str, Any]) -> dict[str, Any]:
-        """Return the entry of the profile."""
+        """Return the entry of this engine in the profile."""
         layers = []
         for layer in tasks["layers"]:
             pieces = [task for task in layer["measurements"] if task["file"] in self.times]

@@ -212,9 +212,10 @@ def _last_line(result: ssh.CommandResult) -> str:
 
 
 def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: bool = False) -> Mapping[str, Any]:
-    """Run PROBE_SOURCE on a host, and return its report about the host and the profile that lies there.
+    """Run PROBE_SOURCE on a host, and return its report about the host.
 
-    With `check`, raise RunError if the host lacks a package that the measurement needs.
+    Without `check`, the report also contains the profile that the package's script has written on the host. With
+    `check`, raise RunError if the host lacks a package that the measurement needs.
     """
     header = (
         f"LINE_PREFIX = {ssh.LINE_PREFIX!r}\nPROFILE_FILE = {PROFILE_FILE!r}\nCHECK = {check!r}\n"
@@ -325,8 +326,8 @@ def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, ti
 def _find_link_address(server: MeasuredBoard, client: MeasuredBoard) -> tuple[str, int]:
     """Return host and port at which the client reaches the server; the port is 0 if any free port can be used.
 
-    The host is an IP address if possible, because boards may not be able to resolve names. A link-local one gets the
-    client's zone, which is the client's name of the network interface.
+    The host is an IP address if possible, because boards may not be able to resolve names. A link-local address is
+    valid only with a zone, so the client's zone (its name of the network interface) is added.
     """
     address = server.location.resolve_address() or (server.address or ssh.get_address(server.location), 0)
     host, zone = address[0].partition("%")[0], client.address.partition("%")[2]

@@ -22,7 +22,10 @@ MAX_PLAY_RATIO = 1.05
 MESSAGE_COSTS = ("send", "receive", "latency")
 """Costs into which the time of a message is split. If one of them is 0, the others are wrong too."""
 MAX_FITS = 3
-"""Maximum number of measurements of a target's runtime. Another one follows if a cost is 0, which no cost really is."""
+"""Maximum number of measurements of a target's runtime.
+
+A measurement in which a cost is 0 is repeated, because no cost really is 0.
+"""
 
 
 class PlayError(OSError):
@@ -73,7 +76,7 @@ def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]
 def find_zero_costs(costs: dict[str, float]) -> list[str]:
     """Return the names of the costs that were measured as 0, or derived from such a cost.
 
-    `header_share` is not measured.
+    `header_share` is ignored, because it is not measured.
     """
     names = [name for name, seconds in costs.items() if name != "header_share" and not seconds]
     is_split_wrong = any(name in MESSAGE_COSTS for name in names)
@@ -81,7 +84,7 @@ def find_zero_costs(costs: dict[str, float]) -> list[str]:
 
 
 def omit_zero_costs(costs: dict[str, float]) -> dict[str, float]:
-    """Return the costs without those that `find_zero_costs` returns; empty if none was measured."""
+    """Return the costs without those that `find_zero_costs` returns; empty if no measured cost is left."""
     zero = find_zero_costs(costs)
     measured = {name: seconds for name, seconds in costs.items() if name not in zero}
     return measured if set(measured) - {"header_share"} else {}
@@ -128,8 +131,8 @@ def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | No
     without programs with copies, and the latency if the entry assumes that nothing must be awakened.
 
     Args:
-        entry: The target's entry in the key `runtimes` of tasks.json. After a message was sent, the receiver must
-            be awakened and then receive it. The entry's key `waking` is the share of awakening in this time.
+        entry: The target's entry in the key `runtimes` of tasks.json. The receiver's time for a message consists of
+            waking up and of receiving; the entry's key `waking` is the share of waking up in this time.
         times: Seconds of a frame of each program.
         send_s: Seconds to pass a message to the operating system. If it is None, a third of a message's time is
             assumed.

@@ -44,20 +44,30 @@ ARTIFACT_DIRECTORY, LOG_FILE = "artifact", "run.json"
 FORMAT = "dicompiler.tuning/1"
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "auto{budget=10}")
 FIRST_TRIALS = 3
-"""Plans that are measured even if others are predicted to be faster: the prediction is not corrected yet."""
+"""Number of plans that are measured first, even if a measured plan is predicted to be faster.
+
+The reason is that few runs have corrected the predictions by then.
+"""
 MAX_FIRST_RATIO = 3.0
-"""Such a plan is not measured if it is predicted to take more than this multiple of the best plan's time."""
+"""One of the first plans is not measured if its predicted time exceeds this multiple of the shortest predicted time."""
 MIN_GAIN = 0.01
-"""A further plan is measured only if its prediction is shorter than that of the fastest plan by this share."""
+"""After the first plans, a plan is measured only if it promises more than this gain.
+
+The gain is the share by which its predicted time is shorter than that of the fastest measured plan.
+"""
 MAX_SPREAD = 0.25
-"""A run is repeated, and then marked as disturbed, if its frames differ by more than this share of their median."""
+"""A run is repeated if its frames differ by more than this share of their median.
+
+If the frames of the second run differ as much, the trial is marked as disturbed.
+"""
 MAX_FAILURES = 2
 """The tuning ends after this number of failed runs in a row, for example because a board is off."""
 
 Runner = Callable[[Path, Path], Mapping[str, Any]]
-"""Function that runs the artifact in the first directory and returns its run log (schema `run`) for the second path.
+"""Function that runs an artifact and returns the run log (schema `run`).
 
-It raises RunError if a board fails. The log must have at least three frames.
+Its arguments are the directory of the artifact, and the file to which the caller will write the log. It raises RunError
+if a board fails. The log must have at least three frames.
 """
 TrialState = Literal["measured", "disturbed", "failed"]
 
@@ -234,9 +244,9 @@ def _end_reason(options: TuneOptions, tuning: Tuning, deadline: float) -> str:
 
 
 def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> StrategyResult | None:
-    """Return the plan to measure next: the one with the best prediction that was not measured yet.
+    """Return the plan to measure next: of the plans that were not measured yet, the one with the best prediction.
 
-    The result is None if its prediction is not better than that of the fastest measured plan.
+    The result is None if there is no such plan, or if its prediction is too long (see MAX_FIRST_RATIO and MIN_GAIN).
     """
     strategies = {text: registry().resolve("strategies", text) for text in options.strategies}
     found = compare_strategies(problem, strategies)
@@ -295,7 +305,7 @@ def _corrected(platform: Platform, place: Path, artifact: Path) -> Platform:
 
 
 def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
-    """Return the entries of `tune.json` that must be the same if a tuning goes on."""
+    """Return the entries of `tune.json` that must stay the same when an earlier tuning is continued."""
     return {
         "format": FORMAT,
         "model": model.digest(),
@@ -308,7 +318,7 @@ def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
 def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -> None:
     for trial, plan in zip(tuning.trials, tuning.plans, strict=True):
         _write(directory / trial.directory / PLAN_FILE, plans.dumps(plan))
-    # JSON has no infinity.
+    # JSON has no infinity, which is the measured time of a failed trial.
     trials = [
         asdict(trial) | {"measured_s": None if trial.state == "failed" else trial.measured_s} for trial in tuning.trials
     ]
@@ -316,7 +326,7 @@ def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -
 
 
 def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platform) -> Tuning:
-    """Return the tuning in a directory without its end, or a new one for `platform` if there is none."""
+    """Return the tuning in a directory, ready to be continued, or a new one for `platform` if there is none."""
     path = directory / TUNING_FILE
     if not path.exists():
         return Tuning(platform)
@@ -332,7 +342,8 @@ def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platfor
     corrected = [directory / trial.directory / PLATFORM_FILE for trial in trials if trial.state != "failed"]
     platform = Platform.load(corrected[-1]) if corrected else platform
     known = tuple(plans.load_plan(directory / trial.directory / PLAN_FILE) for trial in trials)
-    while trials and trials[-1].state == "failed":  # The board may be on again.
+    # Failed trials at the end are removed and so repeated, because the board that failed may be on again.
+    while trials and trials[-1].state == "failed":
         trials, known = trials[:-1], known[:-1]
     return Tuning(platform, trials, known)
 

@@ -221,7 +221,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     platform, target = problem.platform, problem.target
     memory = {}
     for entry in metrics.devices:
-        # Targets for hosts with flash measure their overhead later (`check_measured_memory`), so it is omitted here.
+        # On a host with flash, the overhead is omitted: the target measures it after the compilation, and
+        # `check_measured_memory` then checks it.
         has_flash = platform.host(platform.host_of[entry.device]).flash
         memory[entry.device] = MemoryUse(entry.weights, entry.activations, 0, 0 if has_flash else entry.overhead_bytes)
     if need := _first_exceeded(host_memory_needs(platform, memory)):

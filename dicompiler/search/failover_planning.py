@@ -193,8 +193,8 @@ class _FailurePlanner:
     def main_options(self) -> list[_PlanOption]:
         """Return candidates for another main plan.
 
-        Candidates are the plan of the best single device, and all failure plans with the source and the sink of the
-        main plan.
+        Candidates are the failure plans that have the source and the sink of the main plan, and the plan of the best
+        single device.
         """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():
@@ -248,9 +248,9 @@ class _FailoverSearch:
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
         """Return the first candidate plan for the failure of the devices `failed`.
 
-        If the main plan, or the failure plan for a part of the failed devices, uses none of the failed devices, it is
-        returned. Otherwise, the result is the strategy's plan for the remaining devices. If there is none, it is the
-        best plan in which remaining devices take over the work of the failed devices.
+        An existing plan that uses none of the failed devices is preferred: the main plan, or the failure plan for a
+        subset of the failed devices. The second choice is the strategy's plan for the remaining devices. If there is
+        none, the result is the best plan in which remaining devices take over the work of the failed devices.
         """
         smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
         for option in (self.main, *smaller):
@@ -301,7 +301,7 @@ class _FailoverSearch:
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
         """Return the main plan with the picked failure plans.
 
-        Failed devices that no plan uses are removed from the sets of failed devices.
+        Devices that no plan uses are removed from the sets of failed devices, because their failure has no effect.
         """
         used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
         plans: dict[FailedDevices, Plan] = {}

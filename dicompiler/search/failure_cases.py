@@ -168,7 +168,7 @@ def simulate_failures(
         DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.
     """
     for outage in outages:
-        problem.platform.device(outage.device)  # It raises an error if the platform lacks the device.
+        problem.platform.device(outage.device)  # This call raises an error if the platform lacks the device.
     plans = (FailurePlan((), replace(plan, failures=())), *plan.failures)
     cases: dict[FailedDevices, FailureCase] = {}
 

@@ -99,7 +99,7 @@ class Problem:
     runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        objective_terms(self.objective)  # It raises an error if the objective is invalid.
+        objective_terms(self.objective)  # This call raises an error if the objective is invalid.
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 
@@ -273,7 +273,7 @@ class Problem:
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        return RemoteEvaluator(self)  # The evaluator is cached, because it pickles the problem only once.
+        return RemoteEvaluator(self)  # The evaluator is cached, so that the problem is pickled only once.
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
         """Simulate the program of a plan for a stream of frames.
@@ -419,7 +419,8 @@ class RemoteEvaluator:
         return pickle.dumps((problem, model.proto.SerializeToString(), weights))
 
 
-# A problem caches facts about its layers, so recent problems are kept. A search uses only a few problems.
+# The latest problems are kept for further plans, because each problem caches facts about its layers. A search uses only
+# a few problems.
 @lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
     """Return the evaluator from its pickled form.

@@ -79,7 +79,7 @@ class WorkBudget:
         return True
 
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
-        """Count steps of a table search and return True, if the budget is not exceeded yet.
+        """Count steps of a table search and return True; if the budget is already exceeded, only return False.
 
         The counted steps themselves may exceed the budget, because steps that have begun are always finished.
 
