@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class NcnnEngine(Engine):
     """ncnn, which is faster than onnxruntime on many ARM boards; it computes common operators of image networks.
 
-    The tolerance is larger than that of onnxruntime, because ncnn computes 3×3 convolutions by Winograd's algorithm. It
-    adds and subtracts values that nearly cancel, so it rounds more coarsely than a sum of products.
+    The tolerance is larger than that of onnxruntime, because ncnn computes 3×3 convolutions by Winograd's algorithm.
+    The algorithm adds and subtracts values that nearly cancel, so its results have larger rounding errors than a sum of
+    products.
     """
 
     name: ClassVar[str] = "ncnn"
@@ -44,7 +45,7 @@ class NcnnEngine(Engine):
         return find_unsupported_nodes(model, weights)
 
     def extra_memory(self, segments: Sequence[Segment]) -> int:
-        """Return an upper bound of the bytes of the weights that ncnn keeps in its own form."""
+        """Return an upper bound of the bytes that ncnn needs to keep the weights in its own form."""
         return predict_ncnn_bytes(segments)
 
     @property

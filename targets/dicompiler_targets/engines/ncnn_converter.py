@@ -37,7 +37,7 @@ RELU, LEAKY_RELU, CLIP, SIGMOID, HARD_SWISH = 1, 2, 3, 4, 6
 """Numbers of the activations that ncnn fuses into a convolution or an inner product."""
 BINARY_OPERATORS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Max": 4, "Min": 5}
 REVERSED_OPERATORS = {"Sub": 7, "Div": 8}
-"""Numbers of the operators whose first operand is a scalar constant."""
+"""Numbers of the operators for a scalar constant as first operand, because ncnn's scalar is the second operand."""
 
 Parameter = int | float | Sequence[int] | Sequence[float]
 Shape = tuple[int, ...]
@@ -119,7 +119,7 @@ class _Converter:
     def find_unsupported(self) -> dict[int, str]:
         """Return the reasons why nodes cannot be converted, by the index of the node.
 
-        The layers of the other nodes are of no use afterwards.
+        Do not use the converter's layers afterwards, because the layers of these nodes are missing.
         """
         reasons = {}
         for i, node in enumerate(self.graph.node):
@@ -178,7 +178,8 @@ class _Converter:
     def operand(self, name: str, rank: int) -> str:
         """Return the name of the blob with a node's input, the tensor `name`.
 
-        A constant becomes a layer of its own. Its blob has at most the axes of a tensor with `rank` axes.
+        A constant becomes a layer of its own. Its shape gets leading ones up to `rank` axes and then loses the batch
+        axis.
         """
         if name not in self.constants:
             return name
@@ -259,7 +260,7 @@ def _format_parameter(key: int, value: Parameter) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Return a number with all digits of a float32; a float has an exponent, because ncnn then reads it as a float."""
+    """Return a number with all digits of a float32. Only a float has an exponent, by which ncnn recognizes floats."""
     return str(value) if isinstance(value, int) else f"{float(np.float32(value)):.9e}"
 
 
@@ -328,9 +329,10 @@ def _convert_gemm(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
 def _convert_activation(
     number: int, kind: str, read: Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], Sequence[float]]
 ) -> Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], None]:
-    """Return a converter of activations: fused into the layer before, if possible, otherwise a layer `kind`.
+    """Return a function that converts an activation.
 
-    `number` is the activation's number in a fused layer, 0 if it is never fused; `read` returns its parameters.
+    The activation is fused into the previous layer if possible; otherwise it becomes a layer of type `kind`. `number`
+    is its number in a fused layer, or 0 if it is never fused. `read` returns its parameters.
     """
 
     def convert(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
@@ -362,7 +364,7 @@ def _convert_pool(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
     if len(kernel) != 2 or not is_plain or len(node.output) > 1:
         raise UnsupportedByEngine(f"a {node.op_type} with auto_pad, dilations or indices")
     sizes, counts = (converter.blob_shape(name)[1:] for name in (node.input[0], node.output[0]))
-    # With ceil_mode, the last window may reach beyond the padding. It then needs more padding.
+    # With ceil_mode, the last window may reach beyond the padding. The padding is then enlarged.
     missing = [(counts[i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2] for i in (0, 1)]
     if max(missing) > 0 and node.op_type == "AveragePool":
         raise UnsupportedByEngine("an AveragePool whose windows reach beyond the padding")
@@ -487,7 +489,7 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     is_nearest = attributes.get("mode", b"nearest") == b"nearest" and len(before) == len(after) == 3
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
         raise UnsupportedByEngine("a Resize that does not repeat rows and columns")
-    # With an integer factor, every way to choose the nearest element repeats it, except for these.
+    # With an integer factor, Resize repeats each row and column, as ncnn does, in all modes except these.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
         raise UnsupportedByEngine("a Resize with aligned corners")
     if attributes.get("nearest_mode", b"round_prefer_floor") not in (b"floor", b"round_prefer_floor"):

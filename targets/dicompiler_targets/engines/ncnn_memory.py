@@ -26,7 +26,7 @@ Convolutional Neural Networks", 2015). The largest m of ncnn is 6.
 
 
 def predict_ncnn_bytes(segments: Sequence[Segment]) -> int:
-    """Return an upper bound of the bytes of the weights that ncnn keeps for segments of one device."""
+    """Return an upper bound of the bytes that ncnn needs to keep the weights of one device's segments."""
     kept: dict[tuple[str, str], int] = {}
     for segment in segments:
         kept |= _weight_bytes(segment)
@@ -34,7 +34,7 @@ def predict_ncnn_bytes(segments: Sequence[Segment]) -> int:
 
 
 def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:
-    """Return the largest bytes that ncnn keeps of each weight, by the names of the segment and of the weight."""
+    """Return the maximum bytes that ncnn keeps for each weight, by the names of the segment and of the weight."""
     sizes = constant_sizes(segment)
     kept = {(segment.name, name): size for name, size in sizes.items()}
     for node in segment.model.graph.node:

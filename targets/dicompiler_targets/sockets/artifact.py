@@ -54,14 +54,14 @@ _NUMPY_TYPE_NAMES = {
 
 @dataclass(frozen=True)
 class RoleIO:
-    """The inputs and outputs that the session exchanges with each device, in the frames of one role.
+    """The inputs, outputs and states of each device in the frames of one role.
 
-    A role is the normal plan, a replica of it, or a failure plan.
+    A role is the normal plan, a replica of it, or a failure plan. The descriptions are entries of the manifests.
 
     Attributes:
-        inputs: For each device, descriptions of the inputs that are sent to it.
-        outputs: For each device, descriptions of the outputs that it sends, by index of the output.
-        states: For each device, descriptions of the pieces of states that it keeps.
+        inputs: For each device, descriptions of the inputs that the session sends to the device.
+        outputs: For each device, descriptions of the outputs that the device sends, by index of the output.
+        states: For each device, descriptions of the pieces of states that the device keeps.
         active_devices: The devices that take part in these frames.
     """
 
@@ -99,7 +99,8 @@ class SocketsArtifact:
     def load(cls, directory: Path) -> SocketsArtifact:
         """Load an artifact and check its documents; raise DicompilerError if they are damaged or inconsistent.
 
-        The copied runtime must be identical to the installed one. The devices themselves check their other files.
+        The copies of the runtime must be identical to the installed runtime, because devices on this host run the
+        installed one. The devices themselves check their other files.
         """
         document = load_artifact(directory)
         try:
@@ -146,7 +147,7 @@ class SocketsArtifact:
         return versions and (int(versions["ir_version"]), int(versions["opset"]))
 
     def make_schedule(self) -> RoleSchedule:
-        """Return a new schedule for a run, which gives the index in `role_ios` of the role of each frame."""
+        """Return a new schedule for a run. It maps each frame to the index of its role in `role_ios`."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property
@@ -167,7 +168,7 @@ class SocketsArtifact:
         )
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the user's inputs as contiguous arrays, and inputs that are not tensors without a change.
+        """Return the user's inputs: tensors as contiguous arrays, and other values unchanged.
 
         If the user sets at least one state, all other states are set to zeros. Raise DicompilerError if an input is
         missing, unknown, or of another type or shape, or if an index exceeds the rows of its table.

@@ -133,9 +133,10 @@ class BenchmarkRun:
             )
 
     def _first_error_line(self) -> str:
-        """Return the line that the device that failed first has printed.
+        """Return the error message of the device that failed first.
 
-        The other devices fail because of this device. Their messages may be printed earlier, but name another device.
+        The failure makes the other devices fail too. Their messages may be printed earlier, but each of them names the
+        device that it lost. The message of the first device names no other device.
         """
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""The devices of a run: which of them are up, which role frames use, and how failed devices return.
+"""The devices of a run: which of them are up, which role the next frames use, and how failed devices return.
 
-A function that starts devices ⇒ events for the session, or a RunError if a device fails and no failure plan covers the
-failure. A role is the normal plan, a replica of it, or a failure plan.
+`ClusterState` starts the devices and passes their messages to the session as events. It raises a RunError if a device
+fails and no failure plan covers the failure. A role is the normal plan, a replica of it, or a failure plan.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ReconnectQueue:
     The devices in `started_by_others` are not restarted, because somebody else starts them.
 
     Attributes:
-        connecting: The device that connects to its peers now; '' if there is none. Only one device connects at a time,
-            so that it connects to all devices that have returned before.
+        connecting: The device that connects to its peers now; '' if there is none. Devices connect one at a time, so
+            that each of them also connects to the devices that returned before.
     """
 
     def __init__(self, started_by_others: set[str]) -> None:
@@ -181,8 +181,8 @@ class ClusterState:
     def join(self, deadline: float, check_time: Callable[..., None]) -> None:
         """Start the devices, and wait until all of them are connected to their peers and ready for frames.
 
-        The run must have started by `deadline` (time.monotonic). After a deadline, `check_time` raises RunError: its
-        arguments are the deadline, the awaited devices, and the end of the message.
+        The run must have started by `deadline` (time.monotonic). `check_time` is called with the deadline, the awaited
+        devices and a text for the end of its message. The function raises RunError after the deadline.
         """
         self._acceptor.start_accepting(self.processes, self._artifact.digest)
         for manifest in self._artifact.manifests:
@@ -219,7 +219,8 @@ class ClusterState:
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
             process = self._acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
-                end_process(process)  # A device that is down may join only after all other devices have joined.
+                # The run starts without this device. It may join only after the other devices, so it must try again.
+                end_process(process)
                 self.processes[process.device] = DeviceProcess(process.manifest)
                 self._acceptor.allow_again(process.device)
             elif process is not None:
@@ -303,7 +304,7 @@ class ClusterState:
         if header is not None and header.type in JSON_MESSAGE_TYPES:
             process.queued_messages -= 1
         if header is not None and header.type is MessageType.TENSOR_OVERDUE and header.frame < self.window.first:
-            return False  # The frame was sent again since, so the report is out of date.
+            return False  # The frame was sent again after this report.
         failure = find_failure(event, self.processes)
         if failure is not None:
             if process.report is None:  # After its report, a device closes its connection, which is not a failure.
@@ -347,11 +348,10 @@ class ClusterState:
             self._poll_reconnects()
 
     def pop_takeover(self) -> tuple[str, float] | None:
-        """End the takeover after failures of devices, if there is one.
+        """Return the device that failed last, and the seconds since the first failure was noticed.
 
-        Return the device that failed last, and the seconds since the first of these failures was noticed. Return None
-        if no device has failed since the last call. The session calls this method when a frame is finished, or when no
-        frame is in flight.
+        Only failures since the previous call count; the result is None if there were none. The session calls this
+        method at the end of a takeover: when a frame is finished, or when no frame is in flight.
         """
         if not self._failed_at:
             return None
@@ -380,7 +380,7 @@ class ClusterState:
             self._mark_failed(failure)
 
     def _resolve_suspicions(self, suspicions: list[DeviceFailure]) -> None:
-        """Treat those suspected devices as failed without which all other devices reach each other.
+        """Treat some of the suspected devices as failed, so that all other devices reach each other.
 
         Raise RunError if no failure plan covers the failure of these devices.
         """
@@ -394,7 +394,8 @@ class ClusterState:
             cause = min(suspicions, key=lambda suspicion: suspects.index(suspicion.device))
             raise RunError(f"{self.processes[cause.device].title}: {cause.message}")
         for name in chosen:
-            # If only the device itself has reported failures, the first of its reports is the reason.
+            # The reason is the end of the device's process. Otherwise it is the first report about the device or, if
+            # the device is not reported itself, the first of its own reports.
             reports = sorted(suspicions, key=lambda suspicion: (suspicion.device != name, suspicion.reporter != name))
             self._mark_failed(replace(reports[0], device=name))
 
@@ -429,7 +430,10 @@ class ClusterState:
         return process
 
     def _is_needed_in_flight(self, name: str) -> bool:
-        """Return True if the device takes part in a frame in flight, or if no frame is in flight."""
+        """Return True if the device takes part in a frame in flight.
+
+        Return True as well if no frame is in flight, because an order to drop frames then loses no work.
+        """
         in_flight = [n for n in range(self.window.oldest, self.window.end) if self.window.is_in_flight(n)]
         return not in_flight or any(
             name in self._role_ios[self.schedule.role_index(number)].active_devices for number in in_flight
@@ -438,15 +442,15 @@ class ClusterState:
     def _change_roles(self, drop: bool, returned: str = "") -> None:
         """Post the message CHANGE_ROLES to all devices that are up, first to those with inputs.
 
-        The event loop sends the message when it pushes the posted messages next. Do nothing before PEERS was sent,
-        because PEERS tells the devices which of them are down. If `drop`, the devices drop the frames in flight, which
-        the session sends again. `returned` is the device whose return causes the change.
+        The event loop sends the message when it pushes the posted messages next. Before PEERS is sent, no message is
+        posted, because PEERS itself says which devices are down. If `drop`, the devices drop the frames in flight, and
+        the session sends these frames again. `returned` is the device whose return causes the change.
         """
         if not self._peers_sent:
             return
         if self.window.end <= self._last_change:
             # Devices acknowledge a change by the number of the first frame after it. No frame was sent since the last
-            # change, so both changes would have the same number. Skipping a frame number avoids that.
+            # change, so both changes would have the same number. Therefore one frame number is skipped.
             self.window.finish(self.window.admit_frame())
         first = self._last_change = self.window.end
         failed = self.schedule.find_failed_set(self.down)
@@ -463,9 +467,9 @@ class ClusterState:
             self.processes[name].get_channel().post_json(MessageType.CHANGE_ROLES, message)
 
     def _raise_root_cause(self, failures: list[DeviceFailure]) -> None:
-        """Wait for further observations if the cause is not certain.
+        """Raise RunError for the failure that caused the others.
 
-        Then raise RunError for the failure that caused the others.
+        If the cause is not certain, first wait for further observations, for at most CAUSE_WAIT_S.
         """
         until = time.monotonic() + CAUSE_WAIT_S
         while all(failure.rank > RANK_CAUSE for failure in failures) and time.monotonic() < until:
@@ -501,9 +505,9 @@ class ClusterState:
         self._reconnects.retry_later(name)
 
     def _warn_once(self, message: str) -> None:
-        """Log a message as a warning, but as information if it was logged before.
+        """Log a message as a warning the first time, and as information when it is repeated.
 
-        A device that tries to return again and again can fail for the same reason each time.
+        A device may try to return many times and fail for the same reason each time.
         """
         log.log(logging.INFO if message in self._warned else logging.WARNING, "%s", message)
         self._warned.add(message)

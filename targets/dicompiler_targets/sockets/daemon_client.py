@@ -1,6 +1,7 @@
-"""Clients of resident devices: the list of these devices in a file next to the artifact, runs, and status requests.
+"""The client of resident devices: reads the file that lists them, connects runs to them, and asks for their status.
 
-`daemon_control` starts resident devices and writes the file. `open_session` connects to the devices in the file.
+The file is next to the artifact. `daemon_control` starts the resident devices and writes it, and `open_session`
+connects to the listed devices.
 """
 
 from __future__ import annotations
@@ -274,7 +275,8 @@ class DaemonConnector:
     def __call__(self, manifest: Manifest, _: Sequence[str]) -> DeviceProcess:
         """Start a thread that connects to a device, and return the device's process.
 
-        The threads connect one after another, so that of two clients, the first one gets all devices.
+        The threads connect one after another. Otherwise, two clients that start at the same time could each get some of
+        the devices and be refused by the others.
         """
         address = self.cluster.addresses.get(manifest["device"])
         location = "" if address is None else f" at {join_address(*address)}"

@@ -31,7 +31,7 @@ from dicompiler_targets.sockets.deploy import (
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
 START_SCRIPT = 'cd "$1" && shift && exec "$@"'
-# The Python of the host runs this script. A daemon locks its state file as long as it runs.
+# The Python of the host runs this script. A daemon keeps its state file locked, so the lock shows whether it runs.
 STOP_SCRIPT = """
 import fcntl, json, os, signal, sys, time
 def is_locked():

@@ -48,9 +48,12 @@ from dicompiler_targets.sockets.runtime.transport import (
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""Number of recorded messages of finished frames above which OncePerFrame removes these records."""
+"""Number of records, beyond two for each frame in flight, above which OncePerFrame removes those of finished frames."""
 MAX_QUEUED_MESSAGES = 64
-"""Maximum number of a device's queued JSON messages. They are handled only while the user waits for outputs."""
+"""Maximum number of a device's JSON messages in the queue, which is emptied only while the user waits for outputs.
+
+Without a limit, a faulty device could fill the memory of the coordinator.
+"""
 ANY_LOOPBACK_PORT = "127.0.0.1:0"
 
 JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
@@ -191,8 +194,8 @@ class RunAcceptor:
 def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
     """Return the address at which peers can reach a device, after a check of the address that the device sent.
 
-    The address's host must be in `allowed_hosts`, which are known to be the device's. Otherwise a device could direct
-    its peers to any other host.
+    `allowed_hosts` are the hosts that are known to belong to the device, and the address must be on one of them.
+    Otherwise a device could direct its peers to any other host.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("its greeting has no valid address")
@@ -205,9 +208,9 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
 
 
 def _without_scope(host: str) -> str:
-    """Return an IP address without the interface name after %, which is valid on one host only.
+    """Return an IP address without its zone, and a host name unchanged.
 
-    Return a host name unchanged.
+    The zone, the interface name after %, has a meaning on one host only.
     """
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host.partition("%")[0]))
@@ -260,7 +263,7 @@ class DeviceMessages:
         self._expects_ready = expects_ready
 
     def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
-        """Queue the further messages of a device, and the end of its connection, as events."""
+        """Begin to receive from a device: queue each message, and the end of its connection, as an event."""
         name = process.device
         outputs_by_role = [role_io.outputs[name] for role_io in self._role_ios]
         output_filter = ReceiveFilter(outputs_by_role, self._window, self._schedule)
@@ -315,7 +318,7 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True if a message is about a frame that was sent again since, or about an earlier change of roles."""
+        """Return True if a message is about a frame before it was sent again, or about an earlier change of roles."""
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

@@ -15,7 +15,7 @@ from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.runtime.protocol import ProtocolError
 
 MAX_NUMBER = 2**53
-"""Numbers of reports are smaller. Floats represent all smaller integers."""
+"""Upper limit of the numbers in reports, because a float represents all integers below it exactly."""
 TIMELINE_KINDS = ("run", "wait", "send")
 
 

@@ -46,7 +46,7 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
     level. Segments are converted for the engines of their devices. Raise DicompilerError if a device's name cannot be
     the name of a directory, or if a tensor's type cannot be sent.
     """
-    # The runtime makes the slices and concatenations at the boundaries of segments, not the engine.
+    # The runtime, and not the engine, makes the slices and concatenations at the boundaries of segments.
     hoisted_roles = [[hoist_device_copies(device) for device in role_program.devices] for role_program in program.roles]
     networks = convert_segments(program, hoisted_roles)
     manifests = []
@@ -179,7 +179,10 @@ def _non_tensor_names(segment: Segment) -> Json:
 
 
 def _state_document(program: Program, state: DeviceState) -> Json:
-    """Return the description of the piece of a state that a device keeps. States are numbered after all inputs."""
+    """Return the description of the piece of a state that a device keeps.
+
+    INPUT messages send inputs and states, so the indices of states follow those of the inputs.
+    """
     index = len(program.inputs) + [whole.name for whole in program.states].index(state.past)
     piece = {"state": state.past, "region": [list(interval) for interval in state.region]}
     return describe_value(state.value) | {"index": index, "tensor": state.written_name} | piece

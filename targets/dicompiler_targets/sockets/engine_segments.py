@@ -1,4 +1,4 @@
-"""The choice of the segments of a program that other engines than onnxruntime compute.
+"""Selection and conversion of the segments that engines other than onnxruntime compute.
 
 A segment is converted if the engine of its device supports all of its operators and computes nearly the same outputs as
 onnxruntime. The comparison uses the tensors that the segment reads when the program runs on random inputs.
@@ -43,8 +43,8 @@ def make_engine(name: str) -> Engine:
 def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[HoistedSegment]]]) -> DeviceNetworks:
     """Convert the segments that the engines of their devices can compute; the others stay with onnxruntime.
 
-    Warnings are logged for each segment that an engine computes differently, and for the number of segments that stay
-    with onnxruntime, with the causes.
+    A warning is logged for each segment that an engine computes differently than onnxruntime. Another warning for each
+    engine has the number of segments that stay with onnxruntime, and the causes.
 
     Args:
         program: The program.

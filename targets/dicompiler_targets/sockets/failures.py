@@ -98,7 +98,7 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
     # each other, the first report counts: the device that is suspected first loses its connections, and then suspects
     # the others.
     suspecting = {failure.reporter for failure in failures if failure.rank == RANK_SUSPECTED}
-    # A device that reports another one ends by itself.
+    # A device that suspects another one ends because of that, so its own end is a consequence and not the cause.
     unexplained = [
         failure
         for failure in failures
@@ -135,7 +135,7 @@ class EventLog:
         self._emit()
 
     def set_reason(self, device: str, reason: str) -> None:
-        """Set the final reason of the device's first failure that is not final."""
+        """Set the reason of the device's oldest failure that waits for its final reason."""
         for index, (event, is_final) in enumerate(self._pending):
             if not is_final and event.device == device:
                 self._pending[index] = replace(event, reason=reason), True
@@ -170,7 +170,7 @@ class _FailedProcess:
 
 
 class FailedProcesses:
-    """The processes of failed devices, until they have ended. Frames do not wait for them.
+    """The processes of failed devices, until they have ended. The run continues meanwhile.
 
     `ClusterState` creates the collection. `on_reason` is called once for each failure, when its reason is final:
     (device, reason).
@@ -206,7 +206,8 @@ class FailedProcesses:
                 continue
             if not failed.is_explained:
                 failed.is_explained = True
-                # A process that others suspect ends because its connections are closed. Its exit code shows no cause.
+                # After other devices suspect a device, its process ends because its connections are closed. Its exit
+                # code then does not show the cause.
                 observed = None if failed.failure.rank == RANK_SUSPECTED else exit_failure(process)
                 self._on_reason(process.device, failed.failure.message if observed is None else observed.message)
             if has_ended:

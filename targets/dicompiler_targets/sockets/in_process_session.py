@@ -56,7 +56,7 @@ class InProcessSession(Session):
         self._device: str = self._manifest["device"]
         assert options.heartbeat_s is not None
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
-        self._loop.close()  # The executor needs the object, but there are no connections.
+        self._loop.close()  # The executor needs a loop, but there are no connections, so the loop's thread is ended.
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
         self._guard = SessionGuard(self._wake_watchdog.set, self._wake_watchdog.set)

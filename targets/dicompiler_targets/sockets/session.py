@@ -53,8 +53,8 @@ class InFlightFrame:
         number: The frame's number, which changes when the frame is sent again.
         role_io: Inputs and outputs of the role that the frame uses.
         active_devices: The devices that take part in the frame.
-        deadline: When the frame must be finished (time.monotonic), minus the seconds that the caller had spent outside
-            of the session when the frame was sent. This time is added again when the deadline is checked.
+        deadline: When the frame must be finished (time.monotonic), minus the session's `_caller_s` at the time of
+            sending. A check adds the present `_caller_s`, so that time outside of the session extends the deadline.
         outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
         finished_devices: The devices that have reported the end of their work on the frame.
@@ -395,8 +395,8 @@ class ClusterSession(Session):
     def _replay_frames(self) -> None:
         """Send the frames in flight again after a failure, together with the message CHANGE_ROLES.
 
-        CHANGE_ROLES is in the devices' queues already. A device that receives it tells its peers about the change
-        before it sends them tensors of the frames.
+        CHANGE_ROLES is already in the devices' queues, so each device receives it before the frames. A device that has
+        received CHANGE_ROLES tells its peers about the change before it sends them tensors of these frames.
         """
         self._cluster.needs_replay = False
         self._change_deadline = self._new_deadline() - self._caller_s
@@ -462,7 +462,8 @@ class ClusterSession(Session):
     ) -> None:
         """React to the events that have arrived or arrive soon. Do not wait for events if `is_ready` returns True.
 
-        Raise RunError for the first of the awaited devices after the deadline, or if another thread ends the session.
+        Raise RunError if another thread has ended the session, or if the deadline has passed. The error then names the
+        first of the awaited devices, `waiting`.
         """
         cluster, guard = self._cluster, self._guard
         if deadline is None:
@@ -542,7 +543,7 @@ class ClusterSession(Session):
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError for the first of the awaited devices if the deadline has passed."""
+        """Raise RunError with the names of the awaited devices if the deadline has passed."""
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")

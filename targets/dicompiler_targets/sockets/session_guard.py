@@ -1,4 +1,4 @@
-"""The guard of a session: one thread at a time uses it, in the process that opened it, until its end."""
+"""The guard of a session: it admits one thread at a time, and only threads of the process that opened the session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dicompiler.plugin_api import RunError
 class TurnLock:
     """A reentrant lock that threads get in the order in which they ask for it.
 
-    A thread that releases a lock of `threading` in a loop gets it again before the threads that wait for it.
+    `threading.Lock` does not keep this order: a thread that releases and acquires it in a loop usually gets it again,
+    while other threads wait.
     """
 
     def __init__(self) -> None:

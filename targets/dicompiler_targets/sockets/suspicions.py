@@ -1,7 +1,8 @@
-"""Devices that cannot reach each other: their reports, and the choice of the devices that are left out.
+"""Suspicions that a device has failed, and the choice of the devices without which the run continues.
 
-A cut link has two ends, and each of them reports the other. Only the reports of several devices show which of them is
-cut off. A process that has ended with an error is a suspicion too, because its error message may still be in transit.
+The two devices at the ends of a cut link report each other. Only reports of several devices show which device is cut
+off. The end of a device's process with an error is a suspicion too, because the device's error message, which may
+name another device as the cause, may still be in transit.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dicompiler_targets.sockets.failures import CAUSE_WAIT_S, DeviceFailure
 
 LINK_WAIT_S, LINK_WAIT_HEARTBEATS, MAX_LINK_WAIT_S = 0.15, 1.25, 10.0
-"""Seconds and heartbeat intervals to wait for further reports after the first one, and the maximum in seconds.
+"""The wait for further reports after the first one: seconds, plus heartbeat intervals, and the maximum of the sum.
 
 The ends of a cut link notice it at different times, because their last heartbeats arrived at different times.
 """
 MAX_CANDIDATES, MAX_LEFT_OUT = 12, 3
-"""Maximum number of suspected devices that are considered, and of devices that are left out at once."""
+"""Maximum number of suspected devices of which combinations are tried, and of devices in a combination."""
 
 
 class Suspicions:
-    """The unresolved suspicions of a run. `ClusterState` adds them, and leaves devices out when they are due."""
+    """The unresolved suspicions of a run.
+
+    `ClusterState` adds suspicions. When they are due, it continues the run without some of the suspected devices.
+    """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
         """Create an empty collection. `peers` has the devices with which each device exchanges tensors."""
@@ -51,9 +55,10 @@ class Suspicions:
         self._links = {pair: failure for pair, failure in self._links.items() if name not in pair}
 
     def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
-        """Return the suspicions that must be resolved now, in the order of their arrival. `up` has the devices up.
+        """Return the suspicions that must be resolved now, in the order of their arrival.
 
-        Links are due after a while, or if all peers of a device have reported it.
+        `up` has the names of the devices that are up. The end of a process is due after CAUSE_WAIT_S. Reports about
+        links are due some time after the first one, or as soon as all peers (two or more) of a device have reported it.
         """
         now = time.monotonic()
         if due_exits := [failure for failure, due_at in self._exits.values() if now > due_at]:
@@ -71,8 +76,8 @@ def choose_left_out(
 ) -> tuple[str, ...]:
     """Return the devices to leave out, so that all remaining devices reach each other.
 
-    These are as few devices as possible, and among them those that the most others cannot reach. `is_covered` returns
-    True if a failure plan covers the failure of the given devices. Return () if no such plan is enough.
+    The result has as few devices as possible, and preferably those that are cut off from the most others. `is_covered`
+    returns True if a failure plan covers the failure of the given devices. Return () if no covered set is sufficient.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     candidates = rank_suspects(suspicions)[:MAX_CANDIDATES]
@@ -84,9 +89,9 @@ def choose_left_out(
 
 
 def rank_suspects(suspicions: Sequence[DeviceFailure]) -> list[str]:
-    """Return the devices of the suspicions; the device that the most others cannot reach is first.
+    """Return all devices in the suspicions; the device that is cut off from the most others is first.
 
-    Among equal devices, the one with the most reports is first, and then the one that was reported first.
+    Among equal devices, the one with the most reports about it comes first, and then the one that was named first.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     link_counts = Counter(name for link in links for name in link)

@@ -91,9 +91,10 @@ class SocketsTarget(Target):
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the device's segments.
+        """Return the calls of the device's segments.
 
-        Slices and concatenations at their ends are left out, because the runtime copies these bytes itself.
+        The slices and concatenations at the boundaries of segments are not part of the calls, because the runtime makes
+        these copies itself.
         """
         from dicompiler_targets.segment_io import make_segment_calls
 

@@ -127,7 +127,7 @@ def _end_with_stdin() -> None:
 
 
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
-    # Importing onnxruntime takes long. It is imported here, so that `_end_with_stdin` already runs meanwhile.
+    # These imports load onnxruntime, which takes long. They are here, so that `_end_with_stdin` already runs meanwhile.
     from .device import DeviceRun
     from .peers import ConnectionSettings
 

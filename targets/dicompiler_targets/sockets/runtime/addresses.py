@@ -21,13 +21,13 @@ LINK_LOCAL_SCOPE = "20"
 """The scope of link-local addresses in INTERFACES_FILE."""
 LISTEN_BACKLOG = 64
 CONNECT_TIMEOUT_S = 10.0
-"""Seconds in which another host must answer. Each link of a run is opened while the devices join."""
+"""Maximum seconds for connecting to another host, including repeated attempts."""
 ATTEMPT_TIMEOUT_S = 2.5
 """Seconds after which a connection attempt is repeated. The kernel alone would wait longer after each lost packet."""
 PORT_HINT = "the key address in the hosts file fixes it"
-"""Which option fixes the port at which a device listens."""
+"""Text for messages: the option that fixes the port at which a device listens."""
 UNREACHABLE_ERRORS = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES)
-"""Errors of a connection that a firewall rejects. Without a firewall, there may be no route."""
+"""Errors which mean that a firewall rejects the connection, or that there is no route to the host."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -91,8 +91,8 @@ def bind_socket(host: str, port: int, listens: bool = True) -> socket.socket:
 def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.socket:
     """Connect to an address; raise OSError with the cause and the remedy if that is not possible.
 
-    Several attempts are made within `timeout_s` and CONNECT_TIMEOUT_S. TimeoutError is raised if nothing answers.
-    `port_hint` says which option fixes the port, so that a firewall can let it pass.
+    If nothing answers, the attempt is repeated until the shorter of `timeout_s` and CONNECT_TIMEOUT_S has passed; then
+    TimeoutError is raised. `port_hint` says which option fixes the port, so that users can open it in a firewall.
     """
     timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
     end = time.monotonic() + timeout_s

@@ -1,8 +1,8 @@
 """The period in which a certificate is valid, compared with the clock of this host.
 
-Many boards have no battery for their clock, so a wrong clock is as likely as an expired certificate. OpenSSL names
-neither the clock nor the dates and tolerates no difference. Therefore OpenSSL does not check the dates
-(`NO_CHECK_TIME`), and `describe_wrong_date` does.
+Many boards have no battery for their clock, so a wrong clock is as likely as an expired certificate. OpenSSL's error
+message names neither the clock's time nor the dates, and OpenSSL tolerates no difference between clocks. Therefore
+`describe_wrong_date` checks the dates, and OpenSSL does not (`NO_CHECK_TIME`).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class MessageChannel:
         sent: Payload bytes of sent tensors, by the index of the transfer.
         send_s: Seconds spent on sending tensors.
         timeline: Sent tensors of the last frame: index of the transfer, frame, start and end of sending
-            (time.perf_counter). Tensors of older frames that were sent later are included.
+            (time.perf_counter). Later sends of tensors of older frames are included.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -183,8 +183,8 @@ class MessageChannel:
         The thread that runs the loop calls the callbacks:
 
         - `check` raises ProtocolError for a header whose message must not arrive, before memory for it is allocated.
-        - `deliver` receives each other message, with its payload as an array of bytes. A true result stops reading
-          until `release` is called.
+        - `deliver` receives each message that `check` allows, with its payload as an array of bytes. A true result
+          stops reading until `release` is called.
         - `handle_end` receives, once, the reason why no more messages can arrive.
 
         If `at_once` is false, the other end may be silent for any time before its first message, because it may still
@@ -290,8 +290,8 @@ class MessageChannel:
     def tick(self, tick_s: float, interval_s: float) -> None:
         """Send a heartbeat in each interval, and end the connection if the other end is silent for too long.
 
-        The event loop calls `tick` every `tick_s` seconds. The calls are counted instead of the time, because a process
-        that was stopped must not blame the other end when it continues.
+        The event loop calls `tick` every `tick_s` seconds. Silence is measured by the number of calls, and not by the
+        clock. A process that was stopped for a while must not count this time as silence of the other end.
         """
         self._since_heartbeat_s += tick_s
         # Queued data will show the other end that this end is alive.

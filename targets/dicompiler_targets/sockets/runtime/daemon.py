@@ -258,8 +258,8 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
 def _call_at_signals(end: Callable[[], object]) -> None:
     """Call `end` in its own thread when SIGTERM or SIGINT arrives.
 
-    The main thread cannot call `end`: it may be computing, or it may be blocked in a system call. The signal does not
-    interrupt this call if another thread receives the signal, which happens when SIGCONT has just resumed the process.
+    The main thread cannot call `end`, because it may be computing or blocked in a system call. The signal does not
+    interrupt the system call if another thread receives the signal, as happens right after SIGCONT.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)

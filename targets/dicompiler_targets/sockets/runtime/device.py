@@ -106,8 +106,8 @@ class DeviceRun:
         self._peers_to_notify: set[str] = set()
         # For each peer that announced a change of roles: the number of the first frame after its latest change.
         self._early_changes: dict[str, int] = {}
-        # The first frame after a change of roles that this device has applied but must still acknowledge to the
-        # coordinator.
+        # If this device must still acknowledge a change of roles to the coordinator: the number of the first frame
+        # after the change.
         self._unacknowledged_change: int | None = None
         self._inputs_by_role = [
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))}
@@ -312,7 +312,7 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Resume reading from each peer whose announced change of roles this device has now applied too."""
+        """Resume reading from each peer that applied a change of roles early, if this device has applied it too."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
@@ -403,14 +403,20 @@ class DeviceRun:
             self._get_control().post(MessageType.OUTPUT, payload, value["index"], frame, keep)
 
     def _report_overdue(self, frame: int, error: DeviceError) -> None:
-        """Report an overdue tensor to the coordinator; raise `error` if no failure of a peer is tolerated."""
+        """Report an overdue tensor to the coordinator.
+
+        Raise `error` instead if the coordinator should have sent the tensor, or if there are no failure plans.
+        """
         if error.peer is None or not self._schedule.tolerates_failures:
             raise error
         content = json.dumps({"message": one_line(error), "peer": error.peer})
         self._get_control().send(MessageType.TENSOR_OVERDUE, content.encode(), frame=frame)
 
     def _notified_channel(self, peer: str) -> MessageChannel:
-        """Return the channel to a peer, after posting the last change of roles if the peer needs it."""
+        """Return the channel to a peer.
+
+        If the peer does not know yet that this device has applied the last change of roles, post ROLES_CHANGED first.
+        """
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:
             self._peers_to_notify.discard(peer)

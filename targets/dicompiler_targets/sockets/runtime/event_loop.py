@@ -18,12 +18,14 @@ from typing import Protocol
 HELPER_MIN_BUSY_S = 0.002
 """The helper thread runs the loop only if the main thread is busy for longer than this.
 
-For shorter times the kernel's buffers suffice, and waking a thread takes some hundredths of this time.
+While the main thread is busy for a shorter time, the kernel's buffers hold the data. Waking the helper thread would
+take some hundredths of this time.
 """
 MAX_SPIN_S = 0.0005
-"""A thread polls without blocking for this time before it blocks, if the last wait was not longer.
+"""Seconds for which a waiting thread polls without blocking before it blocks.
 
-On an idle processor, waking a blocked thread takes a tenth of this time.
+Polling avoids the time for waking a blocked thread, on an idle processor a tenth of this time. If the previous wait was
+longer than this time, the thread blocks at once.
 """
 READ, WRITE = select.POLLIN, select.POLLOUT
 
@@ -56,8 +58,8 @@ class EventLoop:
 
     Attributes:
         lock: A thread holds this lock while it changes a channel.
-        can_spin: True if polling without blocking is allowed, because there is a core for this process and each of
-            `local_processes`, and one more.
+        can_spin: True if a waiting thread may poll without blocking, because there are more cores than processes (this
+            one and `local_processes` others).
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
@@ -112,7 +114,7 @@ class EventLoop:
     # -- for the main thread
 
     def push(self) -> None:
-        """Send the queues of all channels that were posted."""
+        """Send the queued messages of all channels for which `post` was called."""
         if self._posted:
             with self.lock:
                 posted, self._posted = self._posted, {}

@@ -118,7 +118,8 @@ class FrameExecution:
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
         started_at: Time (time.perf_counter) when the frame's first segment started; 0 before.
-        resets_states: True if the states restart with received values, False if as zeros; None if they continue.
+        resets_states: True if the states start with values from the coordinator, False if they start as zeros, None if
+            they continue from the previous frame.
     """
 
     number: int
@@ -194,7 +195,7 @@ class StepExecutor:
             first += count
         self.frames: list[FrameExecution] = []
         self._states: dict[tuple[int, str], Any] = {}  # States by name and the frame that reads them.
-        self._next_number = 0  # Number after that of the last frame that began.
+        self._next_number = 0  # The number of the last frame that began, plus 1.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
         self._last_run_s: dict[int, float] = {}  # Duration of the last call of each segment that has run.
@@ -250,7 +251,7 @@ class StepExecutor:
                 try:
                     self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
                 except ValueError as error:
-                    if frame.number < self._first_valid:  # `stop_before` stopped the frame within the step.
+                    if frame.number < self._first_valid:  # `stop_before` stopped the frame during the step.
                         return True
                     raise _add_senders(error, frame.role) from error
                 for name in step.released:
@@ -345,7 +346,7 @@ class StepExecutor:
                 self._states[frame.number + 1, name] = state
 
     def _discard_unread_states(self) -> None:
-        """Discard the states for frames that are finished: a frame that resets its states does not read them."""
+        """Discard states that were kept for finished frames. Frames that reset their states have not read them."""
         oldest = min((frame.number for frame in self.frames), default=self._next_number)
         self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 
@@ -398,7 +399,7 @@ class StepExecutor:
 
 
 def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
-    """Return the error of a step with the names of the devices whose tensors this device computes with."""
+    """Return the error of a step, extended by the names of all devices that send tensors to this one."""
     senders = sorted({entry["sender"] for entry in role.received.values() if "sender" in entry})
     names = ", ".join(map(repr, senders))
     return ValueError(f"{error}; its inputs depend on tensors from {names}" if senders else str(error))
@@ -407,8 +408,8 @@ def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
 def _make_run_options() -> Any:
     """Return run options with which a call of onnxruntime can be ended.
 
-    Before each call, onnxruntime's Python package looks for a CUDA graph ID in the options. Without one it raises an
-    exception internally, which takes ten times as long as the call.
+    Before each call, onnxruntime's Python package looks for a CUDA graph ID in the options. If there is none, the
+    package raises an exception internally, which takes ten times as long as the call. Therefore the options have an ID.
     """
     options = ort.RunOptions()
     options.log_severity_level = 4  # Errors are raised as exceptions and need not be logged too.

@@ -22,14 +22,17 @@ from .transport import TlsKeys, open_connection
 
 GREETING_TIMEOUT_S = 5.0
 MAX_GREETINGS, MAX_PENDING, MAX_REFUSALS = 64, 256, 16
-"""Maximum numbers of concurrent handshakes, of connections on which no byte has arrived or that wait for a handshake,
-and of refused connections that get the reason. If there is one connection more, another one is dropped."""
+"""Maximum numbers of concurrent handshakes, of connections that wait for a handshake, and of concurrent refusals.
+
+Beyond the first two limits, a new connection replaces another one (see `_choose_dropped`). Beyond the third, a
+connection is closed without a message.
+"""
 UNKNOWN_INTERVAL_S = 0.01
-"""Minimum seconds between the starts of two handshakes with hosts that are not known to be members'."""
+"""Minimum seconds between the starts of two handshakes with unknown hosts: hosts on which no member is known to run."""
 LISTEN_BACKLOG = 1024
 """Number of connections that the kernel keeps until they are accepted."""
 MAX_ACCEPTS = 64
-"""Maximum number of connections that are accepted before the connections that have sent data are considered."""
+"""Maximum number of connections accepted in a row. Then the handshakes of waiting connections are started."""
 TOKEN_VARIABLE = "DICOMPILER_TOKEN"
 """Environment variable with the run's secret token, for devices that are started manually."""
 COORDINATOR_NAME = ""
@@ -38,7 +41,7 @@ COORDINATOR_NAME = ""
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """The ID and the secret token that the members of one run share; each is '' as long as it is unknown.
+    """The ID and the secret token that the members of one run share; each is '' until it is known.
 
     Attributes:
         run: The public ID of the run.
@@ -105,14 +108,14 @@ class ConnectionQueue:
 GreetConnection = Callable[[MessageChannel, str, float], Any]
 """A function that performs a handshake, with arguments (channel, address of the other host, deadline).
 
-Its result is the result of `ConnectionAcceptor.take`. To refuse the connection with a message, it raises ProtocolError;
-to drop the connection, PeerRefused or OSError. `take` raises all other errors.
+`ConnectionAcceptor.take` returns the function's result. The function raises ProtocolError to refuse the connection with
+a message, and PeerRefused or OSError to close the connection without a message. `take` raises all other errors.
 """
 
 
 @dataclass
 class _PendingConnection:
-    """A connection without a handshake. `is_ready` is True after its first byte has arrived."""
+    """A connection before its handshake. `is_ready` is True after its first byte has arrived."""
 
     socket: socket.socket
     host: str
@@ -126,8 +129,9 @@ class ConnectionAcceptor(ConnectionQueue):
     DeviceRun, the daemon and the coordinator create an acceptor. They `take` the results of the handshakes, and then
     start the message channels.
 
-    Unknown clients delay nobody. A handshake starts when the first byte has arrived, so a client that only connects
-    costs little. Numbers and times of connections are limited, and connections from members' hosts come first.
+    Unknown clients cannot delay members of the run. A handshake starts only when the first byte has arrived, so a
+    client that only connects costs little. The number of connections and the time of each handshake are limited, and
+    connections from members' hosts come first.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ class ConnectionAcceptor(ConnectionQueue):
         greet_connection: GreetConnection,
         is_member_host: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Start to accept connections. `is_member_host` tells whether an address is known as that of a member."""
+        """Start to accept connections. `is_member_host` returns True for the addresses of known members of the run."""
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
         self._is_member_host = is_member_host
@@ -245,9 +249,10 @@ class ConnectionAcceptor(ConnectionQueue):
         threading.Thread(target=self._greet, args=(pending,), daemon=True).start()
 
     def _choose_dropped(self, hosts: Mapping[Any, str]) -> Any:
-        """Return the oldest connection of the host with the most connections; members' hosts come last.
+        """Return the connection to drop: the oldest one of the host with the most connections.
 
-        `hosts` has the host of each connection.
+        A member's host is chosen only if all connections are from members' hosts. `hosts` has the host of each
+        connection.
         """
         counts = Counter(hosts.values())
         dropped_host = max(counts, key=lambda host: (not self._is_member_host(host), counts[host]))
@@ -273,7 +278,10 @@ class ConnectionAcceptor(ConnectionQueue):
             self._refuse(channel, refusal, pending.deadline)
 
     def _refuse(self, channel: MessageChannel, error: Exception, deadline: float) -> None:
-        """Close a connection, and tell the other end the reason unless too many others are told at the moment."""
+        """Close a connection. Before that, tell the other end the reason if it is a ProtocolError.
+
+        The reason is omitted while MAX_REFUSALS other connections are being refused.
+        """
         if isinstance(error, ProtocolError) and self._refusals.acquire(blocking=False):
             try:
                 channel.refuse(str(error), deadline)

@@ -1,4 +1,6 @@
-"""Segments in engines other than onnxruntime: sessions with the methods of onnxruntime's that other modules use.
+"""Sessions for segments that engines other than onnxruntime compute.
+
+The sessions have those methods of an onnxruntime session that the runtime calls.
 
 A segment that was converted at compile time has two files. The class `EngineNetwork` of its engine loads and runs them.
 The class is in the module `engine_NAME` of this package, or in the installed module `dicompiler_engine_NAME`.
@@ -33,7 +35,7 @@ class TensorDescription:
 
 
 class NetworkBinding:
-    """The inputs and outputs of a call, as onnxruntime's IOBinding.
+    """The inputs and outputs of a call, with the methods of onnxruntime's IOBinding that the runtime calls.
 
     Attributes:
         inputs: Bound values by name.

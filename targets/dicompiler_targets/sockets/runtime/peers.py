@@ -22,7 +22,10 @@ POLL_INTERVAL_S = 0.05
 """Seconds between two checks for peers that failed while the device waits for their connections."""
 
 MAX_HANDSHAKE_S = 15.0
-"""Seconds in which a peer must accept a connection and answer the greeting. Its thread for handshakes is never busy."""
+"""Seconds in which a peer must accept a connection and answer the greeting.
+
+The peer answers in a thread for handshakes, so that computing does not delay the answer.
+"""
 
 RETRY_S = 0.1
 """Seconds until a device tries again to connect to a peer."""
@@ -96,7 +99,10 @@ class PeerConnections:
     # -- identity
 
     def make_hello(self, receiver: str) -> dict[str, Any]:
-        """Return the HELLO message that proves this device's identity to a device or COORDINATOR_NAME."""
+        """Return the HELLO message that proves this device's identity.
+
+        `receiver` is the name of a device, or COORDINATOR_NAME for the coordinator.
+        """
         proof = self.credentials.make_proof(self._name, receiver)
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 

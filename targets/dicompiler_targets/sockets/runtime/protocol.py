@@ -1,7 +1,7 @@
 """The wire protocol: message headers and types, reading messages, and checks of the tensors that arrive.
 
-A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes. Their
-number follows from the plan, except for values of unknown size, which begin with their shape or are encoded
+A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes, and the
+plan determines their number. The payload of a value of unknown size begins with its shape or is encoded
 (`value_codec`). All other payloads are JSON objects of limited length.
 """
 
@@ -48,8 +48,8 @@ class MessageType(IntEnum):
     REPORT = 11  # D to C: measurements of the run (JSON).
     ERROR = 12  # Any direction: the reason why the sender ends the connection (JSON).
     HEARTBEAT = 13  # Any direction: the sender is alive.
-    CHANGE_ROLES = 14  # C to D: which devices are down, and the first frame with the roles for them (JSON).
-    ROLES_CHANGED = 15  # D to C and D to D: the sender uses the roles of a CHANGE_ROLES from this frame on.
+    CHANGE_ROLES = 14  # C to D: failed devices, and the first frame with the roles made for their failure (JSON).
+    ROLES_CHANGED = 15  # D to C and D to D: the sender has applied the change of roles that begins at this frame.
     PEER_FAILED = 16  # D to C: the connection to a peer was lost, and the sender continues (JSON).
     RESET_STATES = 17  # C to D: the frame's states start as zeros, or, if the index is 1, as values of INPUT messages.
     TENSOR_OVERDUE = 18  # D to C: a tensor did not arrive in time, perhaps because its sender has failed (JSON).
@@ -87,8 +87,8 @@ class ByteSource(Protocol):
     """The methods of a connection that a reader calls.
 
     Attributes:
-        is_drained: True if the last `receive_into` returned all available bytes. A reader may then omit the next call,
-            but must set the attribute to false, so that it calls again later.
+        is_drained: True if the last `receive_into` returned all available bytes, so that the next call would return
+            None. That call sets the attribute to false; a reader that omits the call must do the same.
     """
 
     is_drained: bool
@@ -97,7 +97,7 @@ class ByteSource(Protocol):
         """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
 
     def expect_bytes(self, count: int) -> None:
-        """Announce that at least `count` more bytes will arrive, so that fewer need not wake the reader."""
+        """Announce that at least `count` more bytes will arrive, so fewer bytes need not wake the reader."""
 
 
 def pack_header(header: MessageHeader) -> bytes:
@@ -246,7 +246,7 @@ class FrameWindow:
 
     Attributes:
         oldest: Number of the oldest unfinished frame.
-        end: Number after that of the last frame that may be in flight.
+        end: The number of the last frame that may be in flight, plus 1.
         first: Frames before this number were dropped, and messages for them are late.
     """
 
@@ -282,7 +282,10 @@ class FrameWindow:
         self.end = first + (self._size or 0)
 
     def skip(self, first: int, end: int) -> None:
-        """Leave out frames in which this device has no work: from `first`, the next frame, to before `end`."""
+        """Leave out the frames from `first` to before `end`, in which this device has no work.
+
+        `first` follows the last frame that was announced to this device.
+        """
         if self.oldest < first:
             self._finished.update(range(first, end))
         else:
@@ -338,7 +341,10 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Raise ProtocolError if the plan has no such tensor; a planned tensor is discarded later."""
+        """Raise ProtocolError for a tensor of a dropped frame if no role has a tensor of this index and length.
+
+        A tensor that passes this check is read, and then discarded by the receiver.
+        """
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
             raise ProtocolError(
@@ -346,7 +352,10 @@ class ReceiveFilter:
             )
 
     def _refuse(self, header: MessageHeader, value: Mapping[str, Any] | None) -> None:
-        """Raise ProtocolError with the reason; accept a tensor of unplanned length up to MAX_UNPLANNED_BYTES."""
+        """Raise ProtocolError with the reason why a tensor may not arrive.
+
+        If the plan has no length for the tensor, a length up to MAX_UNPLANNED_BYTES is accepted.
+        """
         if value is None:
             raise ProtocolError(f"received {header.type.name} {header.index}, which is not in the plan")
         place, wanted = f"{header.type.name} {header.index} ({value['name']!r})", value["bytes"]

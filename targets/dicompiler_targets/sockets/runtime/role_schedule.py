@@ -43,7 +43,7 @@ class RoleSchedule:
     def __init__(self, failed_by_role: Sequence[Collection[str]], active_by_role: Sequence[bool] = ()) -> None:
         """Create a schedule that begins without failed devices.
 
-        `failed_by_role` contains, for each role, the devices whose failure the role is for. `active_by_role` is the
+        `failed_by_role` has, for each role, the failed devices for which the role is made. `active_by_role` is the
         result of `active_roles`; by default, the device is active in all roles.
         """
         self._failed_sets = tuple(map(frozenset, failed_by_role))

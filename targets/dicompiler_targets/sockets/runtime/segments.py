@@ -1,7 +1,7 @@
 """Segments in onnxruntime: sessions, tensors as bytes, copies before and after a segment, and reused buffers.
 
 A segment is an ONNX sub-model that the device runs as soon as its inputs have arrived. Tensors are kept as
-onnxruntime's own values, because numpy lacks some types (bfloat16, float8), whose values would have to be copied.
+onnxruntime's own values: numpy lacks some types (bfloat16, float8), so arrays would require copies of such tensors.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
     """Return the session of each segment of all roles (the normal plan, its replicas and failure plans).
 
     The result has None for a segment without a file, which only copies. Segments with the same file share a session;
-    `threads` threads compute it. Raise ValueError if a package of an engine is missing or too old, and with the
-    segment's name if the engine cannot load it.
+    `threads` threads compute it. Raise ValueError if a package of an engine is missing or too old, or if a segment
+    cannot be loaded; the error then names the segment.
     """
     check_packages(manifest.get("packages", ()))
     # All sessions share one arena. Separate arenas would each keep the most memory that their session ever needed.
@@ -138,7 +138,8 @@ def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
     level = OPTIMIZATION_LEVELS[manifest["optimization"]]
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
     if manifest["optimization"] != "all":
-        # Fused QDQ nodes round differently, and it depends on the segment which nodes are fused.
+        # Fused QDQ nodes round differently than separate ones. The plan cuts the network into segments, and only nodes
+        # in the same segment are fused, so the outputs would depend on the plan.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
     if manifest["peers"]:
@@ -451,7 +452,8 @@ def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) ->
     excluded = {name for name, dtype, shape in candidates if not _is_small(dtype, shape)}
     for name, dtype, shape in candidates:
         if name not in excluded and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
-            excluded.add(name)  # `value_to_bytes` reports the different types when the tensor is computed.
+            # The session and the manifest disagree; `value_to_bytes` reports that when the tensor is computed.
+            excluded.add(name)
     return {name: value for name, value in found.items() if name not in excluded}
 
 
@@ -468,9 +470,9 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 def freed_to_system() -> Iterator[None]:
     """Let glibc return each freed block of 128 KiB or more to the system within the context.
 
-    When the first large block is freed, glibc learns to keep such blocks. While it makes a session, onnxruntime creates
-    and frees copies of many weights. They would then stay in the process's memory and be up to a quarter of it. Other
-    C libraries are not affected.
+    By default, glibc keeps freed large blocks for later use after the first one was freed. While onnxruntime makes a
+    session, it creates and frees copies of many weights. These blocks would stay in the process's memory and be up to a
+    quarter of it. Other C libraries are not affected.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -42,7 +42,7 @@ MAX_FULL_READS = 16
 """After this many reads in a row that filled the whole buffer, the event loop turns to other connections."""
 _ZERO_INT = bytes(4)
 LINGER_S, MAX_LINGER_READS = 1.0, 64
-"""Limits of the seconds and of the reads in which a refused end can read why it is refused."""
+"""Maximum seconds and reads for which a connection stays open after a refusal, so that the other end can read why."""
 RENEW_REVOKED_HINT = "to trust the device again, create new ones with 'dicompiler keys --revoke --renew'"
 WRONG_CRL = f"crl.pem, the list of revoked certificates, does not belong to this cluster: {RENEW_HINT}"
 VERIFICATION_ERRORS = {
@@ -77,8 +77,8 @@ class Connection:
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
-        is_drained: True if the last `receive_into` returned all available bytes, so that the next one returns None
-            without asking the kernel. A caller that therefore omits the next call sets the attribute to false.
+        is_drained: True if the last `receive_into` returned all available bytes. The next call then sets the attribute
+            to false and returns None without asking the kernel. A caller may also set it to false and omit the call.
     """
 
     identity: str | None = None
@@ -148,7 +148,7 @@ class Connection:
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             if low_water > 1:
-                # By default, the kernel delays acknowledgements by 40 ms, for which the other end may wait.
+                # By default, the kernel delays acknowledgements by 40 ms, and the other end may pause until then.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
@@ -184,9 +184,9 @@ class Connection:
 class TlsConnection(Connection):
     """A TLS connection, which encrypts and decrypts in memory.
 
-    `send` returns at once even if the kernel accepts only some of the encrypted bytes; a TLS socket would have to
-    repeat the call. Decrypting a short message takes no longer than a few Python calls, so the receiving methods make
-    few calls.
+    `send` returns at once even if the kernel accepts only some of the encrypted bytes; with an `ssl.SSLSocket`, the
+    caller would have to repeat the call with the same bytes. A few Python calls take as long as decrypting a short
+    message, so the receiving methods make few calls.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, is_server: bool, deadline: float) -> None:
