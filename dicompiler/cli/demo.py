@@ -52,8 +52,8 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
     The network has seeded weights. It is compiled for the boards, run on this host as one process per board, and
     verified. As root it is also timed on boards that this host emulates, with limited links and computing slowed down
-    to their speed. Each table is printed as soon as it is known; all together take about a minute. The exit code is 0
-    only if every check passed.
+    to their speed. Each table is printed as soon as its numbers are known. All tables together take about a minute.
+    The exit code is 0 only if every check passed.
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress

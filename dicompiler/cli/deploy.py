@@ -93,8 +93,8 @@ def command(
     numpy and onnxruntime on the hosts. Starts all devices, sends them the frames, and stops them. Prints the copied
     files and the output of 'dicompiler run'. With --log it also prints differences between prediction and measurement.
 
-    With --resident the devices keep running with their sessions loaded, until --stop. Later runs of 'run', 'deploy' and
-    'dicompiler.connect' use these running devices.
+    With --resident, the devices keep running with their sessions loaded, until you call 'deploy' with --stop. Until
+    then, 'run', 'deploy' and 'dicompiler.connect' use these running devices.
 
     Example: dicompiler deploy build --hosts hosts.toml --keys build.keys --frames 100
     """

@@ -85,9 +85,9 @@ def command(
 ) -> None:
     """Run passes on a model.
 
-    PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised
-    first. It is partitioned at the end if --plan or annotating passes left a plan. Without a platform, devices are
-    named d0, d1, …. The path '-' stands for stdin (MODEL) and stdout (--output).
+    PIPELINE is a list of passes: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is
+    normalised first. If --plan or a pass has set a plan, the model is partitioned at the end. Without a platform,
+    devices are named d0, d1, …. The path '-' stands for stdin (MODEL) and stdout (--output).
 
     Example: dicompiler opt model.onnx -p 'infer-shapes,form-layers,tile-height{parts=2}' -o tiled.onnx
     """

@@ -17,8 +17,8 @@ from dicompiler.cli.options import check_output_file, json_option, output_option
 def command(name: str, output: Path | None, as_json: bool) -> None:
     """Write a platform as a TOML file.
 
-    NAME is a built-in platform, with options if you like, a file, or `this`: this host, whose rate is measured. Change
-    the values in the file to those of your boards.
+    NAME is a built-in platform (options in braces), a platform file, or `this`. For `this`, the command measures the
+    compute rate of this host. Change the values in the written file to those of your boards.
 
     Example: dicompiler platform 'rpi5x4{bandwidth="2.5 Gbit/s"}' -o cluster.toml
     """

@@ -100,8 +100,8 @@ def command(
     With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run
     its profile_run.py. This script also measures the links between hosts.
 
-    With --hosts, measures over ssh on one board after another. Then -o is the platform with the measured figures, and
-    the profiles are in a directory next to it.
+    With --hosts, measures over ssh on one board after another. In this case, -o names the platform file with the
+    measured figures, and the profiles are written to a directory next to this file.
 
     Example: dicompiler profile model.onnx --hosts hosts.toml -o cluster.toml
     """

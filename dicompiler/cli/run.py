@@ -48,9 +48,10 @@ from dicompiler.target.run_records import RunOptions
 def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: str | None, as_json: bool) -> None:
     """Run an artifact on this host, with one process per device.
 
-    Prints for each device the seconds of computing, waiting and sending, and the bytes sent, over all frames. Devices
-    on other hosts are started by hand: --start-manually prints the command. Set --listen to an address of this host
-    that those hosts can reach. With --log, also prints differences between prediction and measurement.
+    Prints for each device the seconds of computing, waiting and sending, and the bytes sent, over all frames. To run
+    a device on another host, name it with --start-manually, and run the printed command there. Set --listen to an
+    address of this host that the other host can reach. With --log, also prints differences between prediction and
+    measurement.
 
     Example: dicompiler run build --inputs x.npz --frames 100 --in-flight 4
     """

@@ -23,8 +23,9 @@ from dicompiler.target.run_records import DeviceStatus, RunOptions
 def command(directory: Path, options: RunOptions, as_json: bool) -> None:
     """Show the state of resident devices.
 
-    Prints for each device its artifact, start time, current client, totals over all clients, memory, and the error of
-    its last run. The exit code is 1 if a device does not answer.
+    Prints for each device its artifact, start time, current client, memory, and the error of its last run. Also prints
+    the numbers of runs, frames, repeated frames and failures over all clients. The exit code is 1 if a device does not
+    answer.
 
     Example: dicompiler status build --keys build.keys
     """

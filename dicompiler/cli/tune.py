@@ -80,8 +80,8 @@ def command(
 
     The strategies search with the figures of the platform. The plan with the best prediction is compiled and run. Its
     run corrects the figures, and the search is repeated until no other plan is predicted to be faster. Prints all plans
-    with their predicted and measured times. If DIR has an interrupted tuning of the same model and platform, it goes
-    on.
+    with their predicted and measured times. If DIR has an interrupted tuning of the same model and platform, the
+    command continues this tuning.
 
     Writes the fastest plan (plan.json) and the corrected platform (platform.toml) to DIR.
 

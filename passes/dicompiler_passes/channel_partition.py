@@ -89,10 +89,10 @@ def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
 
 @dataclass(frozen=True)
 class FusePass(AnnotationPass):
-    """Split the first layer by output channels and the last by input channels, with no exchange between them.
+    """Split the first layer of a sequence by output channels and the last one by input channels.
 
-    Each device computes the channels of the first layer that its range of the last layer reads. The devices exchange
-    only the partial sums of the last layer.
+    Each device computes the channels of the first layer that its range of the last layer reads, so nothing is
+    exchanged between these layers. The devices exchange only the partial sums of the last layer.
 
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """

@@ -20,7 +20,7 @@ MIN_GENERATIONS = 20
 
 @dataclass(frozen=True)
 class Genetic(ExplorationOptions, Strategy):
-    """AutoDiCE's exploration: NSGA-II over runs of whole layers (needs the extra `explore`).
+    """AutoDiCE's exploration: NSGA-II over sequences of whole layers (needs the extra `explore`).
 
     It works stage by stage, on 2, 4, 8, … devices:
 
@@ -28,7 +28,7 @@ class Genetic(ExplorationOptions, Strategy):
 
     It searches for the Pareto front of throughput, memory per device and energy per device, or of other objectives. As
     a strategy it returns the plan of the front that is best for the problem's objective. With encoding=tiles, every
-    layer may be split. The strategy `autodice` is the method as printed.
+    layer may be split. The strategy `autodice` is the method of the paper without these extensions.
     """
 
     name: ClassVar[str] = "genetic"

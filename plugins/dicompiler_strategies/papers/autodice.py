@@ -10,10 +10,10 @@ from dicompiler_strategies.genetic.strategy import Genetic
 
 @dataclass(frozen=True)
 class Autodice(Genetic):
-    """AutoDiCE as printed: 400 generations, random initial plans, both levels (needs the extra `explore`).
+    """The search of the AutoDiCE paper: 400 generations, random initial plans, two levels (needs the extra `explore`).
 
-    The first level evaluates many plans with a fast model, the second level a few plans one by one. The options are
-    those of `genetic`.
+    The first level evaluates many plans with a fast model. The second level evaluates a few plans one by one. The
+    options are those of `genetic`.
     """
 
     name: ClassVar[str] = "autodice"

@@ -29,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 @dataclass(frozen=True)
 class Coopai(Strategy):
-    """CoopAI as printed: fused height tiles and fully connected layers on k identical devices.
+    """The algorithm of the CoopAI paper: fused height tiles and fully connected layers on k identical devices.
 
     Equations (1) to (5) choose the blocks and the number of devices. The network must be a chain of convolutional and
     fully connected layers. The method does not consider memory. The strategy `dp` generalises it.

@@ -42,7 +42,7 @@ Picks = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Diapason(Strategy):
-    """DIAPASON as printed: whole layers, slices and fused slices, chosen by plain gradient descent.
+    """The algorithm of the DIAPASON paper: gradient descent over whole layers, slices and fused slices.
 
         conv1: whole (0.2) | 4 slices (0.3) | fused with conv2 (0.5)      ⇒  conv1: fused with conv2
 
