@@ -142,7 +142,7 @@ class Comparison:
             "limit_reason": self.limit_reason,
             "single_device": asdict(self.single_device),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(document))  # with lists instead of tuples, as in a file
+        plain: dict[str, Any] = json.loads(json.dumps(document))  # This turns tuples into lists, as in a file.
         return plain
 
     @property

@@ -116,7 +116,8 @@ class ProfileModel(ProfileBasedModel):
         for i, device in enumerate(devices):
             if device.can_compute:
                 profile = self._profiles.for_device(layers, device)
-                # Layers that were not measured are predicted from the rate and the memory bandwidth of the device.
+                # The key has the rate and the memory bandwidth of the device, because layers that were not measured are
+                # predicted from them.
                 key = (profile.place, profile.engine, device.rate, device.memory_bandwidth)
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]

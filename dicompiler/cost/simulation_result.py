@@ -70,7 +70,7 @@ class SimulationResult:
 
     @property
     def frame(self) -> FramePrediction:
-        """The predicted time of the first frame, with its parts."""
+        """The predicted time of the first frame: its latency, and the time for its inputs and outputs."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property

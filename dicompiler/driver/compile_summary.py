@@ -66,12 +66,12 @@ class CompileSummary:
 
     @property
     def frame(self) -> FramePrediction:
-        """The predicted time of a frame, with its parts."""
+        """The predicted time of a frame: its latency, and the time for its inputs and outputs."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
     def single_device_frame(self) -> FramePrediction:
-        """The predicted time of a frame on the best single device, with its parts."""
+        """The predicted time of a frame on the best single device: its latency, and the time for inputs and outputs."""
         return FramePrediction(self.single_device_s, self.single_device_input_output_s)
 
     @property

@@ -46,8 +46,8 @@ class VerifyEach(NoOpInstrument):
         references = self._reference_outputs if step.preserves_outputs else {}
         random = random_tensors(state.model.proto)
         for name, reference in references.items() if outputs else ():
-            # An output is missing if it is a state that a pass has cut into pieces. A random output differs in each
-            # run.
+            # Two kinds of outputs cannot be compared: a state that a pass has cut into pieces is missing, and a random
+            # output differs in each run.
             if name not in outputs or name in random:
                 continue
             check = compare_value(name, reference, outputs[name])

@@ -48,7 +48,8 @@ def deploy(
 ) -> Deployment:
     """Copy an artifact to the boards of a cluster over ssh, and run it there.
 
-    Only missing and changed files are copied. `connect` with `hosts` opens a session for other inputs in each frame.
+    Only missing and changed files are copied. All frames get the same inputs; for other inputs in each frame, open a
+    session by `connect` with the option `hosts`.
 
     Args:
         directory: The artifact.

@@ -37,7 +37,7 @@ SBIN_PATH = ":/usr/sbin:/sbin"
 
 ETHERNET_FRAME_BYTES = 1514
 MAX_BURST_S = 250e-6
-"""Largest piece of data that the kernel passes to a link at once, as the seconds for which the link sends it."""
+"""Seconds for which a link sends the largest piece of data that the kernel passes to the link at once."""
 TIMER_DELAY_S = 80e-6
 """Seconds by which the kernel's timers may be late. The burst is large enough to keep a link busy for this time."""
 

@@ -316,8 +316,7 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
     seconds = segment_seconds(workload)[workload.devices[device].device]
     total = 0.0
     for run in runs:
-        # `seconds` also has the segments of failure plans, at its end. `calls` lacks them, because they are never
-        # called.
+        # `calls` also has the segments of failure plans, at its end. `seconds` lacks them, but they are never called.
         calls = segment_calls(case.program, device, run.frame_count)
         total += sum(segment_s * count for segment_s, count in zip(seconds, calls, strict=False))
     return total

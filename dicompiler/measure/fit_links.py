@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_FIT_STEPS = 20
 """Maximum number of steps of the fit; a few are usually enough."""
 MIN_BYTES_SHARE = 0.05
-"""A bandwidth is undetermined if sending bytes at this bandwidth takes less than this share of all pauses."""
+"""A bandwidth is undetermined if it causes less than this share of the seconds of all pauses."""
 TYPICAL_FRAME_WEIGHT = 4.0
 """Weight of a typical frame's seconds in the fit; a pause has weight 1.
 

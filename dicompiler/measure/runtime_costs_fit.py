@@ -20,7 +20,7 @@ MAX_PLAY_RATIO = 1.05
 
 
 MESSAGE_COSTS = ("send", "receive", "latency")
-"""Costs into which the time of a message is split. If one of them is 0, the others are wrong too."""
+"""Costs into which the time of a message is split. If one of them is 0, the split and so the other costs are wrong."""
 MAX_FITS = 3
 """Maximum number of measurements of a target's runtime.
 
@@ -127,8 +127,8 @@ def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], 
 def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
     """Return the runtime costs, from the differences between programs that differ in one quantity only.
 
-    A cost that was not measured is missing: costs per byte without programs with large messages, costs of copies
-    without programs with copies, and the latency if the entry assumes that nothing must be awakened.
+    A cost that was not measured is missing: the cost per byte if no program has large messages, the costs of copies if
+    no program copies, and the latency if `waking` is 0.
 
     Args:
         entry: The target's entry in the key `runtimes` of tasks.json. The receiver's time for a message consists of

@@ -95,9 +95,11 @@ def _read_share(problem: Problem, reader: Layer, tensor: str) -> float:
 def energy_bound(problem: Problem) -> float:
     """Return a lower bound on the energy of a frame in joules, which is the larger one of two bounds.
 
-    - Each piece of a layer needs active power on some device. The least energy of layer l is min_d power(d) · t(l, d).
-    - The sources and sinks need idle power during the whole frame. Only the difference between active and idle power is
-      then added for the layers.
+    - The first bound is the energy of the layers. Each piece of a layer needs active power on some device, so layer l
+      needs at least min_d power(d) · t(l, d).
+    - The second bound adds the idle power of the sources and sinks during the whole frame. For the layers, it counts
+      only the difference between active and idle power. This bound is used if no device needs more power when idle than
+      when active.
     """
     layers, platform = problem.layers, problem.platform
     devices = platform.computing_devices
