@@ -15,7 +15,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
-    """Return the strategies that search, those that need no search, and manual plans."""
+    """Return the built-in strategies: those that search, those that need no search, and `manual`."""
     from dicompiler_strategies.auto import Auto
     from dicompiler_strategies.cpsat import CpSat
     from dicompiler_strategies.dp import Dp

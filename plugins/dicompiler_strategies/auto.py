@@ -30,8 +30,8 @@ from dicompiler_strategies.transformer_heads import best_row_plans, has_attentio
 log = logging.getLogger("dicompiler")
 
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
-"""For each strategy, the largest number of layers · devices for which it is asked. For larger problems, it would use up
-the whole budget.
+"""For each strategy, the largest size of a problem (layers · devices) for which the strategy is asked. On larger
+problems, the strategy would use up the whole budget.
 """
 QUICK_STRATEGIES = ("single", "replicate", "pipeline", "modnn")
 """Strategies that take milliseconds. They are asked first and always, however small the budget is."""
@@ -42,8 +42,9 @@ SLOW_STRATEGIES = {
     "memory": ("heads", "genetic", "cpsat"),
     "communication": ("dp", "cpsat", "genetic"),
 }
-"""For each objective, the other strategies that serve it, in the order of their expected gain for their time. A small
-budget omits the last ones. `dp` takes a third of the time of `cpsat`; its plans were up to 5 % worse, or better.
+"""For each objective, the other strategies that serve it, in the order of their expected gain for their time. With a
+small budget, the last ones are not asked. `dp` takes a third of the time of `cpsat`. Some of its plans were better than
+those of `cpsat`, and none was more than 5 % worse.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "dp", "cpsat", "gradient", "genetic")
 TABLE_STRATEGIES = ("cpsat", "gradient")
@@ -51,11 +52,11 @@ TABLE_STRATEGIES = ("cpsat", "gradient")
 strategies are asked last, and only if no other strategy has found a plan that splits the network.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Strategies that are not asked for the latency or memory of a network with attention: heads finds better plans in a
-tenth of the time.
+"""Strategies that are not asked for the latency or memory of a network with attention, because `heads` finds better
+plans in a tenth of the time.
 """
 EXACT_OBJECTIVES = ("memory", "communication")
-"""Objectives that are counted and not predicted."""
+"""Objectives with exact values: bytes are counted, but seconds and joules are only predicted."""
 PROVEN_RATIO = 1 + 1e-6
 """The search ends if the best plan is within this factor of the lower bound."""
 
@@ -67,9 +68,9 @@ class Auto(Strategy):
         single, replicate, pipeline, modnn → heads, cpsat, … → simulator → best plan → other choices for a layer → …
 
     Strategies that take milliseconds are asked first and always. The others follow in the order of their expected gain
-    for the objective. Plans of whole layers are improved by moving layers to other devices. The search ends early if
-    the best plan reaches the lower bound of the objective. If the budget ends the search, the plan's note names the
-    steps that were left out.
+    for the objective. If a plan consists of whole layers, `auto` also tries to move layers to other devices. At the
+    end, it tries other choices for single layers of the best plan. The search ends early if the best plan reaches the
+    lower bound of the objective. If the budget ends the search, the plan's note names the steps that were left out.
 
     If the objective is a weighted sum, each strategy is asked once for each term of the sum. The weighted sum then
     ranks all plans.
@@ -135,7 +136,7 @@ class _AutoSearch:
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
-        # The plan of cpsat, if cpsat has already tried plans around it.
+        # The plan of cpsat for the latency. cpsat has already tried the plans around it, so they are not tried again.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
         self.left_out: list[str] = []
@@ -185,7 +186,7 @@ class _AutoSearch:
             return False
         if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
             return False
-        # If cpsat tries plans around the best one, it has evaluated gradient's plans as well.
+        # If cpsat has tried plans around its best one, it has also run gradient and evaluated gradient's plans.
         is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
         if is_covered or (self.uses_heads and name in NOT_FOR_ATTENTION):
             return False
@@ -226,7 +227,10 @@ class _AutoSearch:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the budget does not suffice to fill cpsat's cost tables with all choices that cpsat asks for."""
+        """True if the budget is too small to fill cost tables with all choices that cpsat requests.
+
+        Small problems, and networks for which `heads` is used, are never too large.
+        """
         return (
             not self.uses_heads
             and self.problem_size > MAX_GRADIENT_SIZE
@@ -256,7 +260,11 @@ class _AutoSearch:
 
     @cached_property
     def uses_heads(self) -> bool:
-        """True if the strategy `heads` replaces the strategies in NOT_FOR_ATTENTION."""
+        """True if the strategy `heads` is used, which replaces the strategies in NOT_FOR_ATTENTION.
+
+        It is used if it is among the chosen strategies, the network has attention, several devices compute, and the
+        objective is latency or memory.
+        """
         is_supported = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
         return bool(is_supported) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 

@@ -29,7 +29,8 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     costs[d][l] are the seconds of layer l on device d. A device may get no layer.
 
     best[d][i], the least time of the slowest of the first d devices for the first i layers, is the minimum over j of
-    max(best[d-1][j], seconds of layers j to i - 1 on device d). The first term grows with j, the second one falls.
+    max(best[d-1][j], seconds of layers j to i - 1 on device d). The first term grows with j, and the second one falls,
+    so that bisection finds the minimum.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count

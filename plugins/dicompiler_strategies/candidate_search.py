@@ -37,7 +37,9 @@ from dicompiler_strategies.trim_parts import trim_parts
 log = logging.getLogger("dicompiler")
 
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
-"""Factors λ of the edge costs. For VGG16 and ResNet-50 on 4 and 8 devices, no best plan was outside this range."""
+"""Factors λ on the times of sending. For VGG16 and ResNet-50 on 4 and 8 devices, smaller or larger factors never gave a
+better plan.
+"""
 EVALUATED_PARTS_PER_S = 6_000
 """Parts of plans that are simulated in a second of the reference computer.
 
@@ -46,13 +48,13 @@ The measured numbers were 8 500 to 12 200, on networks of 240 to 940 layers.
 MAX_SIMULATED_PARTS = 6_000
 """Plans with more parts take too long to simulate in a search; they are estimated instead."""
 HOPELESS_RATIO = 2.2
-"""Plans are not simulated if the barrier model gives more than this many times the best simulated time. Without
-barriers, times are up to 54 % lower (VGG16).
+"""Plans are not simulated if the barrier model predicts more than this many times the best simulated time. Simulated
+times, which have no barriers, were at most 54 % lower than that prediction (VGG16), which is a factor of 2.2.
 """
 NEIGHBOURS_PER_STEP = 4
 """Number of plans around the best one that are evaluated at a time."""
 MAX_SPARING_LOSS = 1.02
-"""Factor by which the objective may grow in exchange for fewer weights: predictions have larger errors."""
+"""Factor by which the objective may grow in exchange for fewer weights. Errors of predictions are larger than this."""
 MAX_SPARED_LAYERS = 8
 """Number of layers for which fewer weights are tried."""
 MAX_RUN_LAYERS = 256
@@ -107,8 +109,8 @@ def _count_parts(plan: Plan) -> int:
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one choice per layer) in the barrier model for each λ, without repetitions.
 
-    λ is a factor on the times of sending. Nothing is yielded if the layer graph has too many parallel branches for
-    exact elimination.
+    λ is a factor on the times of sending. Nothing is yielded if the layer graph has so many parallel
+    branches that the tables of the exact search (`minimise_exactly`) would be too large.
     """
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:
@@ -135,8 +137,8 @@ class CandidateSearch:
 
     def __init__(self, problem: Problem, name: str, budget: WorkBudget | None = None) -> None:
         self.problem, self.name, self.budget = problem, name, budget or WorkBudget()
-        # The target affects no objective, and its memory overhead can only be computed from a program. It is therefore
-        # asked only about a plan that would be the best.
+        # No objective depends on the target, and the target's memory overhead can only be computed from a program.
+        # Plans are therefore evaluated without the target, and only a plan that would be the best is checked with it.
         self.problem_without_target = replace(problem, target=None)
         self.best: EvaluatedPlan | None = None
         self._seen: set[object] = set()
@@ -221,9 +223,9 @@ class CandidateSearch:
     def reduce_weights(self, tables: CostTables) -> None:
         """Reduce the weights on the fullest device, if the objective grows by less than MAX_SPARING_LOSS.
 
-        Layers of the best plan get the choice with the fewest weights on the device that stores most of them. The
-        MAX_SPARED_LAYERS layers that can save the most bytes are tried. A layer is skipped if it cannot save 1 % of all
-        weights.
+        A layer of the best plan gets another choice: the one that spreads the layer's weights such that the largest
+        share of a device is as small as possible. The MAX_SPARED_LAYERS layers that can save the most bytes are tried.
+        A layer is skipped if it cannot save 1 % of all weights.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -322,7 +324,8 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
     """Return the selection with the choices of a random sequence of layers replaced by optimal ones.
 
     The optimum is computed for a random factor λ on the times of sending, and with random errors on all times. The
-    result is None if the sequence has too many parallel branches for exact elimination.
+    result is None if the sequence has so many parallel branches that the tables of the exact search
+    (`minimise_exactly`) would be too large.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))

@@ -74,9 +74,15 @@ class CpSat(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
 
-        With `simulate` and the objective latency, the strategy simulates the proven optimum, the optima of tables in
-        which sending costs less, the plans that `gradient` finds in the same tables, and plans near the best of them.
-        In the simulator, sending and computing overlap. Elements that nothing reads are removed from the best plan.
+        The solver finds the best plan in the cost tables, in which sending and computing never overlap. In reality they
+        overlap. With `simulate` and the objective latency, the simulator therefore selects the best of these plans:
+
+        - the solver's plan, and the plan on the best single device,
+        - the optima of the tables with smaller times of sending,
+        - the plans that `gradient` finds in the tables,
+        - plans near the best of all these plans.
+
+        Finally, elements that nothing reads are removed from the best plan.
 
         Raises:
             DicompilerError: No plan fits into memory.
@@ -93,7 +99,8 @@ class CpSat(Strategy):
         search = CandidateSearch(problem, self.name, budget)
         interrupted = solution.interrupted
         try:
-            # The tables predict less exactly than the simulator, so that one device may be better than their optimum.
+            # The tables are less exact than the simulator. The best single device may therefore be better in the
+            # simulator than the optimum of the tables.
             single = problem.best_single_device[0]
             search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:

@@ -16,8 +16,8 @@ from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
 MAX_MEASURED_PLANS = 6
-"""Plans that the target measures for one number of boards and tiles. The bytes that a plan lacks are reserved when the
-next plan is searched.
+"""Largest number of plans that the target measures for one number of boards and tiles. If a plan does not fit, the
+missing bytes are reserved before the next plan is searched.
 """
 EXTRA_BYTES = 256
 """Bytes that are reserved in addition to the missing bytes."""

@@ -214,10 +214,11 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the RAM in bytes with which each layer fits at least one stage, and the layer that needs so much.
+        """Return the largest RAM in bytes that a layer needs, and this layer.
 
-        Two kinds of stages are considered: those between neighbouring boundaries, with up to `most` tiles on a board,
-        and all stages that were estimated before.
+        The need of a layer is that of the stage with the least RAM among all stages that contain the layer. Two kinds
+        of stages are considered: those between neighbouring boundaries, with up to `most` tiles on a board, and all
+        stages that were estimated before.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -290,7 +291,8 @@ class _StageSearch:
             tiled = self._add_row_stage(partial, start, end)
             if tiled is not None:
                 yield tiled, end
-            # No tiles fit although the last layer would fit whole: longer stages have even larger halos.
+            # No tiles fit, although the last layer would fit whole. Longer stages are not tried, because their tiles
+            # have even larger halos.
             elif self._layer_fits(end - 1):
                 break
 
@@ -316,7 +318,8 @@ class _StageSearch:
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
         end_bytes, used = self.stages.end_bytes(start, end), partial.used_flash + partial.shared_flash
-        # With flash, only the weights count: row tiles help layers whose tensors are too large, with less to send.
+        # If models are stored in flash, only the weights count here. Tensors that are too large for RAM are no reason
+        # to split by channels, because row tiles make them smaller too, and less is sent.
         fits_one_board = board.fits(0 if board.flash else whole.arena + end_bytes, used + whole.flash)
         if end != start + 1 or count < 2 or fits_one_board:
             return None

@@ -1,6 +1,7 @@
 """Local search over plans of whole layers: move runs of consecutive layers to other devices.
 
-Thousands of plans are evaluated at once by the batched model, as long as the best of them is better.
+In each step, the batched model evaluates thousands of changed plans at once, and the best one is taken. The search ends
+when no change improves the current plan.
 """
 
 from __future__ import annotations

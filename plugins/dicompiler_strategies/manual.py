@@ -28,7 +28,7 @@ class Manual(Strategy):
     - A layer is assigned to the device of its anchor (its main node), with all nodes that are fused into it.
     - A layer under several keys is split by output channels in equal shares (LOP).
     - Nodes that constant folding removed are ignored. The Slices that replace a Split are assigned like the Split.
-    - A layer that passes added is assigned like the layer before it, or else like the layer after it.
+    - A layer that was added by a pass is assigned like the layer before it, or else like the layer after it.
 
     With `platform`, the keys are checked against that file. It also serves as the platform if you give no other.
     """
@@ -94,9 +94,10 @@ def _aliases(name: str, output: str) -> tuple[str, ...]:
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return for each alias the nodes that it can mean. A name with its slashes means exactly one node.
+    """Return for each alias the nodes that it can mean.
 
-    `nodes` maps node names to first outputs.
+    The unchanged name of a node or of its first output means exactly this node. A name with _ instead of / may mean
+    several nodes. `nodes` maps node names to first outputs.
     """
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
@@ -162,9 +163,10 @@ class _MappingResolver:
         return homes
 
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
-        """Return the devices of a layer's anchor; if passes added the anchor, of the last node with a key, else ().
+        """Return the devices of the keys under which the mapping lists a layer's anchor (its main node).
 
-        Warns if another node of the layer is under another key.
+        If the anchor was added by a pass, the last node of the layer that has a key counts instead. Without such a
+        node, the result is empty. Warns if another node of the layer is under another key.
         """
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)

@@ -41,8 +41,9 @@ SHARE_STEPS = (0.05, 0.025)
 because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Numbers of the lanes. Late parts (the queries of the example) read data of another lane, so that they are computed
-after the next exchange between lanes: behind both waves, and before everything else.
+"""Numbers of the lanes. Late parts (the queries of the example) read data of another lane, which is available only
+after the next exchange between lanes. They are therefore computed after both waves. Their lane has the lowest number,
+so that they are computed before everything else that follows.
 """
 
 
@@ -68,11 +69,13 @@ def overlap_orders(
 class _TaskOrder:
     """Facts about the order of tasks, derived from a routing. A task computes one part of a layer on its device.
 
+    The stage of a task is the largest number of waits for other devices on a path of tasks to it.
+
     Attributes:
         routing: The routing.
         sending_tasks: Tasks with an output that is sent to another device.
-        local_inputs: For each task, the tasks of its device that it reads and that ran after the device last waited.
-        late_tasks: Tasks that can be deferred, because nothing that the device sends before it waits again needs them.
+        local_inputs: For each task, the tasks of the same device and the same stage that it reads.
+        late_tasks: Tasks that can be deferred, because nothing that their device sends in the same stage needs them.
         waiting_tasks: Tasks that read data from other devices.
     """
 

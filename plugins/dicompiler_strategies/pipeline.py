@@ -51,7 +51,8 @@ class Pipeline(Strategy):
             DicompilerError: A device is unknown, cannot compute or is named twice.
         """
         devices = self._check_devices(problem)
-        # If no stages fit into memory, the error about the plan names the host and the layer that need the most.
+        # If no stages fit into memory, stages without memory limits are returned. The check of their plan then fails
+        # with an error that names the host and the layer that need the most.
         plans = list(self._stage_plans(problem, devices, True)) or list(self._stage_plans(problem, devices, False))
         objective = problem.objective
         if not set(objective_terms(objective)) & set(SERVED_OBJECTIVES):
@@ -76,8 +77,9 @@ class Pipeline(Strategy):
     def _stage_plans(self, problem: Problem, order: tuple[Device, ...], limits_memory: bool) -> Iterator[Plan]:
         """Yield the best plans for each term of the objective that the stages can be optimised for.
 
-        On a switch, tensors with several readers count once for their sender in the first plan, and once for each
-        reader in the second plan. The truth lies between. Nothing is yielded if no stages fit into memory.
+        On a switch, it depends on the stages how often a device sends a tensor with several readers. Up to two plans
+        are therefore found: for the first, each tensor counts as sent once, which may be too little. For the second, it
+        counts as sent once to each reader, which may be too much. Nothing is yielded if no stages fit into memory.
         """
         terms = [name for name in objective_terms(problem.objective) if name in SERVED_OBJECTIVES]
         can_turn = problem.target is None or problem.target.can_run_replicas

@@ -1,7 +1,7 @@
 """The strategy `heads` for transformers: split attention by heads, other layers by columns and rows.
 
-After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245, which adds rows in between)
-and TPI-LLM (Li et al., arXiv 2410.00531).
+After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245) and TPI-LLM (Li et al., arXiv
+2410.00531). As in Galaxy, layers between those that are split by channels may be split by rows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ HEADS_KINDS = ("whole", "height", "lop", "lip")
 KeptChoices = Sequence[NDArray[np.intp]]
 """For each layer, the numbers of the choices that are considered."""
 TIE_BREAK_S = 1e-7
-"""Seconds that are added to choices that split the rows of a layer without multiplications. Among equal plans, the rows
-of a matrix product are then sent, and not the rows of its readers, so that parallel products are sent in one message.
+"""Seconds that are added to each choice that splits a layer without multiplications by rows. Among equal plans, the
+search then takes the one that sends the output of a matrix product, and not the output of a layer that reads the
+product. This is better, because the outputs of parallel products are sent in one message.
 """
 
 
@@ -163,7 +164,8 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
     """Yield the best plan over the choices `kept` for each factor λ on the times of sending.
 
-    Nothing is yielded if the layer graph has too many parallel branches for exact elimination.
+    Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
+    (`minimise_exactly`) would be too large.
     """
     layers = cost_tables.problem.layers
     nodes = [

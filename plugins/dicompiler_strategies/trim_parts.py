@@ -19,7 +19,7 @@ from dicompiler.plugin_api.regions import (
     route_on_platform,
 )
 
-MAX_TRIM_ROUNDS = 32  # After a layer reads less, its producers can be trimmed in the next round.
+MAX_TRIM_ROUNDS = 32  # Each round can trim the producers of the layers that the previous round has trimmed.
 
 
 def trim_parts(problem: Problem, plan: Plan) -> Plan:
@@ -28,9 +28,9 @@ def trim_parts(problem: Problem, plan: Plan) -> Plan:
     A part is the region of a layer that one device computes. Strategies give the tiles of a layer equal halos on both
     sides, which is more than strides and borders need.
 
-    A part from which nothing is read is removed. Otherwise, after later layers have been trimmed, some of them could
-    read from it in addition to other parts, which adds messages. Partial sums and layers that cannot be divided stay as
-    they are. If nothing can be reduced, the same plan is returned.
+    A part from which nothing is read is removed. If it stayed, layers that are trimmed later could read from it in
+    addition to other parts, which would add messages. Partial sums and layers that cannot be divided stay as they are.
+    If nothing can be reduced, the same plan is returned.
     """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))

@@ -27,7 +27,8 @@ class DeviceBoxes:
     Attributes:
         shape: Shape of the tensor.
         present: True for the devices that have a region, shape (n,).
-        cuts: For each axis that at least one region does not span, the interval of each device, shape (n, 2).
+        cuts: For each axis along which at least one region is shorter than the tensor, the interval of each device,
+            shape (n, 2).
     """
 
     shape: Shape

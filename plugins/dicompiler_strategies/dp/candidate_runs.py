@@ -35,7 +35,8 @@ SplitKind = Literal["rows", "cut", "sums"]
 CANDIDATE_RUNS_PER_S = 10_000
 """Number of candidate runs that count as one second of the reference computer in the search's budget.
 
-The reference computer built 20 000 runs, and priced them in some states, in a second.
+A run counts once when it is built, and once for each state of the search in which its cost is computed. The measured
+number was 20 000.
 """
 _HOPELESS_RATIO = 2.0  # A block is not extended if it is this many times slower than its separate layers.
 _RowDemand = RowIntervals | None  # The rows of a tensor that each member needs; None if all need the whole tensor.
@@ -128,7 +129,10 @@ class CandidateRun(LayerRun):
 
 
 def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
-    """Return the bytes of one element when it is sent; a fraction for types smaller than a byte and shared scales."""
+    """Return the bytes that are sent for one element, as an average over 32 elements.
+
+    The result may be a fraction, because elements may be smaller than a byte or share a scale.
+    """
     return sent_nbytes(layers, tensor, (32,)) / 32
 
 
@@ -214,8 +218,8 @@ def _partial_sum_run(
 ) -> CandidateRun:
     """Return the run of a single layer in which each member of the team sums over a range of its input channels.
 
-    The partial sums are then sent. Each member adds up those in its region of `merged`, None if it adds up nothing.
-    `form` says how the sums are distributed over the devices afterwards.
+    The partial sums are then sent. Each member adds up the partial sums in its region of `merged`. The region is None
+    if the member adds up nothing. `form` says how the sums are distributed over the devices afterwards.
     """
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
@@ -255,7 +259,10 @@ def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
 
 
 def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
-    """Return one number for each device of the platform: that in `values` if it is in the team, and 0 otherwise."""
+    """Return one number for each device of the platform.
+
+    A member of the team gets its number in `values`, and every other device gets 0.
+    """
     result = np.zeros(len(team.problem.platform.devices))
     result[list(team.members)] = values
     return result
@@ -288,7 +295,8 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        # The exchange before the block's first layer is counted below, when another layer comes before it.
+        # `seconds` has no exchange before the block's first layer, so `separate_s` must not have it either. This
+        # exchange is added at the end of the loop, when the block gets another layer at the front.
         separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return

@@ -69,7 +69,7 @@ class ProblemFacts:
 
     @cached_property
     def speed_classes(self) -> Mapping[str, int]:
-        """Class number of each device. Devices of a class are equally fast: the cost model is asked once for all."""
+        """Class number of each device. Devices of a class are equally fast, so the cost model is asked for only one."""
         seen: dict[tuple[float, ...], int] = {}
         return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
 
@@ -229,7 +229,10 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return, for each input tensor, the region that each member needs for its entry of `shares` (None: none)."""
+        """Return, for each input tensor, the region that each member needs to compute its entry of `shares`.
+
+        A member with the entry None computes nothing and needs no region.
+        """
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
         for index, share in zip(self.members, shares, strict=True):

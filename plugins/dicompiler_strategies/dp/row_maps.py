@@ -72,8 +72,9 @@ class RowMap:
     Attributes:
         axis: Height axis of the output.
         single: Results of the operator rule for single rows.
-        needs: For each input tensor, the key of its rows in the results of `single`; None if the tensor is always read
-            whole. The key is the input of another layer if layers of equal structure share `single`.
+        needs: For each input tensor, the name under which `single` returns the rows of the tensor; None if the tensor
+            is always read whole. Layers of equal structure share `single`, so that the name may be that of another
+            layer's input.
     """
 
     axis: int
@@ -98,7 +99,8 @@ class RowMap:
         """Return the intervals of rows that the layer must compute if the intervals `rows` are requested.
 
         The result is larger than `rows` if the layer can compute rows only in groups. Empty intervals stay empty. The
-        first and the last requested row determine the result, because a later row never needs an earlier start or end.
+        first and the last requested row determine the result, because the rows that must be computed for a later row
+        never begin or end earlier than those for an earlier row.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
@@ -170,7 +172,8 @@ def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
 def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
     """Return the row map of a layer.
 
-    The first, the middle and the last row determine which tensors are read row by row.
+    An input tensor counts as read row by row if it has rows, and if the first, the middle and the last output row read
+    some of them. Every other input tensor counts as read whole.
     """
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]

@@ -20,10 +20,11 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 
-# If memory is scarce, weights get a price. In the first round, the price of all weights is this share of the best
-# plan's cost. Each further round multiplies it by the growth.
+# If memory is scarce, each byte of weights gets a price. At the first price, all weights of the network together cost
+# the share _FIRST_PRICE_SHARE of the best plan's cost. Each further round multiplies the price by _PRICE_GROWTH.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
-# A block has at most _TOTAL_BLOCK_LAYERS / (layers of the network) layers, but this limit lies in the given range.
+# A block has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers. This limit is never below the
+# first number of _BLOCK_LAYER_LIMITS, and never above the second one.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000
 _LARGE_NETWORK_LAYERS = 300
 
@@ -184,8 +185,9 @@ class Dp(Strategy):
         """Search for a plan on the devices `chosen` that fits into memory.
 
         Each byte of weights on a host that lacks memory has a price, which begins with `unit` and rises from round to
-        round. The first result is [(cost, plan)], or [] if no plan fits. The second one is the least excess over a
-        host's memory so far: the bytes and the position of the host. Raises BudgetExceeded.
+        round. The first result is [(cost, plan)], or [] if no plan fits. The second result is about the plan that came
+        closest to fitting: the largest number of bytes that a host lacks, and the position of this host. Raises
+        BudgetExceeded if the budget is exceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)

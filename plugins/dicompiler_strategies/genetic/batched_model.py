@@ -154,7 +154,11 @@ class BatchedModel:
 
     @cached_property
     def nearest_sources(self) -> Positions:
-        """For each device, the source that sends it the network's inputs: itself, one on its host, or the first."""
+        """For each device, the position of the source that supplies the network's inputs.
+
+        It is the device itself if the device is a source, otherwise the first source on its host, otherwise the first
+        source of all.
+        """
         devices, (sources, _) = self.problem.platform.devices, self.source_and_sink_positions
         senders = []
         for i, device in enumerate(devices):

@@ -139,8 +139,8 @@ class SplitPointEncoding(Encoding):
         """Return a chromosome of each plan; its groups are the plan's runs (consecutive layers on one device).
 
         If a plan has more runs than there are groups, the shortest runs are added to the runs before them. Unused
-        groups come first. They are empty and have devices without layers, so that a single mutation can give layers to
-        such a device.
+        groups come first and have no layers. Each gets a device that has no layers in the plan, so that a single
+        mutation can give layers to this device.
         """
         genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):

@@ -29,7 +29,9 @@ If it raises DicompilerError, the plan is omitted with a warning.
 """
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""A run of layers is split for another device after a random fraction, in this range, of its seconds or weights."""
+"""If a run of layers is split, its device keeps a random fraction of the run's seconds or weights, in this range.
+Another device gets the rest.
+"""
 
 UNMEASURED_VALUE = 1e30
 """Objective value of a plan that could not be measured. It is finite, because the search computes with it."""
@@ -136,7 +138,8 @@ class TiledLayerSpace:
     """Plans that split each layer in one of several ways (choices); rows contain the number of each layer's choice.
 
     The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
-    that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy omits the network.
+    the larger one of two times: that of the busiest device, and that of sending all bytes one after another. Memory
+    counts weights only, and energy omits the network.
     These errors are corrected later, when the best plans are evaluated one by one.
 
     Attributes:

@@ -75,9 +75,9 @@ def evolve(
 ) -> ParetoRows:
     """Search from the plans `seeds` and from random plans.
 
-    Ctrl-C ends the search with the result of the last complete generation; in the first generation it is raised again.
-    `progress` is called with the number of the generation and the number of plans in the front. If `is_stopped` returns
-    True after a generation, the search ends.
+    Ctrl-C ends the search with the result of the last complete generation. While the first generation is evaluated,
+    there is no result, and Ctrl-C raises KeyboardInterrupt. `progress` is called with the number of the generation and
+    the number of plans in the front. If `is_stopped` returns True after a generation, the search ends.
     """
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2

@@ -39,8 +39,8 @@ class Genetic(ExplorationOptions, Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Search for a Pareto front, and return its best plan for the problem's objective.
 
-        The terms of the problem's objective are axes of the front, in addition to the option `objectives`. If plans of
-        the front exceed a host's memory by the exact computation, the best of the others, if any, is returned.
+        The front has an axis for each term of the problem's objective, and one for each of the option `objectives`.
+        Plans that exceed a host's memory by the exact computation are skipped, unless all plans of the front do.
 
         Raises:
             DicompilerError: The search found no plan that fits the hosts' memory.

@@ -72,7 +72,8 @@ class NetworkFlows:
     Attributes:
         live_layers: Positions of the layers whose outputs are read.
         flows: Tensors of these layers and of the network's inputs.
-        weights: Pairs of a number of bytes of constants, and the positions of all layers that read these constants.
+        weights: For each set of layers that share constants: the bytes of these constants, and the positions of the
+            layers. Constants that only one layer reads are included.
     """
 
     live_layers: tuple[int, ...]

@@ -19,7 +19,9 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
 _PRICE_ROUNDS = 16
-_MAX_RUN_LAYERS = 6  # Layers that change together, because fused layers must change their extra rows together.
+# Largest number of layers that change together. Fused layers must change together, because their extra rows depend on
+# each other.
+_MAX_RUN_LAYERS = 6
 _MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 
 
@@ -68,7 +70,7 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return the selections, and those that are found while prices of memory are adapted (dual ascent).
+        """Return the given selections, and those that the search finds while it adapts prices of memory (dual ascent).
 
         A selection has the number of each layer's choice. Each byte of weights on a host has a price, which rises while
         the host has too many weights and falls otherwise. In each round, sequences of layers get the choices that cost

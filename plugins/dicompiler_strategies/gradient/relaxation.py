@@ -27,7 +27,7 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
 MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product in the time of reading one array element.
-_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use several threads for larger products.
+_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries compute matrix products up to this size in a single thread.
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,9 @@ def minimise_relaxation(
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
     """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family of choices.
 
-    A family is a kind of split with a number of devices, such as channels over 3 devices. The restarts
-    take the families in turn, in the order of `families_by_value`. The first restart with each family has no noise. n
-    is the number of choices of all layers.
+    A family has all choices with the same kind of split and the same number of devices, such as channels over 3
+    devices. The restarts take the families in turn, in the order of `families_by_value`. The first restart with each
+    family has no noise. n is the number of choices of all layers.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))
@@ -201,8 +201,8 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 def families_by_value(tables: ObjectiveTables) -> Selections:
     """Return the families, sorted by the cost of the selection that uses the family in every layer.
 
-    A family is a kind of split with a number of devices, such as channels over 3 devices. Of each family,
-    the choice without extra rows is used. A layer without the family uses its cheapest choice.
+    A family has all choices with the same kind of split and the same number of devices, such as channels over 3
+    devices. Of each family, the choice without extra rows is used. A layer without the family uses its cheapest choice.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

@@ -1,4 +1,4 @@
-"""CP-SAT on the choices that the Lagrangian relaxation has left.
+"""CP-SAT on the choices that the Lagrangian relaxation has not dropped.
 
 The CP-SAT model has a Boolean variable for each choice and for each pair of choices on an edge. The solver returns a
 better selection, a better bound, or the proof that there is none.

@@ -27,8 +27,8 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
 """Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
-AMPLE_COPIES = 8  # Upper limit of a tensor's copies on a device: received, joined, partial sums and buffers.
-MAX_LIMITED_LAYERS = 4  # For at most this many layers, a limit keeps the layer's tensors plus all weights in memory.
+AMPLE_COPIES = 8  # A device stores a tensor at most this often: received, joined, as partial sums and in buffers.
+MAX_LIMITED_LAYERS = 4  # At most this many layers get a limit: the layer's tensors plus all weights must fit.
 MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.
 
 
@@ -223,10 +223,11 @@ class _JointSearch:
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
-        """Return True if every host could store so much that no plan needs a check.
+        """Return True if every host has so much memory that every plan fits.
 
-        The host must have space for all weights and for AMPLE_COPIES of all tensors. With a target, AMPLE_COPIES of all
-        weights are assumed too, because weights are copied while they are loaded, and twice the target's overhead.
+        A host must have space for all weights and for AMPLE_COPIES copies of all tensors. With a target, it must also
+        have space for AMPLE_COPIES copies of the weights, because weights are copied while they are loaded, and for
+        twice the target's overhead.
         """
         layers = self.problem.layers
         sizes = {False: 0, True: 0}

@@ -134,8 +134,9 @@ _RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after i
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
     """Return the network in CoopAI's form: convolutions with their pools, and fully connected layers.
 
-    Other layers (Flatten, LRN, Softmax) cost nothing. The network must be a chain. If it has branches, `path` must list
-    layers that represent it; each then counts with all its input channels.
+    Other layers (Flatten, LRN, Softmax) cost nothing. The network must be a chain. If the network has branches, `path`
+    must list the layers of a chain that represents it. A layer of this chain counts with all its input channels, even
+    those from layers that are not in the chain.
     """
     for i, layer in enumerate(() if path else layers.layers):
         before = layers.layers[i - 1] if i else None

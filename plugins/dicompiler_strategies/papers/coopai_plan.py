@@ -126,7 +126,8 @@ def _output_form(block: LayerBlock, r: int) -> TensorForm:
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
     """Return how the input of layer `r` of the chain must be distributed over the devices.
 
-    Layer `r` follows a block of convolutional layers. If the chain has no layer `r`, the result is for its output.
+    Layer `r` follows a block of convolutional layers. If this block is the end of the chain, the result is for the
+    chain's output.
     """
     if r == len(layers):
         return "whole"

@@ -173,8 +173,8 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
         _add_to_groups(g_sigma, group, p[i][:, :, None, None] * g_part)
         for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
             if i in moved:
-                # The cost of sending the network's inputs or outputs. Of opportunity n, it is by eq. (12) or (14)
-                # L^n = Σ_j softmax(W_dev^j) · (overlap_j · B); the layer's is softmax(W_l) · L by eq. (13) or (15).
+                # The cost of sending the network's inputs or outputs. By eq. (12) or (14), opportunity n costs
+                # L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). By eq. (13) or (15), the layer costs softmax(W_l) · L.
                 L_end = s @ byte
                 L_comb = (L_end * moved[i]).sum(axis=2)
                 total += (p[i] * L_comb).sum(axis=1)

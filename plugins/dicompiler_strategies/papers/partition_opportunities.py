@@ -199,12 +199,13 @@ class _SpaceBuilder:
     def _fusion_opportunity(
         self, layer: Layer, parent: PartitionOpportunity, before: Layer
     ) -> PartitionOpportunity | None:
-        """Return the way to split layer `before` with which it is fused with its reader `layer`.
+        """Return the partition opportunity that splits layer `before` and fuses it with its reader `layer`.
 
         `parent` is the opportunity that splits `layer`. For each slice of `layer`, the result has a slice of `before`:
-        the rows that the slice of `layer` reads. The result is None if `before` cannot be split into these slices. If a
-        stride leaves rows unused, a slice is widened to the start of the next one, because every other PO of `layer`
-        must find all elements that it needs.
+        the rows that the slice of `layer` reads. The result is None if `before` cannot be split into these slices.
+
+        With a large stride, no slice of `layer` reads some rows between two slices of `before`. The first of the two is
+        then widened to the start of the second, because other opportunities of `layer` may read these rows.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:
@@ -380,7 +381,7 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     Returns:
         The numbers of elements, shape (P, S, P', S').
     """
-    # Bounds of sublayer i's share that another sublayer computes as well: shape (P, S, S', axes + 1, 2).
+    # The part of a sublayer's share that another sublayer computes as well, as boxes: shape (P, S, S', axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(

@@ -1,4 +1,4 @@
-"""Loads of a stage as arrays over its first block and its end.
+"""Loads of all possible stages as arrays, with one entry for each first block and end of a stage.
 
 A block is one layer, or several consecutive layers of a large network. Entry [i, j] of an array belongs to the stage of
 the blocks i to j - 1, in the order of the layer graph. Entries with i ≥ j are 0.
@@ -59,7 +59,7 @@ class IntervalTraffic:
 
     Attributes:
         received: Tensors of earlier stages that the stage reads. Each is received once.
-        received_outputs: Those of them that are outputs of the network, which a sink receives in any case.
+        received_outputs: The tensors of `received` that are outputs of the network. A sink receives them in any case.
         sent: Tensors of the stage that later stages read. Each is counted once, even if several stages read it.
         sent_to_readers: The same tensors, counted once for each later layer that reads them.
         inputs: Inputs of the network that the stage reads.
@@ -143,12 +143,13 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
 
     A tensor that the stage computes is stored until its last reader in the stage, a received tensor from the start of
     the frame to its last reader. A sink stores the outputs to the end of the frame, and a source stores the inputs,
-    even if it only sends them. If blocks have several layers, all tensors of a block are stored at the same time, which
-    is more than needed.
+    even if it only sends them. If blocks have several layers, all tensors of a block count as stored at the same time,
+    so that the result is larger than the true number.
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
-    inner = np.zeros((layers, layers + 1))  # Bytes of the stage's own tensors, by block that is computed and end.
+    # inner[b, e]: bytes of the stage's own tensors while block b is computed, if the stage ends before block e.
+    inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:
         if flow.producer != INPUT_POSITION:

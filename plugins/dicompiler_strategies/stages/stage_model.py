@@ -35,11 +35,16 @@ from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES, deal_frames
 from dicompiler_strategies.tables.choice_footprints import source_and_sink
 
 MAX_POSITIONS = 260
-"""Largest number of positions between layers at which a stage may begin; the search needs its square as memory."""
+"""Largest number of positions between layers at which a stage may begin. The search needs memory in proportion to the
+square of this number.
+"""
 MAX_STATES = 1024
-"""Largest number of sets of devices (up to interchangeable devices) that are considered."""
+"""Largest number of sets of devices that are considered.
+
+Sets that differ only in interchangeable devices count as one.
+"""
 MAX_TRANSITIONS = 4096
-"""Largest number of pairs of a set of devices and a unit that is added to it."""
+"""Largest number of transitions in the search. A transition adds a unit of devices to a set of devices."""
 
 ROUND_LENGTHS = (1, 2, 3, 4, 6, 12)
 """Numbers of frames in a round of devices with unequal speeds. All divide 12, so that a plan has few replicas.
@@ -91,7 +96,8 @@ class StageModel:
         units: Units that may compute a stage.
         positions: Positions between layers at which stages may begin and end: 0, …, number of layers. The arrays of
             the units have one row and one column for each position.
-        unused_load: For each kind, the load of its devices if they compute nothing, because they are the source.
+        unused_load: For each kind, the load of a device that computes nothing. It is not 0 if the device is a source,
+            which supplies the network's inputs, or a sink, which receives the outputs.
         traffic_is_limit: True if all messages share one medium. The total traffic is then a load too.
     """
 
@@ -110,8 +116,8 @@ class StageRules:
         takes_turns: Units of several devices are included.
         order: Only these devices are used, each as a kind of its own; () for all devices, in any order.
         limits_memory: Stages must fit into the memory of the hosts.
-        counts_readers: A tensor that several later stages may read is sent once to each layer that reads it. That is at
-            least as often as it really is. Otherwise it is sent once, so that the loads are lower bounds.
+        counts_readers: A tensor that several later layers read counts as sent once to each of these layers, which is
+            never too little. If this is False, the tensor counts as sent once, so that the loads are lower bounds.
     """
 
     takes_turns: bool = False
@@ -176,7 +182,8 @@ class _ModelBuilder:
     def positions(self) -> tuple[int, ...]:
         """Positions at which stages may begin: all, or those with the fewest bytes in each window of equal work.
 
-        A state stays on the device that computes it, so that no stage begins between its reader and its maker.
+        A state stays on the device that computes it. No stage therefore begins between the layer that reads the state
+        and the layer that computes it.
         """
         layers, count = self.problem.layers, self.layer_count
         allowed = np.ones(count + 1, bool)
@@ -197,14 +204,17 @@ class _ModelBuilder:
         return (0, *map(int, inner), count)
 
     def _seconds(self, kind: DeviceKind) -> tuple[float, ...]:
-        """Return the seconds of each layer, if the device also computes the layers before it."""
+        """Return the seconds of each layer on a device of this kind that computes the layer's inputs too.
+
+        onnxruntime fuses such layers, which changes their times (see `CostModel.seconds_in_frame`).
+        """
         return self._device_seconds[kind.names[0]]
 
     @cached_property
     def _device_seconds(self) -> Mapping[str, tuple[float, ...]]:
         layers, cost_model = self.problem.layers, self.problem.cost_model
         costs: dict[str, list[float]] = {device.name: [] for device in self.devices}
-        live = set(self.flows.live_layers)  # No device computes the other layers, because nothing reads them.
+        live = set(self.flows.live_layers)  # Nothing reads the outputs of other layers, so no device computes them.
         for position, layer in enumerate(layers.layers):
             tensors = [layers.tensors[name] for name in layer.inputs if name in layers.producer]
             local = sum(raw_nbytes(tensor.dtype, tensor.shape) for tensor in tensors if tensor.shape is not None)
@@ -299,7 +309,11 @@ class _ModelBuilder:
         return interval_activations(self.flows, self.positions, kind.is_source, kind.is_sink)
 
     def _received(self, kind: DeviceKind) -> Traffic:
-        """Return the tensors that a stage receives from earlier stages; a sink receives outputs in any case."""
+        """Return the tensors that a stage receives from earlier stages.
+
+        On a sink, outputs of the network are left out: `other_outputs` counts them, even if the stage does not read
+        them.
+        """
         received, outputs = self.traffic.received, self.traffic.received_outputs
         if not kind.is_sink:
             return received

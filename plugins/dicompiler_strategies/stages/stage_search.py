@@ -54,7 +54,7 @@ class StageSolution:
     Attributes:
         stages: The stages in order.
         value: The largest load: seconds between frames, or bytes of memory.
-        bound: Least value of the model over all stages.
+        bound: Lower bound on the value of every solution for the model.
     """
 
     stages: tuple[Stage, ...]
@@ -75,14 +75,19 @@ class StageSolution:
 
 @dataclass(frozen=True)
 class _Step:
-    """The last stage of the best solutions for a set of devices, by end position: where it starts, and its unit."""
+    """The last stage of the best solution for a set of devices, as arrays over the end position of this stage.
+
+    Attributes:
+        starts: Index of the position at which the stage begins.
+        units: Index of the unit that computes the stage.
+    """
 
     starts: NDArray[np.intp]
     units: NDArray[np.intp]
 
 
 def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSolution | None:
-    """Return the stages with the least largest load, and the least traffic among equals; None if nothing fits.
+    """Return the stages that minimise the largest load, and then the traffic; None if nothing fits.
 
     With `is_ordered`, the stages are in the order of the kinds of devices. A solution has at most MAX_ROUND_FRAMES
     frames in a round.
@@ -91,7 +96,8 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
         return solution
     limited = []
-    for frames in (12, 16):  # Two rounds with lengths that divide one of these numbers have a common short round.
+    # If the lengths of all stages' rounds divide 12 (or 16), the round of the plan has at most 12 (or 16) frames.
+    for frames in (12, 16):
         units = tuple(unit for unit in model.units if frames % len(unit.turns) == 0)
         limited.append(_find_stages(replace(model, units=units), is_ordered))
     found = [other for other in limited if other is not None]
@@ -154,7 +160,7 @@ class _PipelineSearch:
         return max((load for load, count in loads if not count), default=0.0)
 
     def least_load(self) -> float:
-        """Return the least largest load, without the load of a shared medium."""
+        """Return the smallest possible value of the largest load, if a shared medium is ignored."""
         size = len(self.model.positions)
         best = {used: np.full(size, np.inf) for used in self.sets}
         best[self.sets[0]][0] = 0.0

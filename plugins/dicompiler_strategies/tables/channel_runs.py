@@ -30,10 +30,11 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""Largest acceptable work of the busiest device, relative to the best way to cut a run into equal units.
+"""A run can be cut into different numbers of equal units. A cut is acceptable if the load of its busiest device is at
+most this many times that of the best cut.
 
-Among the acceptable cuts, the one with the least total work is used. Among equals, the one with the largest units is
-used, so that little is computed twice.
+Among the acceptable cuts, the one with the least total work is used, because little is computed twice there. Among
+equals, the one with the largest units is used.
 """
 
 

@@ -187,7 +187,8 @@ class _FootprintBuilder:
         key = share, rates if is_analytic else device.name
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        # A lookup in a range of a table copies data in addition. Such a lookup is a partial sum.
+        # A part with `reduce` computes a partial sum. If the layer looks up rows of a table, the partial sum is a
+        # lookup in a range of the table. This lookup has additional nodes that copy data.
         if part.reduce is None:
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
@@ -203,7 +204,8 @@ class _FootprintBuilder:
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
     """Return a number for each state that a layer reads, by the model input of the state.
 
-    Footprints use these numbers like indices of layer inputs. They count from −1 down, so that they differ from those.
+    Footprints use these numbers like indices of layer inputs. The numbers are −1, −2, …, so that none of them is the
+    index of an input.
     """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}

@@ -189,8 +189,9 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
     """Return the first layers of the network: those with multiplications that read only a network input, by name.
 
-    A layer behind a first layer is in the result too if the layers up to and including it have no multiplications, one
-    reader each, and as many output elements as the first layer. Its name maps to the first layer.
+    The result also has the layers that follow a first layer one after another, if each has no multiplications, has as
+    many output elements as the first layer, and is the only reader of the layer before it. The name of such a layer
+    maps to the first layer.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:
@@ -447,7 +448,7 @@ def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
 def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     layers, layer = split.problem.layers, split.layer
     length, run = reduction_length(layers, layer), find_run_before(layers, layer)
-    # Without a run, a product of two computed tensors sums over an axis that no earlier layer can cut.
+    # A product of two computed tensors has no run, because no earlier layer can cut the axis that it sums over.
     if length is None or (run is None and count_macs(layers, layer)) or _table_is_small(layers, layer):
         return
     ranges = cut_channel_run(layers, run, split.weights).ranges if run else split_proportionally(length, split.weights)

@@ -68,9 +68,9 @@ class CostTables:
       same time until the busiest link is done.
     - An element that several devices hold is sent by the device that has it in its share.
     - Keys and values of an attention are sent in one message.
-    - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part that is never
-      read is computed. `cost.metrics.estimate_metrics` counts such a tensor once and omits such a part; otherwise both
-      models agree.
+    - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part is computed
+      even if nothing reads it. `cost.metrics.estimate_metrics` counts such a tensor once and omits such a part;
+      otherwise both models agree.
 
     Attributes:
         problem: The problem.
@@ -201,8 +201,8 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
     """Return the positions of layers whose output is sent in one message with another layer's output.
 
     These are matrix products with the same input tensor. The first of these products pays for the message, and the
-    outputs of the others are added to it. Queries of an attention come last in this order, because they usually stay on
-    their device and are not sent.
+    outputs of the others are added to it. The queries of an attention are the last of these products. They usually stay
+    on their device, so that another product must pay for the message.
     """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
