@@ -33,9 +33,9 @@ def command(
 ) -> None:
     """Correct the figures of a platform or profile with measured runs.
 
-    All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Rates are estimated from the times of
-    segments, and links from the pauses between segments. Use several runs to estimate links. Prints each figure, and
-    the error of the frame time, before and after the correction.
+    All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Compute rates are estimated
+    from the times of segments, and links from the pauses between segments. Use several runs to estimate links. Prints
+    each figure and the error of the frame time, both before and after the correction.
 
     Example: dicompiler calibrate run1.json run2.json -o cluster.toml
     """

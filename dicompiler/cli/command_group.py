@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # click would print an empty line.
+        except KeyboardInterrupt as error:  # click prints an empty line for it, but not for Abort.
             raise click.Abort from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -102,4 +102,5 @@ def root(ctx: click.Context) -> None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
     set_up_log(ctx)
-    interrupt_handler.begin_command()  # The module of the command is imported already.
+    # The module of the command is already imported. Until here, an interrupt ends the process at once.
+    interrupt_handler.begin_command()

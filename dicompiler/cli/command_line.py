@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command-line arguments. Default: the arguments of this process (`sys.argv`).
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # The parent process has closed the stream.
+        if getattr(sys, name) is None:  # None means that the parent process has closed the stream.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     return _run_command(list(sys.argv[1:] if arguments is None else arguments))
 
@@ -93,7 +93,7 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
         return error.exit_code, f"error: {_describe_usage_error(error)}"
     if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
-    if is_out_of_memory(error):  # The next steps import modules, which needs memory.
+    if is_out_of_memory(error):  # Checked first: the next steps import modules, which needs memory.
         return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):
         return 1, f"error: {line}"

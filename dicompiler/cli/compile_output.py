@@ -136,12 +136,11 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
 
 
 def _device_records(program: Program) -> list[dict[str, Any]]:
-    """Return for each device its segments (ONNX submodels), weights, transfers and bytes.
+    """Return a record for each device: counts of segments and transfers, and bytes of weights and transfers.
 
-    If a device does not compute with onnxruntime, the records also have the engines.
-
-    With replicas, transfers and bytes are those of one frame of each replica. Segments and weights include those of
-    failure plans.
+    With n replicas, the values of transfers are the totals of n frames, one for each replica. Segments (ONNX
+    submodels) and weights include those of failure plans. If any device computes with an engine other than onnxruntime,
+    every record also names the engine.
     """
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.program import TensorSpec

@@ -14,7 +14,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "engines", "operators", "cost-models", "platforms", "plugins")
 NETWORKS_KIND_NAME = "networks"
-"""Values of the first argument of `dicompiler list`."""
+"""Value of the first argument of `dicompiler list` in addition to PLUGIN_KIND_NAMES."""
 OFFERED_HOST_COUNTS = (1, 2, 3, 4, 8)
 """Numbers of hosts for which members of a platform family are offered."""
 
@@ -50,7 +50,7 @@ def complete_kind(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def complete_entry(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the second argument of `dicompiler list`, a name of the kind that the first one says."""
+    """Complete the second argument of `dicompiler list`: a name of the kind that the first argument gives."""
     kind = str(context.params.get("kind", "")).replace("-", "_")
     if kind == "platforms":
         return complete_platform(context, parameter, incomplete)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from dicompiler.emulation.demo import DemoSplit, EmulatedTimes
     from dicompiler.verify.comparison import Verification
 
-DEMO_STRATEGY = "cpsat{tries=0}"  # It is fast and has no time limit, so a busy machine gives the same plan.
+# This strategy is fast and has no time limit, so that its plan does not depend on the load of the machine.
+DEMO_STRATEGY = "cpsat{tries=0}"
 
 
 @click.command("demo")
@@ -51,9 +52,9 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     """Split ResNet-50 over four boards, verify it, and explain the speed-up.
 
     The network has seeded weights. It is compiled for the boards, run on this host as one process per board, and
-    verified. As root it is also timed on boards that this host emulates, with limited links and computing slowed down
-    to their speed. Each table is printed as soon as its numbers are known. All tables together take about a minute.
-    The exit code is 0 only if every check passed.
+    verified. As root it is also timed on emulated boards: this host limits the links and slows down the computation to
+    the boards' speed. Each table is printed as soon as its numbers are known. All tables together take about a
+    minute. The exit code is 0 only if every check passed.
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress

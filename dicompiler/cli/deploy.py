@@ -109,7 +109,7 @@ def command(
     check_writable(options.logs)
     insecure = (
         options.insecure or copy_only or stop or remove
-    )  # Without a run, no tensors are sent that would need encryption.
+    )  # These options start no run, so they need no encryption of tensors.
     options = dataclasses.replace(options, hosts=Hosts.load(hosts_file), insecure=insecure)
     if stop:
         _stop_devices(directory, options, as_json)

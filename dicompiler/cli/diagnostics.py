@@ -14,7 +14,10 @@ import click
 QUIET_KEY, LOG_FILE_KEY = "dicompiler.quiet", "dicompiler.log_file"
 """Keys of the options in the `meta` of click's context, which a command shares with the command group."""
 COMMAND_LOGGED_KEY = "dicompiler.command_logged"
-"""Key of the flag that the command line is in the log file. Options before and after the command set up the log."""
+"""Key of a flag in the same `meta`, which is set when the command line has been written to the log file.
+
+The flag prevents a second entry: diagnostic options after the name of the command set up the log once more.
+"""
 
 
 def make_diagnostic_options() -> list[click.Parameter]:

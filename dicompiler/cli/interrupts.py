@@ -3,7 +3,8 @@
 An interrupt ends the process at once while nothing has to be cleaned up: until a command starts, and after its end.
 While a command runs, an interrupt raises KeyboardInterrupt, which `main` turns into the line and the exit code.
 
-The module imports only built-in modules, because an interrupt before `install` still prints Python's traceback.
+The module imports only built-in modules, so that `install` is called early. Before this call, an interrupt prints
+Python's traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 INTERRUPTED_MESSAGE = "interrupted"
 RETRY_S, MAX_RETRIES = 0.005, 600
-"""Seconds by which an interrupt is delayed that arrives during an import, and the maximum number of such delays."""
+"""An interrupt during an import is delayed by RETRY_S seconds, at most MAX_RETRIES times."""
 IMPORT_FILE = "<frozen importlib._bootstrap>"
 
 
@@ -56,8 +57,8 @@ class InterruptHandler:
                 os.write(2, f"dicompiler: {INTERRUPTED_MESSAGE}\n".encode())
             finally:
                 os._exit(EXIT_INTERRUPTED)
-        # Extension modules may report an interrupt of their import as another error, and Python's import system prints
-        # an interrupt of its own callbacks and goes on.
+        # An interrupt during an import is delayed, because it could get lost: an extension module may turn it into
+        # another error, and Python's import system only prints exceptions in its own callbacks.
         if _is_in_import(frame) and self._retries < MAX_RETRIES:
             self._retries += 1
             _thread.start_new_thread(_interrupt_later, ())

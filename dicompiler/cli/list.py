@@ -92,9 +92,9 @@ def _family_name(catalogue: Registry, name: str) -> str:
 
 
 def _find_member(catalogue: Registry, name: str) -> Platform | None:
-    """Return the platform with a name; None for a platform file format.
+    """Return the platform with a name; None if the name is that of a platform file format.
 
-    For the name of a family ("rpi4xN"), return its member with two hosts.
+    For the name of a family ("rpi4xN"), the result is the member of this family with two hosts.
     """
     families = _platform_families(catalogue)
     member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name

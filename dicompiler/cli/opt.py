@@ -145,7 +145,7 @@ def command(
 
 
 def _check_stream_options(building: BuildSystemOptions, is_json_on_stdout: bool) -> None:
-    """Raise UsageError for options that print to stdout, or need the names of files."""
+    """Raise UsageError for options that cannot be combined with the path '-' (stdin or stdout)."""
     if is_json_on_stdout or building.print_outputs:
         raise UsageError("opt: --output - writes the model to stdout: remove --json and --print-outputs")
     if building.depfile is not None:

@@ -97,8 +97,8 @@ def command(
 
     Measures each engine that is installed: onnxruntime, and others (see 'dicompiler list engines').
 
-    With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run
-    its profile_run.py. This script also measures the links between hosts.
+    With --package, writes a directory for a device that has only Python, numpy and onnxruntime. Copy the directory to
+    the device and run its profile_run.py, which measures there. This script also measures the links between hosts.
 
     With --hosts, measures over ssh on one board after another. In this case, -o names the platform file with the
     measured figures, and the profiles are written to a directory next to this file.
@@ -218,7 +218,7 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def _engine_document(profile: Profile) -> dict[str, Any]:
-    """Return the times of the network in an engine, given the profile with the times of the engine."""
+    """Return the seconds of the network in an engine. `profile` was measured with this engine."""
     return {"total_s": profile.isolated_s, "whole_model_s": profile.whole_model_s}
 
 

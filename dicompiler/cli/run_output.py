@@ -109,7 +109,7 @@ def show_prediction(summary: CompileSummary | None, result: RunResult, location:
 def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) -> None:
     """Print differences of more than 10 % between prediction and run, and links with an unexpected number of bytes.
 
-    Nothing is printed without a prediction, or if failures of devices changed the paths of frames.
+    Nothing is printed if there is no prediction, or if devices failed or returned during the run.
     """
     from dicompiler.analysis.prediction_error import find_discrepancies, find_wrong_bytes, measured_timing
 

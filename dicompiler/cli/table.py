@@ -88,7 +88,7 @@ class _Table:
             widths[wrap] = min(text_width, max(MAX_NAME_WIDTH, *map(_count_columns, words)))
         for columns in self._group_columns(widths):
             room = self.width - _sum_widths([widths[column] for column in columns])
-            if room < 0:  # Such a block has one or two columns.
+            if room < 0:  # Only a block of one or two columns can be too wide. Its last column is narrowed.
                 widths[columns[-1]] = max(MAX_NAME_WIDTH, widths[columns[-1]] + room)
             elif wrap in columns and text_width:
                 widths[wrap] = min(text_width, widths[wrap] + room)

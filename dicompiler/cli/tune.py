@@ -78,10 +78,10 @@ def command(
 ) -> None:
     """Measure the most promising plans on the boards, and keep the fastest one.
 
-    The strategies search with the figures of the platform. The plan with the best prediction is compiled and run. Its
-    run corrects the figures, and the search is repeated until no other plan is predicted to be faster. Prints all plans
-    with their predicted and measured times. If DIR has an interrupted tuning of the same model and platform, the
-    command continues this tuning.
+    The strategies search with the figures of the platform. The plan with the best prediction is compiled and run. The
+    figures are corrected with the measurements of this run. The search is then repeated, until no other plan is
+    predicted to be faster. Prints all plans with their predicted and measured times. If DIR has an interrupted
+    tuning of the same model and platform, the command continues this tuning.
 
     Writes the fastest plan (plan.json) and the corrected platform (platform.toml) to DIR.
 

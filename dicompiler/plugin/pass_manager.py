@@ -95,9 +95,9 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
 
 
 def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:
-    """Return `result` with the graph as it was before the first pass, in the field `loaded_graph`.
+    """Return `result`, the state after a pass, with the graph before the first pass in its field `loaded_graph`.
 
-    The graph is taken from `before`, the state before the last pass.
+    `before` is the state before the pass. If its own `loaded_graph` is not set, the pass was the first one.
     """
     loaded = before.model.proto.graph if before.loaded_graph is None else before.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)
@@ -115,7 +115,7 @@ def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> No
         raise
 
 
-# Fields of PipelineState that no pass sets, because they are inputs of the compilation.
+# Advice for fields that the user supplies. A list of the passes that set these fields would not help.
 _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run an annotating pass before it"}
 
 

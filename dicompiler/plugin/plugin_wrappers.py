@@ -80,8 +80,7 @@ class CallGuard:
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call a function of the plugin, and turn exceptions into a PluginError that names the plugin.
 
-        DicompilerErrors are passed on unchanged. `name` is the name of the called object in errors about invalid
-        results.
+        DicompilerErrors are passed on unchanged. `name` describes the called object in the message.
         """
         try:
             return function(*arguments, **options)
@@ -92,8 +91,8 @@ class CallGuard:
         except BaseException as error:
             if not self.plugin or isinstance(error, KeyboardInterrupt):
                 raise
-            # Operator rules, cost models and platform families are called by other code, so the error names their
-            # plugin and not the called object.
+            # The error names a pass, strategy, target or engine itself. For operator rules, cost models and platform
+            # families, it names only the plugin, because they are called while other objects run.
             culprit = name if self.kind in ("pass", "strategy", "target", "engine") else self.plugin
             line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
             raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
@@ -465,4 +464,7 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     },
     "cost model": {"seconds": _check_seconds, "seconds_table": _check_seconds_table},
 }
-"""Wrapped methods of each kind, with the check of the result: (thing, result, *arguments) → result."""
+"""Wrapped methods of each kind, with the function that checks the result.
+
+The function is called with the object, the result and the arguments of the method, and returns the result.
+"""

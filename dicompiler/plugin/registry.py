@@ -296,7 +296,7 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
             entries = _load_plugin(plugin, warnings)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # This includes SystemExit.
+        except BaseException as error:  # A plugin that calls sys.exit must not end the process.
             failed.append(f"{plugin} is left out: {describe_exception(error)}")
             warnings.append(failed[-1])
             continue
@@ -432,7 +432,7 @@ def _check_pass_fields(step: Any) -> None:
 
 
 def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: RegistryEntry) -> RegistryEntry | None:
-    """Return the known entry because of which an entry cannot be added; None if it can be added.
+    """Return the known entry that excludes `entry`; None if `entry` can be added.
 
     An operator rule replaces a known one if its `replaces` is set, or if it can split the operator and the known one
     only states the operator's cost. A known rule whose `replaces` is set stays.
@@ -440,7 +440,8 @@ def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: Registr
     if kind != "operators":
         same_name = (other for other in known.values() if canonical_name(other.name) == canonical_name(entry.name))
         return next(same_name, None)
-    rule, other = entry.value, known.get(entry.name)  # The names of operators are case-sensitive in ONNX.
+    # Only exactly equal names of operators conflict, because names are case-sensitive in ONNX.
+    rule, other = entry.value, known.get(entry.name)
     if other is None:
         return None
     can_replace = not other.value.replaces and (rule.replaces or rule.can_cut > other.value.can_cut)

@@ -54,5 +54,5 @@ __all__ = [
     "tile_layer", "volume", "with_interval",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # Type checkers use the imports above, so that they report unknown names.
+if not TYPE_CHECKING:  # A type checker that sees `__getattr__` would accept unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

@@ -19,7 +19,7 @@ LANE_WEIGHT = 1e-6
 """Weight of a lane in the least squares of positions. A box has the weight 1, so boxes move lanes, not the reverse."""
 
 LayoutItem = tuple[int, int]
-"""A node and a row: the box of the node if this is its row, else the lane of its edges in that row."""
+"""(node, row): in the node's own row, the box of the node; in a lower row, the lane of the node's edges."""
 EdgePiece = tuple[float, int, float, int]
 """Position and row of the upper end of a piece of an edge, then those of the lower end."""
 
@@ -34,8 +34,8 @@ class GraphLayout:
         x: Horizontal centre of each node.
         row: Row of each node.
         lanes: Position and row (x, row) of each lane.
-        edge_pieces: Pieces of edges, each from one row to the next: their two ends, the node that computes the tensor,
-            and the node that reads it (-1 if the piece ends in a lane).
+        edge_pieces: For each piece of an edge, which leads from one row to the next: its ends, the node that computes
+            the tensor, and the node that reads the tensor (-1 if the piece ends in a lane).
         width: Width of the graph.
         rows: Number of rows.
     """
@@ -80,7 +80,7 @@ def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> G
 
 
 def _assign_rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the row of each of `count` nodes: the row below the lowest of the nodes from which edges lead to it."""
+    """Return the row of each of `count` nodes: one row below the lowest of the node's predecessors."""
     rows = [0] * count
     for a, b in sorted(edges, key=lambda edge: edge[1]):
         rows[b] = max(rows[b], rows[a] + 1)

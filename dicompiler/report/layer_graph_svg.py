@@ -25,7 +25,7 @@ BOX_WIDTH_PX, BOX_HEIGHT_PX, ROW_HEIGHT_PX = 136.0, 32.0, 48.0
 """Size of a box, and distance between rows."""
 BAR_HEIGHT_PX = 13.0
 ROWS_PER_BAND = 3
-"""Rows of a band, between which the page is not broken."""
+"""Number of rows of a band. A page break never splits a band."""
 MAX_UNBROKEN_ROWS = 14
 """Graphs with at most this many rows are one band."""
 MAX_LABEL_LETTERS = 22

@@ -16,7 +16,10 @@ from dicompiler.report.report_data import ReportData
 
 CHART_WIDTH_PX, CHART_HEIGHT_PX, CHART_MARGIN_PX, CHART_TOP_PX = 300.0, 96.0, 4.0, 16.0
 MAX_LIMIT_RATIO = 3.0
-"""A limit up to this multiple of the use is drawn to scale."""
+"""Largest ratio of limit to use at which the limit is drawn to scale.
+
+A higher limit is drawn at the edge of a chart, or omitted.
+"""
 
 
 def draw_memory(data: ReportData) -> Markup:

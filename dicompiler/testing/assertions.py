@@ -22,7 +22,8 @@ LIMIT_S = 300.0
 class _TimeLimitError(KeyboardInterrupt):
     """Raised in the plugin's code after the time limit.
 
-    All code handles it like an interrupt by the user: it is not caught with Exception, and processes are ended.
+    It is a KeyboardInterrupt, so that all code handles it like Ctrl-C: `except Exception` does not catch it, and
+    libraries end the processes that they have started.
     """
 
 
@@ -58,7 +59,10 @@ def _describe_error(error: BaseException) -> str:
 
 @contextmanager
 def _process_end_as_error() -> Iterator[None]:
-    """Let `os._exit` raise an error in this process and thread; forked children may call it."""
+    """Let `os._exit` raise an error instead of ending the process.
+
+    In forked children and in other threads, `os._exit` keeps its meaning.
+    """
     real_exit, owner = os._exit, (os.getpid(), threading.get_ident())
 
     def exit_process(status: int) -> NoReturn:
@@ -89,7 +93,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise _TimeLimitError(f"it did not end within {seconds:g} s{place}: end sooner, or raise limit_s of the check")
 
     handler = signal.signal(signal.SIGALRM, stop)
-    # If the plugin catches the error, it is raised again.
+    # The timer repeats, so that a plugin that catches the error is interrupted again.
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
@@ -100,11 +104,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def unchanged(**arguments: Any) -> Iterator[None]:
-    """Require that the block changes none of the given arguments of a plugin's function, which callers use again."""
+    """Require that the block changes none of the arguments that a plugin's function gets.
+
+    Callers use the same arguments again after the call.
+    """
     before = field_fingerprints(arguments)
     try:
         yield
-    finally:  # A change is often the cause of an error.
+    finally:  # After an error too: a changed argument is often its cause.
         after = field_fingerprints(arguments)
         changed = ", ".join(name for name in before if before[name] != after.get(name))
         require(not changed, f"it changes its argument {changed}: change a copy")

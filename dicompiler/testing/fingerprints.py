@@ -2,8 +2,9 @@
 
     arguments by name ⇒ digests by name and field
 
-Objects of the same content have the same fingerprint. Only the fields of dataclasses count, so that memoized results
-do not. All functions, and all objects of other classes, have the fingerprint of their class.
+Objects with equal content have equal fingerprints. The content of a dataclass is its fields, so that memoized results
+in other attributes do not count. The content of functions and of objects of other classes is not read: their
+fingerprint depends only on their class.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Fingerprinter:
 
     def __init__(self) -> None:
         self._known: dict[int, bytes] = {}
-        self._kept_alive: list[Any] = []  # The id of a deleted object may be given to another one.
+        self._kept_alive: list[Any] = []  # Else a new object could get the id of a deleted one.
 
     def digest(self, value: Any) -> bytes:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes | PurePath | np.generic):

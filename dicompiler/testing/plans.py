@@ -78,8 +78,8 @@ def verify_plan(
     - bytes: every transfer must have the predicted length, and their sum must be that of the routing.
 
     `prepared` has model, layers and platform. `inputs` are the inputs of one frame, and `reference` are the outputs of
-    the whole model for these inputs. `seeds` are the seeds of the exact check; by default, there are as many as are
-    needed so that every weight is read.
+    the whole model for these inputs. `seeds` are the seeds of the exact check. By default, there are enough seeds to
+    read every kernel position and every input channel.
     """
 
     def program(model: Model) -> Program:

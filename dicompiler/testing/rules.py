@@ -185,7 +185,7 @@ def _with_argument_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_rule_facts(layers: LayerGraph) -> None:
-    """Check the type of the results of the rule's functions that describe the whole node."""
+    """Check the results of the rule's functions `reduction_length` and `read_share`."""
     operation, rule = _get_operation_and_rule(layers)
     extent = None if rule.reduction_length is None else rule.reduction_length(operation)
     share = 1.0 if rule.read_share is None else rule.read_share(operation)
@@ -272,8 +272,8 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """Return random parts: a random region on device a, and the regions around it on devices b and c.
 
-    Device a is the sink. If several devices compute an element, the sink uses its own value. Its whole region is
-    therefore compared.
+    Device a is the sink. If several devices compute an element, the sink uses its own value. All elements of the region
+    on device a are therefore compared.
     """
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)

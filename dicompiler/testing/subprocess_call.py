@@ -42,8 +42,8 @@ def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: flo
         The result.
 
     Raises:
-        AssertionError: A class is in the script itself, its module calls the check when it is imported, or the process
-            fails, ends without a result, or does not end in time.
+        AssertionError: The class of an argument is defined in the script itself; a module calls the check when it is
+            imported; or the process fails, ends without a result, or does not end in time.
     """
     for argument in arguments:
         name = type(argument).__name__

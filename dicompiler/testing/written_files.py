@@ -23,7 +23,8 @@ _TARGET_ARGUMENT = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1
 def writes_inside(directory: Path, function: str) -> Iterator[None]:
     """Require that Python code in the block leaves no new or changed files outside of a directory.
 
-    Temporary files are allowed if they are deleted within the block, as are devices and compiled Python files.
+    These files are allowed: files that are deleted within the block, device files (below /dev), and compiled Python
+    files (in `__pycache__`).
 
     Args:
         directory: The directory.

@@ -27,11 +27,12 @@ MAX_PARTS = 1 << 16
 
 @dataclass(frozen=True)
 class AnnotationPass(Pass):
-    """Base class of passes that assign parts to selected layers in the plan, and leave the model unchanged.
+    """Base class of passes that set the parts of selected layers in the plan, and leave the model unchanged.
 
-    A part is the region of a layer that one device computes. Options name a layer by its name, or by the name of any
-    node of the model file that the layer contains. Without a platform, the default devices are d0, d1, and so on. If a
-    subclass cannot be applied without named layers, it sets `missing_layers_hint` to the error message for this case.
+    A part is the region of a layer that one device computes. The option `layers` accepts names of layers, and names of
+    nodes of the model file, which stand for the layers with these nodes. Without a platform, the default devices are
+    d0, d1, and so on. If a subclass cannot be applied without named layers, it sets `missing_layers_hint` to the error
+    message for this case.
     """
 
     layers: tuple[str, ...] = field(
@@ -95,7 +96,7 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return all layers that the pass can split. They are selected if the user names no layers."""
+        """Return all layers that the pass can split: the selection if the user names no layers."""
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
         return tuple(layer for layer in graph.layers if self._supports(graph, layer, devices))
@@ -129,10 +130,10 @@ class AnnotationPass(Pass):
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the device and the lane of each part. A lane is a number that counts the parts of a device.
+        """Return the device and the lane of each part.
 
-        Each device gets consecutive parts. Parts of one device in different lanes are computed one after another, so
-        they can share memory.
+        Each device gets consecutive parts, in lanes 0, 1, and so on. A device computes its lanes one after another, so
+        that they can share memory.
 
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
@@ -189,8 +190,8 @@ def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
     """Return the names of the layers that `name` stands for.
 
-    It is the name of a layer, or of a node of the model file, which one or more layers contain. Errors begin with
-    `place`.
+    `name` is the name of a layer, or of a node of the model file. A node can stand for several layers (see
+    `NodeOrigins.layers_of`). Errors begin with `place`.
     """
     layers = origins.layers.layer_by_name
     names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]

@@ -121,7 +121,7 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the range of input channels of `last` that depends on exactly the region `tile` of `first`.
+        """Return the range of input channels of `last` that are computed from exactly the region `tile` of `first`.
 
         The layers `between` lead from `first` to `last`.
 

@@ -33,7 +33,7 @@ from dicompiler_passes.shape_checks import propagate_shapes
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 
 UNFOLDED_OPS = ("DequantizeLinear",)
-"""Operators with a result that is larger than their inputs, such as a dequantized weight."""
+"""Operators that are not folded, because their results are larger than their inputs, such as dequantized weights."""
 
 NON_TENSOR_OPS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
@@ -41,13 +41,16 @@ NON_TENSOR_OPS = frozenset(
 """Operators with a result that is not a tensor, so that no initializer can hold it."""
 
 MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
-"""Largest number of bytes of one folded tensor, and of all tensors that a pass folds. Other nodes stay."""
+"""Largest number of bytes of one folded tensor, and of all tensors that a pass folds.
+
+Nodes with results above these limits are not folded.
+"""
 
 MAX_TENSOR_GROWTH, MAX_GROWTH = 2**22, 2**24
 """Largest growth of the model in bytes by one folded tensor, and by all folded tensors together.
 
-The growth by a tensor is its size minus the sizes of the constants from which it is computed. All folded tensors
-together may also add as many bytes as the model has in weights.
+The growth by a tensor is its size minus the sizes of the constants from which it is computed. If the weights of the
+model have more than MAX_GROWTH bytes, their size is the limit for all folded tensors together.
 """
 
 WEIGHTED_OPS = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
@@ -60,7 +63,7 @@ BOUNDED_OUTPUT_OPS = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators with results of unknown size that are never larger than their inputs."""
 
 _BRANCH_ONLY_OPS = ("Constant", "Identity", "If")
-"""Operators of control flow that computes nothing."""
+"""Operators that a folded If may contain in its branches: they return constants and compute nothing."""
 _MAX_VISIBLE_BYTES = 2**16
 """Constants up to this size are visible to shape inference, because they may be shapes."""
 

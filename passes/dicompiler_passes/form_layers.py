@@ -134,7 +134,7 @@ class _Group:
 
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """Return the names of the nodes that read each tensor; a graph output is also read by ''."""
+    """Return the names of the nodes that read each tensor. For graph outputs, the name '' stands for the caller."""
     readers: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
@@ -259,10 +259,11 @@ class _NodeLinks:
         return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
 
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
-        """Return the nodes of `names` that can join a layer with nodes `inside` now.
+        """Return the nodes of `names` that can join a layer now. `inside` has the names of the layer's nodes.
 
-        A node can join if its last input is computed inside, or by another node that can join. A residual Add therefore
-        joins the layer of its last input. Other nodes may join in a later round, such as the Mul of x·clip(x + 3).
+        A node can join if the last of the nodes that compute its inputs (in topological order) is inside, or can join
+        too. A residual Add therefore joins the layer that computes its last input. Nodes that cannot join yet, such as
+        the Mul of x·clip(x + 3), may join in a later round.
         """
         candidates, is_ready = set(names), dict[str, bool]()
         for name in names:
@@ -275,7 +276,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Add the element-wise nodes that follow a group to the group, as long as only one tensor leaves it."""
+    """Add the element-wise nodes that follow a group to this group, if only one tensor then leaves the group."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     absorbed_groups: set[int] = set()
@@ -397,11 +398,12 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
 
 
 def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers in topological order, and in file order if that leaves a choice.
+    """Return the layers in topological order. Layers that do not depend on each other keep their file order.
 
-    Matrix products that read the same tensor follow each other directly, so that keys and values of attention are sent
-    together. Among them, products that compute queries come last. A device computes queries while keys and values are
-    being sent: it needs all keys and values for its rows, but only the queries of these rows.
+    There is one exception: matrix products that read the same tensor follow each other directly, so that keys and
+    values of attention are sent together. Among these products, those that compute queries come last. A device computes
+    its queries while keys and values are being sent: for its rows, it needs all keys and values, but only the queries
+    of these rows.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]

@@ -143,10 +143,11 @@ def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
 def _find_usual_pairs(
     model: Model, tensors: Mapping[str, TensorInfo], inputs: Sequence[str], outputs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
-    """Return the pairs of input and output with usual names that can be states, and log them.
+    """Return the pairs of input and output with usual names that can be states, and log these pairs.
 
-    The result has the number of additional rows of each pair. Inputs and outputs in `taken` are skipped. The log also
-    has the reasons why other pairs with usual names cannot be states.
+    The result maps each pair to the number of rows that the output has in addition to those of the input. Pairs with a
+    name in `taken` are skipped, and the names of all other pairs are added to `taken`. A warning gives the reason why
+    a pair with usual names cannot be a state.
     """
     row_counts: dict[tuple[str, str], int] = {}
     refused: list[str] = []

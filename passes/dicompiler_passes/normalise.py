@@ -34,7 +34,7 @@ class Normalise(Pass):
 
     Constant, ConstantOfShape, Transpose(w) …    ⇒  (initializer)
     initializer that is also a graph input       ⇒  (initializer): callers can no longer set it; IR version 3 becomes 4
-    operators of an opset below 7                ⇒  the same operators in opset 7, if it has them unchanged
+    operators of an opset below 7                ⇒  opset 7, if it defines the operators in the same way
     Split → a, b                                 ⇒  Slice → a, Slice → b
     MatMul(w) → Split → q, k                     ⇒  MatMul(w[:, :n]) → q, MatMul(w[:, n:]) → k
     Dropout → y, mask (unread)                   ⇒  Dropout → y

@@ -21,11 +21,12 @@ _FIRST_SUPPORTED_OPSET, _FIRST_OPSET_WITH_SHAPE_INPUT = 7, 5
 
 
 def raise_opset(graph: ModelGraph) -> None:
-    """Raise an opset below 7 to the newest one, at most 7, in which the graph's operators are the same.
+    """Raise an opset below 7 to the newest opset up to 7 that defines the graph's operators in the same way.
 
     Reshape(x), shape as an attribute (opset 4)  ⇒  Reshape(x, shape) (opset 7)
 
-    onnxruntime has no Concat before opset 4 and no Add before opset 7, which join the pieces of a split tensor.
+    The pieces of a split tensor are joined by Concat or Add. onnxruntime has no Concat before opset 4, and no Add
+    before opset 7.
     """
     bodies = graph.subgraphs(recursive=True)
     nodes = [node for nodes in (graph.nodes, *(body.nodes for body in bodies)) for node in nodes]
@@ -54,7 +55,8 @@ def _is_same_operator(node: gs.Node, old_opset: int, new_opset: int) -> bool:
 def fix_initializers(graph: ModelGraph) -> None:
     """Remove initializers from the graph inputs, so that callers cannot override their values.
 
-    IR version 3 requires initializers to be inputs, so the version becomes 4, which differs in nothing else.
+    IR version 3 requires that initializers are graph inputs, so the version becomes 4. The two versions have no other
+    difference.
     """
     graph.overridable_names.clear()
     graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
@@ -67,7 +69,7 @@ def outputs_from_nodes(graph: ModelGraph) -> dict[str, str]:
     a → output a and again output a        ⇒  a → output a
     (x, a graph input) → output x          ⇒  x → Identity → x_1, with {x_1: x} as result
 
-    An input and an output of a node cannot have one name.
+    The output x is renamed, because the input and the output of the Identity cannot have the same name.
     """
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     graph.outputs = list({tensor.name: tensor for tensor in graph.outputs}.values())
@@ -126,8 +128,9 @@ def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> boo
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
 
-    Plans can split only layers with one output, and a Split has several. A Split stays if its sizes are unknown: if
-    they are computed, or if an axis of unknown length is split into equal pieces (infer-shapes finds the length).
+    Plans can split only layers with one output, and a Split has several. A Split stays if its sizes are unknown. This
+    is the case if a node computes the sizes, or if the pieces are equal and the length of the axis is unknown. The pass
+    infer-shapes finds this length.
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
     intervals_by_split = {

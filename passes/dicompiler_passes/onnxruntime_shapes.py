@@ -1,7 +1,8 @@
 """Nodes whose shapes ONNX infers differently from onnxruntime: inference of their shapes, and equivalent attributes.
 
-Model ⇒ model with value_info. ONNX infers the shapes first. Nodes with another shape in onnxruntime become opaque to
-ONNX, with that shape, and the inference is repeated for the tensors after them.
+Model ⇒ model with value_info. ONNX infers the shapes first. If onnxruntime computes another shape for a node, this
+shape is stated in the model, and the node is hidden from ONNX. The inference is then repeated, so that it uses the
+stated shape for the tensors after the node.
 
 Graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime itself infer shapes as ONNX
 does, so the segments of devices must have no such nodes.
@@ -46,7 +47,7 @@ _OPAQUE_DOMAIN = "dicompiler.opaque"
 def infer_as_onnxruntime(
     model: onnx.ModelProto, infer: Callable[[onnx.ModelProto], onnx.ModelProto]
 ) -> onnx.ModelProto:
-    """Return the result of the shape inference `infer`, with the shapes that onnxruntime computes.
+    """Return the model with inferred shapes: those of onnxruntime if it disagrees with ONNX.
 
     Args:
         model: A model without weights, which is not changed.
@@ -95,7 +96,10 @@ def state_window_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> b
 
 
 def _drop_negative_axes(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Drop the negative axes of a Resize that keeps the aspect ratio, which onnxruntime ignores; return True if any."""
+    """Drop the negative axes of a Resize that keeps the aspect ratio; return True if there were any.
+
+    onnxruntime ignores these axes and their sizes.
+    """
     axes, policy = node.attrs.get("axes", ()), node.attrs.get("keep_aspect_ratio_policy", "stretch")
     sizes = tensors[node.inputs[3].name].value if len(node.inputs) > 3 else None
     if policy == "stretch" or sizes is None or all(axis >= 0 for axis in axes):
@@ -116,7 +120,10 @@ def _is_opaque(value: Any) -> bool:
 
 
 def _slice_input(graph: ModelGraph, node: gs.Node, extents: Shape) -> None:
-    """Insert a Slice that drops the elements after these extents from the spatial axes of the node's input."""
+    """Insert a Slice that keeps only the first elements of each spatial axis of the node's input.
+
+    `extents` has the number of kept elements for each spatial axis.
+    """
     name = graph.unused_tensor_name(f"{node.inputs[0].name}_read")
     axes = range(2, 2 + len(extents))
     bounds = {"starts": [0] * len(extents), "ends": list(extents), "axes": list(axes)}

@@ -1,4 +1,4 @@
-"""Rewrites of a float32 network before quantization, so that fewer values are rounded."""
+"""Rewrites of a float32 network that reduce the number of values that its quantization rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler.plugin_api.onnx import ModelGraph, names_read
 
 
 def simplify_for_quantization(model: Model) -> Model:
-    """Return an equivalent network in which quantization will round fewer values.
+    """Return an equivalent network in which quantization rounds fewer values than in `model`.
 
     Batch normalizations are folded into the Gemm nodes before them. Average pools over the whole image become
     GlobalAveragePool nodes.
@@ -28,7 +28,7 @@ def simplify_for_quantization(model: Model) -> Model:
 
 
 def _fold_batch_norms(graph: ModelGraph) -> None:
-    """Fold batch normalizations into Gemm nodes, which onnxruntime does not do.
+    """Fold batch normalizations into the Gemm nodes before them, because onnxruntime's optimizer does not.
 
     Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (if nothing else reads the output of the Gemm)
     """

@@ -25,7 +25,7 @@ from dicompiler_passes.prequantize import simplify_for_quantization
 from dicompiler_passes.quantize_blocks import BLOCK_SIZES, quantize_products
 
 MIN_OPSET = 13
-"""First opset in which weights have a scale for each channel."""
+"""First opset in which DequantizeLinear supports weights with a scale for each channel."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,9 @@ def quantize_products(model: Model, bits: int, block_size: int, has_int8_activat
 def quantize_matrix(weight: NDArray[Any], bits: int, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return a matrix of shape (features, columns) as blocks and scales, in the form that MatMulNBits reads.
 
-    A block has `block_size` consecutive features of a column; zeros are appended to the last block. The value of the
-    block with the largest magnitude becomes the lowest integer, because this integer has the largest magnitude.
+    A block has `block_size` consecutive features of a column; zeros are appended to the last block. In each block, the
+    value with the largest magnitude becomes the lowest integer. This integer has the largest magnitude too, such as -8
+    of -8 … 7.
 
     Returns:
         Blocks of shape (columns, blocks per column, bytes of a block), and scales of shape (columns, blocks per

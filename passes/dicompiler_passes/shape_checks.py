@@ -220,7 +220,7 @@ NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
     **{op: _check_gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _check_pads),
 }
-"""Operator → check of its attributes against the shapes of inputs and first output."""
+"""For each operator: the function that checks a node's attributes against the shapes of inputs and first output."""
 
 INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
 """Operators with a second input that indexes rows of the first along an axis."""

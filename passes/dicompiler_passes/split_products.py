@@ -1,4 +1,4 @@
-"""Rewrite of a matrix product that only a Split reads into several products, such as Q, K and V of one weight."""
+"""Replacement of a matrix product and the Split of its columns by several products, such as Q, K and V."""
 
 from __future__ import annotations
 

@@ -62,8 +62,9 @@ class Trim(Pass):
         if state.plan is not None:
             raise DicompilerError("trim: the untrimmed layers have a plan already: run trim before the plan is made")
         cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
-        # Nodes that depend on a trimmed tensor must read only the elements that their rule needs, because the others
-        # are no longer computed. All other nodes stay unchanged: they would only get Slices of untrimmed tensors.
+        # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
+        # only the regions that its operator rule returns, even if it computes its full output. All other nodes are not
+        # bound to their rules, because they would get useless Slices of complete tensors.
         rule_bound = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
         parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
         trimmed_state = replace(
@@ -73,8 +74,9 @@ class Trim(Pass):
             plan=Plan(parts, (SINGLE_DEVICE,), (SINGLE_DEVICE,)),
         )
         model = remove_annotations(partition(trimmed_state, quiet=True, check_narrowing=False).model)
-        # Trimming has added Slices. A device that computes such a Slice must be sent only the sliced region, not the
-        # whole tensor. A Slice in `rule_bound_nodes` needs only this region, even if its full output is computed.
+        # A node that computes its full output usually reads its inputs completely. For the Slices that trimming has
+        # added, devices would then be sent whole tensors. `rule_bound_nodes` makes these Slices need only the sliced
+        # regions.
         old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")

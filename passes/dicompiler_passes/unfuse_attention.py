@@ -57,10 +57,15 @@ def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, Tenso
     """Rewrite an attention node; return True if it was changed.
 
     Attention(q, k, v, mask, past…) → y, present…  ⇒  Concat(past, k) → present; Attention(q, present…, mask) → y
-    MultiHeadAttention(…, past…) → y, present…     ⇒  the same
+    MultiHeadAttention(q, k, v, past…) → y, present…
+                                                 ⇒  Concat(past, k) → present; MultiHeadAttention(q, present…) → y
     MultiHeadAttention(packed, …, bias)          ⇒  Split, Reshape, Add → q, k, v → MultiHeadAttention
     GroupQueryAttention(packed, -, -, …)         ⇒  Split → q, k, v → GroupQueryAttention
-    GroupQueryAttention(…) → y, present (read)   ⇒  RotaryEmbedding(k), Where(row, k, past) → present; … → y
+    GroupQueryAttention(q, k, v, past…) → y, present…
+                                                 ⇒  RotaryEmbedding(k), Where(row, k, past) → present; … → y
+
+    A packed input contains several of q, k and v. The last rewrite is done only if a new cache (present) is a
+    graph output or is read by another node.
     """
     opener = _OPENERS.get((node.domain or "", node.op))
     if graph.opset < 13 or opener is None:
@@ -126,7 +131,8 @@ def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[
     """Rewrite an Attention of ONNX with a cache.
 
     If the queries have no axis of heads, they are reshaped before the node, and the result after it. A node with a
-    causal mask or a window is not rewritten, because these masks count rows from the length of the past.
+    causal mask or a window is not rewritten: these masks depend on the length of the past, which the rewritten node
+    does not know.
     """
     node, query = preceding.node, shapes[0]
     has_window = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
@@ -240,8 +246,8 @@ def _build_caches(
         )
     outputs = list(node.outputs)
     for index, row in ((1, rotated_key), (2, node.inputs[2])):
-        # The new row has the shape (batch, 1, heads · size). A Reshape without a Transpose is enough to make heads an
-        # axis.
+        # `row` has the shape (batch, 1, heads · size). Because it is a single row, a Reshape to (batch, heads, 1, size)
+        # needs no Transpose.
         row = preceding.add("Reshape", row, preceding.add_constant([key[0], key_heads, 1, new_shape[3]]))
         zero = preceding.add_constant(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
         cache = node.inputs[2 + index]
