@@ -163,4 +163,7 @@ def _show_explanation(explanation: Explanation) -> None:
         )
         for layer in layers[:MAX_EXPLAINED_LAYERS]
     ]
-    print_table(headers, rows, right=(3, 4))
+    print_table(headers, rows, right=(3, 4), wrap=2)
+    if further := layers[MAX_EXPLAINED_LAYERS:]:
+        most = format_seconds(further[0].saved_s)
+        click.echo(f"… {len(further)} further rows, which save at most {most} each: use --json to see all")
