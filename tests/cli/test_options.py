@@ -42,7 +42,7 @@ class TestCommandLines:
             ("run a --timeout soon", "run: invalid value for '--timeout': 'soon' is not a number"),
             ("run a --heartbeat nan", "run: the heartbeat must be between 0.05 and 3600 s, not nan"),
             ("run a --start-manually pi09", "run: there is no device 'pi09' (did you mean 'pi02'?)"),
-            ("run a --listen nowhere", "run: 'nowhere' is not an address: expected HOST:PORT"),
+            ("run a --listen pi01:port", "run: 'pi01:port' is not an address: expected HOST or HOST:PORT"),
             ("run a --keys none", "run: keys: none/coordinator/ca.pem is missing: create keys with 'dicompiler keys'"),
             ("keys a --days 0", "keys: invalid value for '--days': 0 is not in the range"),
             ("list passs", "list: unknown kind 'passs' (did you mean 'passes'?)"),

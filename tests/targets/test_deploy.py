@@ -526,7 +526,7 @@ def test_resident_devices_run_until_stopped(
     assert len(before) == 2
     assert main([*command, "--resident"]) == 0 and running() == before
     assert main(["run", str(net), "--log", str(tmp_path / "run.json")]) == 0
-    assert "measured on the boards" in " ".join(capfd.readouterr().out.split())
+    assert re.search(r"measured: .* on the boards bottleneck:", " ".join(capfd.readouterr().out.split()))
     assert json.loads((tmp_path / "run.json").read_text())["location"] == "boards"
     with dicompiler.connect(net, RunOptions(hosts=Hosts.load(places), in_flight=2), 60) as session:
         assert isinstance(session, ClusterSession)

@@ -564,8 +564,7 @@ def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError
 def check_frames_in_flight(options: RunOptions, devices: int) -> int:
     """Return the number of frames that may be in flight. Raise UsageError for invalid options."""
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
-    assert options.heartbeat_s is not None
-    if not 0.05 <= options.heartbeat_s <= 3600:
+    if options.heartbeat_s is not None and not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")
     return frames
 
