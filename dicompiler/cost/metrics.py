@@ -49,7 +49,10 @@ class _SentBox:
 
 @dataclass(frozen=True)
 class _RoleCosts:
-    """The routing of one role (a replica of the plan), the seconds of its tasks, and the boxes that are sent."""
+    """The routing of one role (a replica of the plan), the seconds of its tasks, and its messages.
+
+    Each message is a box (a region of a tensor) that is sent to another device.
+    """
 
     routing: Routing
     seconds: Mapping[tuple[str, int], float]
@@ -189,7 +192,10 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the processor time for sending `boxes`: that of the busiest sender plus that of the busiest receiver."""
+    """Return the processor time for sending `boxes` (regions of tensors).
+
+    It is the time of the busiest sender plus that of the busiest receiver.
+    """
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
@@ -204,7 +210,8 @@ def _network_seconds(
 ) -> float:
     """Return the seconds that the busiest link needs for all boxes, divided by `frames`, plus the largest latency.
 
-    A message occupies the links of both hosts for as long as the slower one needs.
+    A box is a region of a tensor that is sent as a message. A message occupies the links of both hosts for as long as
+    the slower one needs.
     """
     busy_s: dict[tuple[str, str], float] = {}
     longest = 0.0

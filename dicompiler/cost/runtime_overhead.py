@@ -93,7 +93,7 @@ class RuntimeCosts:
         return self.receive * (self.coalesced_share if is_coalesced else 1.0) + nbytes * self.per_byte
 
     def copy_seconds(self, times: int, nbytes: int) -> float:
-        """Return the seconds of slices, joins and wire casts.
+        """Return the seconds of slices, joins and wire casts (conversions to or from the element type of a message).
 
         Args:
             times: Number of copies.

@@ -181,17 +181,18 @@ def simulate(
     """Simulate frames on a platform.
 
     Like the targets' runtimes, a device computes one segment at a time: the next segment of the oldest frame, among
-    those with complete inputs. Its processor also works for messages. It sends a message after the segment that
-    computed the tensor, and receives a message on arrival. A device with several cores receives while a segment
-    computes.
+    those with complete inputs. Sending and receiving a message also take time of the device's processor. A device sends
+    a message after the segment that computed the tensor, and receives a message on arrival. A device with several
+    cores receives while a segment computes.
 
     Messages from one device to another are sent in the order in which they become ready, but messages of older frames
     are sent first (unless `RuntimeCosts.in_order`). Messages of different pairs of devices share links equally, as TCP
     connections do. `Platform.occupied_links` states the links that a message uses.
 
-    A message that has its links to itself takes the time of its bytes at the lowest bandwidth, the network's time for
-    each message and the gap of its sender. It arrives after the latencies of the link and of the receiver's runtime.
-    Devices of one host exchange tensors at the cost of the runtime alone.
+    A message that shares its links with no other message occupies them for the sum of three times: its bytes divided by
+    the lowest bandwidth of these links, the network's time for each message, and the sender's `RuntimeCosts.gap`. It
+    arrives after the latencies of the link and of the receiver's runtime. Devices of one host exchange tensors at the
+    cost of the runtime alone.
 
     `frames` is the number of frames, which use the replicas (`Workload.roles`) in turn. `in_flight` is the largest
     number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).

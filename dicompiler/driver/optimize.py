@@ -36,7 +36,7 @@ def opt(
 ) -> PipelineState:
     """Run passes on a model.
 
-    If there is a plan after these passes, given by `plan` or set by annotating passes, the pass `partition` is added,
+    If there is a plan after these passes, given by `plan` or set by passes such as `tile-height`, `partition` is added,
     unless the model is already partitioned. Write the result with `result.model.save("out.onnx")`.
 
     Args:

@@ -154,7 +154,7 @@ class Piece:
     """Computation of a region of a node's output from regions of its inputs, with changed attributes or inputs.
 
     Attributes:
-        out: Region of the output that is computed. It contains the requested region.
+        out: Region of the output that the piece computes correctly. It contains the requested region.
         needs: Region of each input that is read; None if the piece omits the input or the node does not have it.
         attributes: Attributes that differ from those of the node. The value None removes an attribute.
         constants: Arrays that replace inputs, by index of the input (for example the shape of a Reshape).

@@ -49,7 +49,7 @@ class PipelineState:
         model: The ONNX model.
         layers: Layers of the model.
         platform: The cluster.
-        plan: Plan of the annotating passes or of a strategy.
+        plan: Plan of a strategy, or of annotating passes, which set the parts of the layers that they name.
         routing: Routing of the plan, set by the pass `partition`.
         reference: The model with which outputs are compared: the one before `trim` or, if nothing was trimmed, before
             `partition`.

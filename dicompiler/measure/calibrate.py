@@ -190,7 +190,10 @@ class CalibrationCase:
         return replace(self.problem, platform=platform, runtime_costs=costs_by_device)
 
     def make_workload(self, problem: Problem, with_runtime: bool = True) -> Workload:
-        """Return the workload of the program, with or without the runtime costs of the problem."""
+        """Return the workload (the work of one frame on every device) of the program.
+
+        It includes the time that the target's runtime adds for messages and calls, unless `with_runtime` is False.
+        """
         costs = problem.runtime_costs if with_runtime else {}
         return build_workload(self.program, self.routing, problem.platform, problem.cost_model, costs)
 
@@ -246,7 +249,8 @@ def _load_run(path: Path, directory: Path, program: Program, platform: Platform)
     run, digest = LoggedRun(str(path), log, program), run_log.platform_digest(platform)
     if log.get("platform_digest", digest) != digest:
         raise DicompilerError(
-            f"{path}: the run emulated another platform than {directory} was compiled for: emulate that platform"
+            f"{path}: the run emulated another platform than {directory} was compiled for: emulate the platform "
+            "of the artifact"
         )
     if log.get("events"):
         raise DicompilerError(f"{path}: a device failed or returned in this run: run it again without failures")

@@ -2,11 +2,12 @@
 
     LayerGraph + Plan --plan_validation--> a valid plan
     Layer + Part      --bounds_inference--> Task: a Piece for each node, and the regions that it needs
-    tasks             --routing--> Routing: tasks with results that are read, and the boxes that they exchange
+    tasks             --routing--> Routing: tasks with results that are read, and the tensor regions that they exchange
     Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a position in time
     PlacedGraph       --placed_model--> placed Model
     placed Model      --segmentation--> Program
 
 `tiling` computes parts along named axes (height, width, channel) for passes and strategies, `wire_casts` narrows
-tensors that are sent, and `lowering` combines all steps. All regions are in elements of whole tensors.
+tensors that are sent, and `lowering` combines all steps. All regions are in elements of whole tensors. A lane is a
+group of a device's parts; the device computes one lane after another.
 """

@@ -97,7 +97,11 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 
 
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
-    """Return the routing and the program of the first role, with those of all other roles in `other_roles`."""
+    """Combine the routings of all roles in one Routing, and their programs in one Program.
+
+    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. Both results
+    are those of the first role; their field `other_roles` has those of all other roles.
+    """
     failed = plan.role_failures[1:]
     (routing, program), *others = roles
     return (

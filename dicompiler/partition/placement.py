@@ -114,7 +114,10 @@ class _Placer:
         return self.builder.unique_tensor_name(f"{key.tensor}@{task.device}{lane}{reduce}")
 
     def _add_assembly(self, tree: Assembly, key: TensorKey, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Add the nodes that assemble a tensor, unless a reader on the same device and lane has added them already."""
+        """Add the nodes that assemble a tensor, unless another reader in the same lane of the device has added them.
+
+        A lane is a group of the device's parts.
+        """
         if isinstance(tree, AssemblyLeaf):
             return self._add_local_slice(self._tensor_of_box(tree.box, place), tree.region, place)
         cache_key = (tree, place.device, place.lane)
@@ -125,7 +128,10 @@ class _Placer:
         return self.shared_tensors[cache_key]
 
     def _add_local_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
-        """Add a Slice on the reader's device, unless a reader on the same device and lane has added it already."""
+        """Add a Slice on the reader's device, unless another reader in the same lane of the device has added it.
+
+        A lane is a group of the device's parts.
+        """
         if tensor.region == region:
             return tensor
         cache_key = (tensor.name, region, place.device, place.lane)

@@ -1,8 +1,8 @@
 """Routing: which tasks run, and which boxes (regions of tensors) the devices exchange.
 
-A needed region is assembled from existing boxes. Boxes of the same lane are preferred, then those of the same device,
-then those of the same host. Among equally near boxes, the one with the largest overlap is taken first. No element is
-sent to a device twice.
+A needed region is assembled from existing boxes. Boxes of the same lane (group of a device's parts) are preferred, then
+those of the same device, then those of the same host. Among equally near boxes, the one with the largest overlap is
+taken first. No element is sent to a device twice.
 """
 
 from __future__ import annotations
@@ -362,9 +362,9 @@ def number_lane_periods(
 ) -> dict[TaskId, int]:
     """Return the number of the period in which each task is computed.
 
-    A period is a sequence of layers in which no lane reads a tensor that another lane or device computes in the same
-    period. The lanes of a device can therefore be computed one after another within a period. `tasks` must be in layer
-    order.
+    A lane is a group of a device's parts. A period is a sequence of layers in which no lane reads a tensor that another
+    lane or device computes in the same period. The lanes of a device can therefore be computed one after another within
+    a period. `tasks` must be in layer order.
     """
     periods, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):

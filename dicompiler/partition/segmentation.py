@@ -100,7 +100,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     - after a tensor that another device needs, unless the next node computes such a tensor as well, or belongs to
       another matrix product of the same operand (so that keys and values of an attention leave together),
     - before a node that needs a tensor that another device computes after the segment's start,
-    - at a change of the lane.
+    - at a change of the lane (group of the device's parts).
     Each segment therefore depends only on earlier ones.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer

@@ -1,4 +1,4 @@
-"""Tiling: parts of layers along named axes (height, width, channel), for annotating passes and strategies.
+"""Tiling: parts of layers along named axes (height, width, channel), for strategies and for passes that set plans.
 
 The rank of a tensor does not determine the positions of these axes: the tensors within a channel shuffle, for example,
 have five axes. The names are therefore propagated from the model's inputs through the operator rules.

@@ -39,14 +39,14 @@ class WireCasts:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
         self.quantizer = BlockQuantizer(builder)
-        # Tensors that were cast back, by the name of the received tensor, device and lane (number of a group of parts;
-        # a device computes one group after another).
+        # Tensors that were cast back, by the name of the received tensor, the device and the lane. A device computes
+        # its parts in groups, one group after another; the lane is the number of a group.
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
     ) -> PlacedTensor:
-        """Return the tensor that is sent for a box of `tensor`: the box's region, in the wire type.
+        """Return the tensor that is sent for a box (a region) of `tensor`, in the element type in which it is sent.
 
         The cast of a whole tensor directly follows the node that computes it, at `producer_placement`. If the box is a
         slice, its cast follows all slices at `slice_placement`: a slice between two casts would end the segment after
@@ -65,7 +65,7 @@ class WireCasts:
         return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 
     def widen(self, sent: PlacedTensor, box: Box, place: NodePlacement) -> PlacedTensor:
-        """Return a received box, cast back from the wire type to its original type.
+        """Return a received box (region of a tensor), cast back from the wire type to its original type.
 
         All parts of a device with the same lane number share the cast. A device computes one lane after another.
         """

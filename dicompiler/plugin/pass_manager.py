@@ -116,7 +116,7 @@ def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> No
 
 
 # Advice for fields that the user supplies. A list of the passes that set these fields would not help.
-_INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run an annotating pass before it"}
+_INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run a pass that sets one before it"}
 
 
 def _provider_hint(field: str) -> str:

@@ -167,7 +167,11 @@ class WrappedFunction:
 
 @functools.cache
 def wrap_class(cls: Any, guard: CallGuard) -> Any:
-    """Return a subclass of `cls` with wrapped methods. It has the name, equality and pickle form of `cls`."""
+    """Return a subclass of the plugin class `cls` that turns exceptions in its methods into PluginErrors.
+
+    It also checks the results of the methods. The subclass has the name of `cls`. Its instances are equal to instances
+    of `cls` with the same fields, and are pickled as those are.
+    """
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
     subclass.__eq__, subclass.__reduce_ex__ = _make_eq(cls), _make_reduce(subclass)

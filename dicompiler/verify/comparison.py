@@ -173,8 +173,9 @@ def check_exact(
         seeds: Seeds of the check models. Default: as many as are needed to read every kernel position and input
             channel.
         rules: Operator rules by (domain, operator type). Default: the built-in ones.
-        layers: The layers of `model`. If they are given, nodes in layers that no plan cuts have more possible
-            stand-ins, so that fewer nodes are excluded. The detail of the check then counts the checked layers.
+        layers: The layers of `model`. If they are given, more nodes in layers that no plan cuts can be
+            replaced by integer functions (stand-ins), so that fewer nodes are excluded. The detail of the check then
+            counts the checked layers.
     """
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()

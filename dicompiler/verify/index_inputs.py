@@ -95,7 +95,7 @@ def _final_readers(name: str, readers: Mapping[str, list[InputUse]]) -> list[Inp
 
 
 def _value_count(node: onnx.NodeProto, index: int, tensors: Mapping[str, TensorInfo]) -> int | None:
-    """Return the number of valid values of a node's input; None if all values are valid."""
+    """Return the number n if the elements of a node's input must be in 0 … n-1; None if all values are valid."""
     rule = _VALUE_COUNTS.get((node.op_type, index))
     inputs = [tensors.get(name) for name in node.input]
     count = None if rule is None else rule(node, inputs)
@@ -122,7 +122,7 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 
 
 def _nd_index_limit(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of valid values of the indices of a ScatterND or GatherND.
+    """Return the number n for which the indices of a ScatterND or GatherND are valid in 0 … n-1.
 
     An index is a vector with one number for each axis that it addresses. The same limit is used for all these numbers,
     so it is the smallest extent of these axes.
@@ -142,7 +142,7 @@ def _mask_values(_node: onnx.NodeProto, _inputs: InputTensors) -> int:
 
 
 def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of valid positions of com.microsoft's RotaryEmbedding.
+    """Return the number n for which positions of com.microsoft's RotaryEmbedding are valid in 0 … n-1.
 
     If the positions are a vector, it contains only the position of the first row of each sequence. The positions of
     all later rows, which are larger, must be valid too, so the largest values of the first position are not valid.
@@ -169,7 +169,7 @@ def _rotary_positions(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of time steps, which is the largest valid sequence length."""
+    """Return the number n of time steps, which limits sequence lengths to 0 … n-1; None if n is unknown."""
     axes = {attribute.name: attribute.i for attribute in node.attribute}
     return input_extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, inputs)
 

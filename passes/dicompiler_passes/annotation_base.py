@@ -1,4 +1,4 @@
-"""Base classes of annotating passes, and the selection of layers by name."""
+"""Base classes of annotating passes (which set the parts of layers in the plan), and selection of layers by name."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class AnnotationPass(Pass):
 
 @dataclass(frozen=True)
 class LayerAnnotationPass(AnnotationPass):
-    """Base class of annotating passes that split each layer independently of the others."""
+    """Base class of passes that set the parts of each selected layer independently of all other layers."""
 
     @abstractmethod
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:

@@ -1,4 +1,7 @@
-"""The annotating passes `lop` (output channels), `lip` (input channels) and `fuse` (both)."""
+"""Passes that split layers by output channels (`lop`), by input channels (`lip`), or by both in turn (`fuse`).
+
+They are annotating passes: they set the parts of layers in the plan, and leave the model unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The annotating passes `place`, `tile-height`, `tile-grid` and `fuse-tiles`."""
+"""Passes that place whole layers (`place`) or split layers in space (`tile-height`, `tile-grid`, `fuse-tiles`).
+
+They are annotating passes: they set the parts of layers in the plan, and leave the model unchanged.
+"""
 
 from __future__ import annotations
 

@@ -69,8 +69,9 @@ class Auto(Strategy):
 
     Strategies that take milliseconds are asked first and always. The others follow in the order of their expected gain
     for the objective. If a plan consists of whole layers, `auto` also tries to move layers to other devices. At the
-    end, it tries other choices for single layers of the best plan. The search ends early if the best plan reaches the
-    lower bound of the objective. If the budget ends the search, the plan's note names the steps that were left out.
+    end, it tries other choices (ways to split a layer) for single layers of the best plan. The search ends early if the
+    best plan reaches the lower bound of the objective. If the budget ends the search, the plan's note names the steps
+    that were left out.
 
     If the objective is a weighted sum, each strategy is asked once for each term of the sum. The weighted sum then
     ranks all plans.

@@ -276,7 +276,7 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.origin)
 
     def _try_wave_shares(self, plan: Plan, origin: str) -> None:
-        """Evaluate a plan in waves, with several fractions of rows in the first wave.
+        """Evaluate a plan in waves (see `try_waves`), with several fractions of rows in the first wave.
 
         Then fractions ever closer to the best one are evaluated.
         """

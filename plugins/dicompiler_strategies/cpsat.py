@@ -68,7 +68,7 @@ class CpSat(Strategy):
         self.choice_set()
 
     def choice_set(self) -> ChoiceSet:
-        """Return the set of choices that the options describe."""
+        """Return the set of choices (ways to split a layer) that the options describe."""
         return ChoiceSet(self.kinds, self.device_counts, self.extra_rows, self.shares, self.row_cuts, self.merges)
 
     def plan(self, problem: Problem) -> Plan:

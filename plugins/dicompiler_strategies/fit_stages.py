@@ -79,7 +79,7 @@ class _PartialPlan:
 
     Attributes:
         cost: Multiply-accumulates, plus STAGE_PENALTY for each stage.
-        board: Position of the board that computes whole stages now.
+        board: Position of the board that computes the next whole stages. A whole stage is computed on one board.
         used_flash: Bytes of flash that whole stages use on this board.
         shared_flash: Bytes of flash that tiled and split stages use on every board.
         stages: The stages.
@@ -214,11 +214,11 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the largest RAM in bytes that a layer needs, and this layer.
+        """Return the RAM in bytes of the layer that is hardest to fit, and this layer.
 
-        The need of a layer is that of the stage with the least RAM among all stages that contain the layer. Two kinds
-        of stages are considered: those between neighbouring boundaries, with up to `most` tiles on a board, and all
-        stages that were estimated before.
+        A layer can be in several stages. The RAM that it needs is the smallest RAM of these stages, and the layer that
+        needs most is returned. The stages are those that were estimated before, and the shortest possible stages (from
+        one position of `cuts` to the next), with up to `most` tiles on a board.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -236,8 +236,8 @@ class StageEstimates:
 class _StageSearch:
     """Dynamic program over stage boundaries.
 
-    For each boundary and each board that could continue with whole stages, it keeps the cheapest plan of the layers
-    before the boundary.
+    A whole stage is a stage on one board. For each boundary, the search keeps several plans of the layers before it:
+    for each board, the cheapest plan with which this board computes the next whole stage.
     """
 
     stages: StageEstimates
@@ -267,7 +267,7 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return a plan that continues with whole stages on another board."""
+        """Return a copy of `partial` in which another board computes the next whole stages (stages on one board)."""
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )

@@ -52,7 +52,9 @@ def overlap_orders(
 ) -> Iterator[tuple[float, Plan]]:
     """Yield pairs (share of rows in the first wave, plan in waves) for each share that changes the plan.
 
-    Nothing is yielded if no device has work that can be deferred, or if the plan has lanes, replicas or failure plans.
+    In waves, a device first computes the rows that other devices wait for. Nothing is yielded if no device has work
+    that can be deferred, or if the plan already has lanes (several groups of parts per device), replicas or failure
+    plans.
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
@@ -134,8 +136,9 @@ class _TaskOrder:
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
         """Return the tasks that are split into two waves, with the region of each wave.
 
-        These are the tasks that contribute to sent data, back to the last task that waits for other devices. `share` is
-        the fraction of the rows in the first wave. Tasks that read a whole tensor for each row are not split.
+        The rows of the first wave are sent while the device computes the second wave. The split tasks are those that
+        contribute to sent data, back to the last task that waits for other devices. `share` is the fraction of the rows
+        in the first wave. Tasks that read a whole tensor for each row are not split.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):

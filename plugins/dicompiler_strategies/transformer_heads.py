@@ -75,7 +75,10 @@ class Heads(Strategy):
         return self._plan(problem, WorkBudget(self.budget), self.waves)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """Return the best plan found, not reordered in waves: the caller does that with the best of all plans."""
+        """Return the best plan found, without reordering it in waves (rows that other devices wait for come first).
+
+        The caller compares this plan with others and reorders the best of them in waves.
+        """
         return self._plan(problem, budget, waves=False)
 
     def _plan(self, problem: Problem, budget: WorkBudget, waves: bool) -> Plan:
@@ -132,13 +135,13 @@ def _explain_no_attention(problem: Problem) -> str:
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
     """Return the best plan that splits layers only by rows, in a list; [] if it cannot be computed.
 
-    Reordered in waves, this plan may be better than all others.
+    Reordered in waves (rows that other devices wait for come first), this plan may be better than all others.
     """
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 
 
 def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
-    """Yield the best plan for each factor λ on the times of sending, for several sets of choices.
+    """Yield the best plan for each factor λ on the times of sending, for several sets of splits (choices).
 
     The first set has only the choices with the fewest weights on the fullest device. If the objective is not memory,
     choices that split rows, and then all choices, follow.

@@ -117,11 +117,11 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, initializer_count: int) -> tuple[bytes, int]:
-    """Return the message of the graph in data[start:end] without large raw data, and a number of initializers.
+    """Return the message of the graph in data[start:end] without large raw data, and the new initializer count.
 
     A file may contain the graph in several messages, so initializers are counted over all of them. `initializer_count`
-    counts the initializers in earlier messages, and the returned number also includes those in this message. Views of
-    the raw data are added to `views`, by the index of the initializer.
+    is the number of initializers in earlier messages, and the new count includes those in this message. Views of the
+    raw data are added to `views`, by the index of the initializer.
     """
     kept, index = bytearray(), initializer_count
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):

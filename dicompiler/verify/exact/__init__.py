@@ -129,7 +129,7 @@ def build_check_model(
         seed: Seed of filters and inputs, at least 0.
         rules: Operator rules by (domain, operator type), which name the stand-ins. Default: the built-in ones.
         relaxation: Relaxation to start with, for example that of another seed.
-        layers: The layers of `model`. More stand-ins are possible for layers that no plan cuts.
+        layers: The layers of `model`. More operators have stand-ins (integer functions) in layers that no plan cuts.
 
     Raises:
         NotExactError: onnxruntime refuses the check model, or no relaxation is left.
@@ -179,8 +179,10 @@ def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Rel
 def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
     """Return the index of the node that onnxruntime's error names, and an infinite peak (bound of its numbers).
 
-    Because of the infinite peak, the caller relaxes the node. Raises NotExactError if the error does not name a node,
-    or if a generic stand-in replaces the node already.
+    An infinite peak means that the node's numbers are not integers. `_relax_further` therefore replaces the operator by
+    a generic stand-in (an integer function that can replace many operators), because onnxruntime may be able to run the
+    stand-in. Raises NotExactError if the error does not name a node, or if a generic stand-in replaces the node
+    already.
     """
     name_match = re.search(r"Name:'([^']*)'", str(error))
     for index, node in enumerate(facts.nodes):
@@ -194,7 +196,8 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
     """Return the relaxation with one more step for each node of `inexact`, which has pairs (node index, peak).
 
     The steps of a node are, in this order: take the inputs of products modulo an odd number, use sparser filters,
-    replace the operator by a generic stand-in, exclude the node.
+    replace the operator by a generic stand-in, exclude the node. The first two steps make numbers smaller. They are
+    left out if the peak is infinite, which means that the numbers are not integers.
     """
     current = relaxed = facts.relaxation
     for index, peak in inexact:

@@ -156,7 +156,8 @@ class _RunRanges:
     def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
         """Return the range of an input of a node after the node has taken it modulo an odd number.
 
-        `spread` is the range before the modulus. Only stand-ins use a modulus, so `spread` is returned for other nodes.
+        `spread` is the range before the modulus. Only stand-ins (integer functions that replace operators) use a
+        modulus, so `spread` is returned for all other nodes.
         """
         if not is_stand_in(node):
             return spread

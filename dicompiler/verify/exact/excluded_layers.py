@@ -1,8 +1,9 @@
 """Replacement of nodes that are excluded from the exact check.
 
 The exact check compares a split on small integers. If no plan cuts the excluded node, its outputs are replaced by
-integers that differ by position. Otherwise a stand-in returns zeros, and a new Add behind it adds random integers. Each
-piece of the node adds its region of these integers, so pieces that are read from a wrong place change the result.
+integers that differ by position. Otherwise a stand-in (a function with the same inputs) returns zeros, and a new Add
+behind it adds random integers. Each piece of the node adds its region of these integers, so pieces that are read from a
+wrong place change the result.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the name of the stand-in that replaces an excluded node: a key of `generic.BODIES`."""
+    """Return the name of the function (stand-in) that replaces an excluded node: a key of `generic.BODIES`."""
     if facts.is_whole(node):
         return "position_values"
     return "ones" if _why_no_add(node, facts) else "zeros"

@@ -40,7 +40,8 @@ class Relaxation:
     Attributes:
         schedule: Index into SCHEDULES: higher ones have sparser filters and smaller values.
         bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
-        generic_ops: (domain, type) of operators that are replaced by a generic stand-in.
+        generic_ops: (domain, type) of operators that are replaced by a generic stand-in (an integer function that can
+            replace many operators).
         excluded: Reason for each node that the check excludes, by node name. The numbers of such a node cannot be exact
             or are random.
     """
@@ -166,7 +167,7 @@ def facts_for_model(facts: GraphFacts, model: Model) -> GraphFacts:
 
 
 def original_domain(node: onnx.NodeProto) -> str:
-    """Return the domain of a node's original operator, also if a stand-in replaces the node.
+    """Return the domain of a node's original operator, also if a stand-in (an integer function) replaces the node.
 
     For example, the domain of a stand-in dicompiler.check.com.microsoft#1 becomes com.microsoft. The number
     distinguishes several stand-ins of one operator.

@@ -66,10 +66,10 @@ A constant factor behind them can therefore cancel out the sign of the filter be
 
 @dataclass(frozen=True)
 class _FollowingNodes:
-    """The nodes behind a layer with weights that multiply by a constant, and whether an addition follows them.
+    """Nodes downstream of a node with weights, as far as signs can be followed (see `_find_following_nodes`).
 
     Attributes:
-        links: Indices of these nodes. Their constants may flip the sign of a channel.
+        links: Indices of the nodes that multiply by a constant. Their constants may flip the sign of a channel.
         leads_to_add: True if an addition of two computed tensors follows.
     """
 
@@ -132,9 +132,11 @@ def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
 
 
 def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
-    """Return the nodes behind a node that multiply by a constant, and whether an addition of two tensors follows.
+    """Follow the path downstream of a node, up to the first tensor without a suitable reader.
 
-    The path is followed as long as each tensor has a single reader that preserves or flips the sign of whole channels.
+    A suitable reader is the only reader of its tensor, and it preserves or flips the signs of whole channels. The
+    result has the nodes on the path that multiply by a constant. It also says whether an addition of two computed
+    tensors ends the path.
     """
     links: list[int] = []
     readers = facts.readers(facts.nodes[index].output[0])

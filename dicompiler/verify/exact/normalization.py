@@ -108,10 +108,12 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of LpNormalization, with groups along its axis.
+    """Return the nodes of a stand-in (exact integer function) of LpNormalization.
 
-    Before opset 13, ReduceSum cannot read its axes from an input. The stand-in is then x minus the largest element of
-    its group.
+    A group consists of the elements along the axis of the calling node. The function knows this axis only as an
+    attribute of the call. Since opset 13, the axis is passed to ReduceSum as an input. Older versions of ReduceSum
+    have no such input, so TopK, which has the attribute `axis` too, finds the largest element of the group. The
+    stand-in is then x minus this element.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})

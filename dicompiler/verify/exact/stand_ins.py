@@ -47,7 +47,7 @@ MIN_IR_VERSION = 8
 
 @dataclass(frozen=True)
 class StandIn:
-    """The stand-in that replaces a node.
+    """The stand-in (exact integer function) that replaces a node.
 
     Attributes:
         body: How the function is built: a key of BODIES, or the operator type of its only node.

@@ -39,7 +39,8 @@ A run counts once when it is built, and once for each state of the search in whi
 number was 20 000.
 """
 _HOPELESS_RATIO = 2.0  # A block is not extended if it is this many times slower than its separate layers.
-_RowDemand = RowIntervals | None  # The rows of a tensor that each member needs; None if all need the whole tensor.
+_RowDemand = RowIntervals | None
+"""The rows of a tensor that each device of a team needs; None if every device needs the whole tensor."""
 
 
 @dataclass(frozen=True)

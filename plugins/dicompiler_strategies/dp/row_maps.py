@@ -170,10 +170,10 @@ def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
 
 
 def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
-    """Return the row map of a layer.
+    """Return the row map of a layer, which says which input rows the layer reads for given output rows.
 
     An input tensor counts as read row by row if it has rows, and if the first, the middle and the last output row read
-    some of them. Every other input tensor counts as read whole.
+    some of them. For every other input tensor, the row map says that all output rows read the whole tensor.
     """
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]

@@ -48,7 +48,7 @@ class ExplorationOptions:
     """Options of an exploration (the search for a Pareto front)."""
 
     as_printed: ClassVar[bool] = False
-    """Begin with random plans and use the second level in every stage, as the paper is printed."""
+    """Begin with random plans and use the second level in every stage, as the paper describes it."""
     default_generations: ClassVar[int] = 150
     """Generations of all stages together, if the option is not given."""
 
@@ -106,9 +106,9 @@ def explore(
     """Return the Pareto front of the plans of a problem.
 
     There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the fastest 2^k devices and begins with
-    the front of stage k − 1. The second level calls `measure`, by default `Problem.evaluate_all`. Ctrl-C ends the
-    search with the front so far, marked as interrupted. If `is_stopped` returns True, each stage that is left has one
-    generation.
+    the front of stage k − 1. The second level, which evaluates plans one by one, calls `measure`, by default
+    `Problem.evaluate_all`. Ctrl-C ends the search with the front so far, marked as interrupted. If `is_stopped` returns
+    True, each stage that is left has one generation.
     """
     space: PlanSpace
     if options.encoding == "tiles":

@@ -1,6 +1,8 @@
 """Local search on selections: change single layers, then sequences of layers, as long as the cost falls.
 
 ObjectiveTables + selections (plans, layers) → selections that no change of a layer or a short sequence improves
+
+A choice is one way to split a layer over devices. A selection has the number of one choice for each layer.
 """
 
 from __future__ import annotations
@@ -72,9 +74,10 @@ class LocalSearch:
     def price_memory(self, selections: Selections) -> Selections:
         """Return the given selections, and those that the search finds while it adapts prices of memory (dual ascent).
 
-        A selection has the number of each layer's choice. Each byte of weights on a host has a price, which rises while
-        the host has too many weights and falls otherwise. In each round, sequences of layers get the choices that cost
-        least at the current prices.
+        A selection has the number of each layer's choice (a way to split the layer). Each byte of weights on a host has
+        a price, which rises while the host has too many weights and falls otherwise. In each round, `improve_runs`
+        sets all layers to cheaper choices, short sequences of layers at a time. The cost to minimise is the cost in
+        the tables plus the price of all weights.
         """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)
@@ -133,7 +136,7 @@ class LocalSearch:
         return tuple(paths)
 
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
-        """Set each sequence of layers in turn to its best choices, with all other layers fixed.
+        """Set each sequence of layers (see `_paths`) in turn to its best choices, with all other layers fixed.
 
         `prices` are prices of a byte on each host, shape (plans, hosts). If they are given, they replace the memory
         limits. Without prices, no change violates a limit that was satisfied before.

@@ -64,7 +64,10 @@ class ObjectiveTables:
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes of weights on each limited host under each selection, shape (plans, limited hosts)."""
+        """Return the bytes of weights on each limited host under each selection, shape (plans, limited hosts).
+
+        A limited host is one whose memory the weights could exceed.
+        """
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]

@@ -64,7 +64,7 @@ class BestSelection:
 
 @dataclass(frozen=True)
 class Gradient(Strategy):
-    """DIAPASON's relaxation over more kinds of splits: gradient descent on the probabilities of choices.
+    """Gradient descent on the probabilities of each layer's splits, after DIAPASON, with more kinds of splits.
 
         conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 

@@ -122,7 +122,10 @@ class _PriceSearch:
         self.accept_if_better(coordinate_descent(self.model, selection, self.budget))
 
     def spend_elimination(self) -> bool:
-        """Return True if the budget allows one more elimination, and spend the work of the elimination."""
+        """Charge one more variable elimination to the budget; return False if the budget does not allow it.
+
+        A variable elimination finds the best choices of all layers at given prices (see `variable_elimination`).
+        """
         order = self.model.elimination_order
         return self.budget.try_steps(sum(order.table_elements), 3 * len(order.steps))
 
@@ -232,7 +235,7 @@ def bound_without_elimination(
     for (i, j), table in model.edge.items():
         choice_bounds[i] = choice_bounds[i] + table.min(axis=1) - edge_least[i, j]
         choice_bounds[j] = choice_bounds[j] + table.min(axis=0) - edge_least[i, j]
-    if not model.is_minimax:  # This elimination is done even if it exceeds the budget.
+    if not model.is_minimax:  # This variable elimination runs even if it exceeds the budget.
         promising = _most_promising(model, choice_bounds)
         _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
         chosen = model.from_original(promising.to_original(selection))

@@ -28,7 +28,8 @@ log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
 """Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
 AMPLE_COPIES = 8  # A device stores a tensor at most this often: received, joined, as partial sums and in buffers.
-MAX_LIMITED_LAYERS = 4  # At most this many layers get a limit: the layer's tensors plus all weights must fit.
+MAX_LIMITED_LAYERS = 4
+"""At most this many layers get a constraint of their own: the layer's tensors and all weights fit into the memory."""
 MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.
 
 

@@ -10,10 +10,10 @@ from dicompiler_strategies.genetic.strategy import Genetic
 
 @dataclass(frozen=True)
 class Autodice(Genetic):
-    """The search of the AutoDiCE paper: 400 generations, random initial plans, two levels (needs the extra `explore`).
+    """The genetic search of the AutoDiCE paper: 400 generations, random initial plans (needs the extra `explore`).
 
-    The first level evaluates many plans with a fast model. The second level evaluates a few plans one by one. The
-    options are those of `genetic`.
+    Each stage of the search has two levels: the first one evaluates many plans with a fast model, and the second one
+    evaluates a few plans one by one. The options are those of `genetic`.
     """
 
     name: ClassVar[str] = "autodice"

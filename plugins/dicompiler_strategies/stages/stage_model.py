@@ -288,7 +288,7 @@ class _ModelBuilder:
         return StageUnit(counts, turns, load, traffic + draining * self.traffic.outputs.weighted(*times))
 
     def _kind_load(self, kind: DeviceKind, share: float) -> Floats:
-        """Return the load of a device that computes a share of the frames of each stage."""
+        """Return the load of a device for each possible stage, if the device computes `share` of the stage's frames."""
         memory = self.weights + self._activations(kind)
         load = memory
         if not self.is_memory:
@@ -336,7 +336,11 @@ class _ModelBuilder:
         return seconds
 
     def _link_seconds(self, kind: DeviceKind, share: float) -> Floats:
-        """Return the seconds of the busier direction of the link of each device; 0 if all devices share a medium."""
+        """Return the seconds per frame for which a device's link is busy, for each possible stage.
+
+        The link to a switch carries both directions at once, so the busier direction counts. If all devices share a
+        medium, the result is 0. `share` is the share of the stage's frames that the device computes.
+        """
         if self.problem.platform.network.kind != "switch":
             return np.zeros_like(self.weights)
         times, traffic = self._link_times(kind.names[0]), self.traffic

@@ -87,7 +87,8 @@ def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | No
 def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """Return the channel run (layers that are cut by channels together) that ends with the layer `last`.
 
-    The result is None if that layer sums over nothing, or over an axis of two computed tensors (as in QKᵀ).
+    The last layer of a run sums over the channels that the run cuts. The result is None if `last` does not sum over an
+    axis, or if two computed tensors have the axis that it sums over (as in QKᵀ).
     """
     if not (length := summed_length(layers, last)):
         return None

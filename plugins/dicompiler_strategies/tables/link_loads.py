@@ -1,7 +1,7 @@
 """Times of transfers as arrays: how long the network's links and the devices' runtimes are busy.
 
 `build_link_loads` derives them from a problem. `LinkLoads.transfer_seconds` returns the seconds until the bytes that
-each device sends to each other device have arrived.
+each device sends to each other device have arrived. A choice is one way to split a layer over devices.
 """
 
 from __future__ import annotations

@@ -488,7 +488,7 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     before, after = (converter.blob_shape(name) for name in (node.input[0], node.output[0]))
     is_nearest = attributes.get("mode", b"nearest") == b"nearest" and len(before) == len(after) == 3
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
-        raise UnsupportedByEngine("a Resize that does not repeat rows and columns")
+        raise UnsupportedByEngine("a Resize other than nearest-neighbour with integer factors")
     # With an integer factor, Resize repeats each row and column, as ncnn does, in all modes except these.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
         raise UnsupportedByEngine("a Resize with aligned corners")

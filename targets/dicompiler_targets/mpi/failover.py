@@ -55,7 +55,7 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
     if (roles := artifact.find_roles(down)) is None:
         names = ", ".join(map(repr, options.start_without))
         remedy = f"compile the model with --tolerate-failures {len(set(options.start_without))}"
-        raise UsageError(f"run: the artifact has no failure plan without {names}: {remedy}")
+        raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")
     has_failure_plans = "failed" in artifact.program
 
     def report_event(event: RunEvent) -> None:

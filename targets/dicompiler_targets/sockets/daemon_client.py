@@ -267,7 +267,7 @@ class DaemonConnector:
         self._processes, self._digest = processes, digest
 
     def allow_again(self, device: str) -> None:
-        """Do nothing, because a resident device can always be called again."""
+        """Do nothing, because the coordinator can always connect to a resident device again."""
 
     def close(self) -> None:
         self._closed = True

@@ -54,7 +54,7 @@ def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:
 def _read_field(report: Mapping[str, Any], name: str, kind: type) -> Any:
     value = report.get(name)
     if not isinstance(value, kind):
-        raise ProtocolError(f"field {name!r} of its report is {_quote(value)}")
+        raise ProtocolError(f"field {name!r} of its report is {_quote(value)}: expected a {kind.__name__}")
     return value
 
 
@@ -72,7 +72,9 @@ def _check_number(name: str, value: Any) -> float:
 
 def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
     if not isinstance(entry, list) or len(entry) != 5 or entry[0] not in TIMELINE_KINDS:
-        raise ProtocolError(f"field {name!r} of its report is {_quote(entry)}")
+        raise ProtocolError(
+            f"field {name!r} of its report is {_quote(entry)}: expected [kind, index, frame, start, end]"
+        )
     # The index -1 stands for an input.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
     frame, start, end = (_check_number(name, value) for value in entry[2:])

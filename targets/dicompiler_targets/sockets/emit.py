@@ -84,8 +84,9 @@ def _device_manifest(
 ) -> Json:
     """Return the manifest of the device with the given index, without the list of its files.
 
-    `files` has the names of the segments' files for each role. `hoisted` has, for each role, the segments without the
-    nodes that only move data, and the copies that the runtime makes instead.
+    A role is the normal plan, a replica or a failure plan. `files` has the names of the segments' files for each role.
+    `hoisted` has, for each role, the segments without the nodes that only move data, and the copies that the runtime
+    makes instead.
     """
     device = program.devices[index]
     pairs = [(t.sender, t.receiver) for t in program.all_transfers]

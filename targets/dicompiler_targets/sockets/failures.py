@@ -113,8 +113,8 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
 class EventLog:
     """The failures, takeovers and returns of a run. Each event is written to the log, and `on_event` is called with it.
 
-    `ClusterSession` creates the log. The events are reported in order, so an event with an unknown reason delays all
-    later events.
+    `ClusterSession` creates the log. An event is reported when its final reason is known. The events are reported in
+    order, so later events wait until then, too.
 
     Attributes:
         events: The reported events.

@@ -105,7 +105,10 @@ class SessionGuard:
 
     @contextlib.contextmanager
     def take_turn(self) -> Iterator[None]:
-        """Let no other thread use the session in the context. Raise RunError in a forked child."""
+        """Return a context manager: while a thread is in its `with` block, all other threads wait for the session.
+
+        Raise RunError in a forked child.
+        """
         self.check_process()
         with self._turns.hold(self._wake):
             yield

@@ -94,7 +94,10 @@ def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Transpose to at most one TRANSPOSE, from the form in which the input exists to the form of the output."""
+    """Lower Transpose to at most one TRANSPOSE, which also changes the form (axis order) if necessary.
+
+    It reads the input in the form in which the TFLite graph stores it, and writes the natural form of the output.
+    """
     name = node.inputs[0]
     rank = len(writer.graph.get_shape(name))
     order = node.get_attribute("perm", list(range(rank))[::-1])

@@ -15,9 +15,10 @@ _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}
 
 
 def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) -> AxisForm:
-    """Return the form (axis order) of an operation with the operands `names` and the result `output`.
+    """Return the form (axis order) in which an operation reads its operands `names` and writes its result `output`.
 
-    It is the form of the first operand with four axes that is not constant. Results without four axes are plain.
+    The form is "image" (channels last) or "plain" (ONNX's order). For results with four axes, it is the form of the
+    first operand that has four axes and is not constant, or "image" if there is none. All other results are plain.
     """
     rank = len(writer.graph.shapes[output])
     if rank != 4:
@@ -27,7 +28,7 @@ def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) ->
 
 
 def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> int:
-    """Return an operand in the given form. Leading axes of length 1 are added until it has `rank` axes."""
+    """Return an operand in the given form (axis order). Leading axes of length 1 are added until it has `rank` axes."""
     shape = writer.graph.get_shape(name)
     if len(shape) == rank:
         return writer.read_tensor(name, form)

@@ -1,6 +1,9 @@
 """Lowering of a segment (an ONNX submodel of a device) to a TFLite model.
 
 Segment ──hoist_segment_copies──► HoistedSegment ──lower_segment──► LoweredModel (the .tflite file)
+
+`hoist_segment_copies` removes the Slices and Concats at the inputs and outputs of the segment. The device's program
+copies their bytes itself, without TFLite.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ NHWC_TO_NCHW = (0, 3, 1, 2)
 
 
 def get_natural_form(shape: Shape) -> AxisForm:
-    """Return the form that a tensor of this shape has at the border of a segment: image or plain."""
+    """Return the form of a tensor of this shape at the border of a segment: image (channels last) or plain."""
     return "image" if len(shape) == 4 else "plain"
 
 
@@ -62,7 +62,7 @@ def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tup
 
 
 class TfliteWriter:
-    """A TFLite graph under construction. A tensor is identified by its ONNX name and its form (image or plain)."""
+    """A TFLite graph under construction. A tensor is identified by its ONNX name and its form (axis order)."""
 
     def __init__(self, graph: SegmentGraph) -> None:
         self.graph = graph
@@ -82,7 +82,7 @@ class TfliteWriter:
     # -- tensors
 
     def get_form(self, name: str) -> AxisForm:
-        """Return the form in which a tensor exists; the natural form if it exists in both."""
+        """Return the form (axis order) in which the graph has a tensor; the natural form if it has both."""
         known = get_natural_form(self.graph.get_shape(name))
         other: AxisForm = "plain" if known == "image" else "image"
         return other if (name, other) in self._held and (name, known) not in self._held else known
@@ -97,7 +97,7 @@ class TfliteWriter:
         return len(self.tensors) - 1
 
     def add_output(self, name: str, form: AxisForm) -> int:
-        """Add the tensor that the next operation computes, in the given form; return its index."""
+        """Add the tensor that the next operation computes, in the given form (axis order); return its index."""
         shape = self.graph.shapes[name]
         held_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
         index = self.add_tensor(name, self.graph.dtypes[name], held_shape, self.graph.quantizations.get(name))
@@ -145,7 +145,7 @@ class TfliteWriter:
         return index
 
     def read_held(self, name: str) -> tuple[int, AxisForm]:
-        """Return the index of a tensor in the form in which it exists, and this form."""
+        """Return the index of a tensor in the form (axis order) in which the graph has it, and this form."""
         form = self.get_form(name)
         return self.read_tensor(name, form), form
 

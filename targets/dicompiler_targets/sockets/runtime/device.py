@@ -140,10 +140,11 @@ class DeviceRun:
         self._finish_run(executor)
 
     def serve(self, control: MessageChannel, address: Any, arriving: ConnectionQueue, sessions: list[Any]) -> None:
-        """Take part in the run as `run` does, in a resident device that the coordinator has called.
+        """Take part in one run, like `run`, but in the daemon of a resident device (see `daemon`).
 
-        The daemon accepts peers at `address` and puts their connections into `arriving`. The daemon also keeps the
-        onnxruntime sessions of the segments between runs.
+        The coordinator has connected to the daemon and asked for the run; `control` is this connection. The daemon
+        accepts peers at `address` and puts their connections into `arriving`. The daemon also keeps the onnxruntime
+        sessions of the segments between runs.
         """
         self._control = control
         self._greet_coordinator(address)
@@ -355,7 +356,8 @@ class DeviceRun:
         def deliver(header: MessageHeader, payload: Any) -> bool:
             if header.type is MessageType.ROLES_CHANGED:
                 self._early_changes[peer] = header.frame
-                # Stop reading if the peer's next tensors are of roles that this device does not use yet.
+                # All later tensors of the peer belong to its new roles. If this device has not applied the same change
+                # of roles yet, stop reading from the peer until then.
                 return header.frame > self._last_change
             if header.type is MessageType.BYE:
                 if self._window.oldest < self._next_announced:

@@ -257,7 +257,7 @@ class FrameWindow:
         self.end = size or 0
 
     def __len__(self) -> int:
-        """Return the number of frames from the oldest unfinished one to the end."""
+        """Return the number of frames from `oldest` to before `end`, including finished ones between them."""
         return self.end - self.oldest
 
     def admit_frame(self) -> int:
