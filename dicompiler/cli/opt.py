@@ -50,7 +50,7 @@ STREAM = Path("-")
 @problem_options
 @plan_option(metavar="IN.json", help="Start with this plan.")
 @click.option(
-    "--save-plan", metavar="OUT.json", type=PATH, help="Write the plan of the annotating passes to this file."
+    "--save-plan", metavar="OUT.json", type=PATH, help="Write the plan that the passes have set to this file."
 )
 @shape_option
 @wire_options

@@ -167,7 +167,7 @@ def build_check_model(
 
 
 def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """Return `relaxation` with the nodes that draw random numbers added to its excluded nodes.
+    """Return `relaxation` with one more change: nodes that draw random numbers are excluded from the check.
 
     Nodes with control-flow bodies are not added.
     """

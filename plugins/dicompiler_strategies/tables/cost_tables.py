@@ -383,7 +383,7 @@ def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
     """Return the seconds and the bytes of transferring the tensors of one edge between two layers.
 
     Both arrays have the shape (producer choices, consumer choices), given as `shape`. `flows` says for each tensor
-    which boxes devices store and need.
+    which boxes (regions as arrays) devices store and need.
     """
     seconds, sent_bytes = np.zeros(shape), np.zeros(shape)
     if not flows:
@@ -418,9 +418,9 @@ def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
 def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
     """Return the bytes of a tensor that each device needs and does not store.
 
-    `held` are the boxes that devices store under each choice of the producer, and `needs` those that they need under
-    each choice of the consumer. An element has `item_bytes` bytes. The result has the shape (producer choices, consumer
-    choices, devices).
+    `held` are the boxes (regions as arrays) that devices store under each choice of the producer, and `needs` the boxes
+    that they need under each choice of the consumer. An element has `item_bytes` bytes. The result has the shape
+    (producer choices, consumer choices, devices).
     """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
     # The shape is (devices, producer choices, consumer choices), because NumPy is fast on arrays with long rows.
@@ -438,7 +438,7 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
     shape (producer choices, consumer choices, senders, receivers).
 
     Args:
-        held: Boxes that devices store under each choice of the producer.
+        held: Boxes (regions as arrays) that devices store under each choice of the producer.
         shares: The same boxes, made disjoint, so that only one device sends each element.
         needs: Boxes that devices need under each choice of the consumer.
         item_bytes: Bytes of an element.

@@ -286,7 +286,7 @@ class DeviceRun:
             self._mailbox.put_order(("frame", header.frame), times)
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Apply a CHANGE_ROLES message: use other roles (for example, a failure plan) from a frame on.
+        """Apply a CHANGE_ROLES message: from a frame on, use other roles (such as a failure plan and its replicas).
 
         If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
         Tensors of the new roles can then arrive at once, from peers that have applied the change already.

@@ -172,7 +172,7 @@ class StepExecutor:
         can_stop: bool = False,
         report_overdue: ReportOverdue = raise_overdue,
     ) -> None:
-        """Create the executor with the sessions of the segments of all roles.
+        """Create the executor with the sessions of all roles' segments (normal plan, replicas and failure plans).
 
         `min_segment_s` has the minimum seconds of each segment's call, to emulate slower boards. `schedule` maps frames
         to roles; by default, the manifest's schedule is used. `can_stop` allows `stop_before` even if the schedule
