@@ -38,7 +38,7 @@ class MessageType(IntEnum):
     HELLO = 1  # Any direction: proves the sender's identity (JSON).
     PEERS = 2  # C to D: addresses of all devices, names of failed devices, credentials (JSON).
     READY = 3  # D to C: the device has made its sessions and is connected to all peers.
-    BEGIN_FRAME = 4  # C to D: announces a frame; the index is the time limit of the frame in milliseconds.
+    BEGIN_FRAME = 4  # C to D: announces a frame; the header's `index` is the frame's time limit in milliseconds.
     INPUT = 5  # C to D: an input or an initial state of a frame.
     TENSOR = 6  # D to D: a transfer of a frame.
     OUTPUT = 7  # D to C: an output of a frame.
