@@ -44,7 +44,8 @@ __all__ = [
     "run", "write_report",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # Type checkers would accept any name.
+# If type checkers saw `__getattr__`, they would accept every name as an attribute of this module.
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "__version__":

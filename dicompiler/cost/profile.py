@@ -417,7 +417,9 @@ class ProfileSet:
         profiles = tuple(load_profile(file) for file in files)
         for profile in profiles:
             if not profile.layers:
-                raise DicompilerError(f"{profile.place}: no layer has been measured yet: run its package on the device")
+                raise DicompilerError(
+                    f"{profile.place}: no layer has been measured yet: run profile_run.py of the package on the device"
+                )
             if profile.busy_message and not force:
                 raise DicompilerError(f"{profile.busy_message}, or accept it (force=true)")
         return cls(profiles, others)

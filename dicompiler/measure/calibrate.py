@@ -155,7 +155,7 @@ class LoggedRun:
 
     @property
     def input_arrival_s(self) -> float:
-        """Seconds from the start of the last frame until its inputs had arrived on all sources."""
+        """Seconds from the start of the last frame until all source devices had received its inputs."""
         spans = [span for entry in self.log["devices"] for span in entry["timeline"]]
         input_wait = ("wait", -1, self.frame_count - 1)
         ends = [span["end"] for span in spans if (span["kind"], span["index"], span["frame"]) == input_wait]

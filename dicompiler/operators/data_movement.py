@@ -70,10 +70,10 @@ def linear_box(interval: Interval, shape: Sequence[int]) -> Region:
 
 
 def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]) -> tuple[Region, Region]:
-    """Extend a region of a tensor until a Reshape maps it to a region, and return the two regions.
+    """Extend a region of a tensor until its elements are also a region of the reshaped tensor; return both regions.
 
-    `shape` is the shape before the Reshape and `reshaped` the shape after it. Within each group of axes with equal
-    numbers of elements, the region is extended until its elements are consecutive in both shapes.
+    `shape` is the shape of the tensor, and `reshaped` that of the reshaped tensor. `match_axes` groups the axes of the
+    two shapes. Within each group, the region is extended until its elements are consecutive in both shapes.
     """
     grown: list[Interval] = []
     need: list[Interval] = []
@@ -93,7 +93,7 @@ def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Reshape, Flatten, Squeeze or Unsqueeze: a region is extended until its elements are consecutive.
 
-    The elements must be consecutive in both shapes, within each group of axes with equal numbers of elements.
+    The elements must be consecutive in both shapes, within each group of axes that `match_axes` returns.
     """
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
@@ -175,10 +175,11 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of a Gather's table, if partial sums can divide these rows.
+    """Return the number of rows of a Gather's table; None if devices cannot share the rows.
 
+    Each device with some of the rows computes a partial sum, which is 0 for indices of other rows.
     This is possible if the table is constant, the indices are computed, and onnxruntime can add values of the table's
-    element type. Otherwise the result is None.
+    element type.
     """
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:

@@ -71,9 +71,10 @@ class ResizeAxis:
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
     """Return the computed output interval, the input interval and the written output interval of a tile.
 
-    `interval` is the requested output interval. The input interval is extended to whole blocks. The written interval is
-    the output of a Resize of the input interval. Its first and last elements can be wrong, because they may need
-    elements outside of the input interval. If all elements are right, the computed interval is the written interval,
+    `interval` is the requested output interval. The input interval contains all input elements that it needs, and is
+    extended to whole blocks (see the module). A Resize of the input interval outputs the written interval, which
+    contains the requested one. Written elements outside of the requested interval can be wrong, because they may need
+    input elements that the tile does not have. If none is wrong, the computed interval is the written interval,
     otherwise the requested one.
     """
     up, down = axis.factor.numerator, axis.factor.denominator

@@ -77,13 +77,13 @@ def _check_replicas(plan: Plan) -> None:
         for name in renaming:
             if name not in names:
                 fault = f"the plan uses no device {name!r}{did_you_mean(name, names)}"
-                raise DicompilerError(f"plan: replicas[{i}]: {fault}: rename only devices that it uses")
+                raise DicompilerError(f"plan: replicas[{i}]: {fault}: rename only devices of the plan")
         old_names: dict[str, str] = {}
         for name in dict.fromkeys([*devices, *renaming]):
             new = renaming.get(name, name)
             if new in old_names:
                 fault = f"{old_names[new]!r} and {name!r} both become {new!r}"
-                raise DicompilerError(f"plan: replicas[{i}]: {fault}: give each its own device")
+                raise DicompilerError(f"plan: replicas[{i}]: {fault}: rename them to different devices")
             old_names[new] = name
 
 

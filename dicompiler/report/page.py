@@ -32,7 +32,7 @@ CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script
 
 
 def render_report(data: ReportData) -> str:
-    """Return the page of an artifact."""
+    """Return the report of an artifact as one HTML page."""
     sections = [
         _render_summary(data),
         _section("devices", "Devices", _render_devices(data)),

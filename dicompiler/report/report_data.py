@@ -211,9 +211,10 @@ def load_report_data(
 
 
 def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device over the steps of a frame, for the main plan or its first replica.
+    """Return the memory of each device over the steps of a frame that no failure affects.
 
-    The constants (weights) are those of all replicas and failure plans, because devices store all of them.
+    If the plan has replicas, the frame is one of the first replica. The constants (weights) are those of all replicas
+    and failure plans, because devices store all of them.
     """
     courses, *others = (memory_timeline(role) for role in program.roles)
     for role_courses in others:

@@ -118,7 +118,12 @@ def _index_uses(
 def _after_node(
     values: _IndexValues, node: onnx.NodeProto, index: int, tensors: Mapping[str, TensorInfo]
 ) -> _IndexValues | None:
-    """Return the values as they are in the output of a node; None if the node may bring them into or out of range."""
+    """Follow the values of a graph input through a node; return their description in the node's first output.
+
+    `values` describes input `index` of the node. The result is None for nodes that may change the values in a way that
+    _IndexValues cannot describe. Behind a Clip, for example, a value may be a valid index although the value in the
+    graph input is not.
+    """
     if node.domain or (index and node.op_type not in ("Add", "Concat")):
         return None
     values = replace(values, tensor=node.output[0])

@@ -105,8 +105,8 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     transfer_count, clipped_count, beyond_count, non_finite_count, largest = 0, 0, 0, 0, 0.0
     for transfer, name, values in iterate_sent_tensors(program, [inputs]):
         wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
-        # `program` has the wire type `exact`, which accepts more element types than the plan's wire type. The plan
-        # sends tensors of these other element types unchanged, so they are not checked.
+        # The plan sends this tensor unchanged, because its wire type does not apply to the tensor's element type. The
+        # tensor is among those of `program` because the wire type `exact` applies to all float types.
         if not wire_dtype:
             continue
         largest_here = float(np.abs(values[is_finite]).max(initial=0.0))

@@ -85,7 +85,8 @@ def state_window_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> b
         shape = tensors[node.inputs[0].name].shape
         assert shape is not None
         if extents != shape[2:]:
-            if len(node.outputs) > 1:  # The second output indexes the elements of the whole input.
+            # The second output of a MaxPool has indices into the whole input. A Slice would change these indices.
+            if len(node.outputs) > 1:
                 continue
             _slice_input(graph, node, extents)
         node.attrs.update(attributes)

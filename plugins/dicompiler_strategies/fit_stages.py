@@ -214,11 +214,11 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the RAM in bytes of the layer that is hardest to fit, and this layer.
+        """Return the RAM in bytes of the layer that needs the most, and this layer.
 
-        A layer can be in several stages. The RAM that it needs is the smallest RAM of these stages, and the layer that
-        needs most is returned. The stages are those that were estimated before, and the shortest possible stages (from
-        one position of `cuts` to the next), with up to `most` tiles on a board.
+        A layer can be computed in any of several stages. It needs at least the smallest RAM of these stages. The stages
+        are those that have been estimated before, and the shortest possible ones (from one position of `cuts` to the
+        next), with up to `most` tiles on a board.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:

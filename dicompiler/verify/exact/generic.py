@@ -174,7 +174,9 @@ def _channel_shape() -> list[NodeProto]:
 def resample_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply the operator to inputs modulo an odd number, and compute round(64 · result).
 
-    A piece interpolates with the same weights as the whole tensor, so its results are rounded to the same integers.
+    The modulus keeps the outputs small. Interpolation gives fractions, which are scaled by 64 and rounded, because
+    stand-ins must output integers. A piece interpolates with the same weights as the whole tensor, so its results are
+    rounded to the same integers.
     """
     return [
         *centred_mod(call, "X0", "B0"),

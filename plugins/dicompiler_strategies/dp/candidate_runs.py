@@ -45,7 +45,9 @@ _RowDemand = RowIntervals | None
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """Rules that say which candidate runs are allowed.
+    """Rules that say which candidate runs a search may use.
+
+    A candidate run is a block (several layers in fused height tiles), or one layer that is split in another way.
 
     Attributes:
         allow_blocks: Allow partial sums, and blocks with more than one layer with weights. They are allowed in CoopAI's

@@ -322,9 +322,10 @@ class _Rounds:
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
         """Return the possible rounds that begin at the convolutional layer i.
 
-        A round computes layers i to j. There is one round for each possible j, in which every device computes a range
-        of rows of layer j (a grid) and all earlier rows that these depend on. If a fully connected layer follows layer
-        j, another round includes this layer: each device sums over the inputs that it has computed.
+        There is one round for each possible last layer j. In this round, every device computes a range of rows of layer
+        j, which the paper calls a grid, and the rows of layers i to j - 1 that the grid depends on. If a fully
+        connected layer follows layer j, another round includes this layer: each device sums over the inputs that it has
+        computed.
         """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):

@@ -160,13 +160,13 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
     Eq. (2) for energy has no penalty.
     """
-    sigma = softmax(W.W_dev)  # (R, G, S, D)
+    sigma = softmax(W.W_dev)  # Shape (R, G, S, D): restarts, groups, sublayers, devices.
     p = [softmax(W_l) for W_l in W.W_l]
     total = np.zeros(len(sigma))
     g_sigma = np.zeros_like(sigma)
     g_p = [np.zeros_like(p_l) for p_l in p]
     for i, group in enumerate(space.group):
-        s = sigma[:, group]  # (R, P, S, D)
+        s = sigma[:, group]  # Shape (R, P, S, D) with P partition opportunities.
         L_part, g_part = partition_loss(space, i, s, penalty)
         total += (p[i] * L_part).sum(axis=1)  # The layer's expected cost by eq. (7): L_l = softmax(W_l) · L_part.
         g_p[i] += L_part

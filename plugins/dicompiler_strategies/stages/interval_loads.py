@@ -143,8 +143,10 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
 
     A tensor that the stage computes is stored until its last reader in the stage, a received tensor from the start of
     the frame to its last reader. A sink stores the outputs to the end of the frame, and a source stores the inputs,
-    even if it only sends them. If blocks have several layers, all tensors of a block count as stored at the same time,
-    so that the result is larger than the true number.
+    even if it only sends them.
+
+    A stage consists of consecutive blocks of layers, which begin at `positions` (see `block_of_layers`). All tensors of
+    a block count as stored at the same time. If a block has several layers, the result can therefore be too large.
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)

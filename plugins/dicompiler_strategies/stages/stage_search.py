@@ -143,7 +143,10 @@ class _PipelineSearch:
 
     @cached_property
     def transitions(self) -> dict[DeviceCounts, list[tuple[int, DeviceCounts]]]:
-        """For each set of devices, the units that can be added to it, and the resulting sets."""
+        """The possible units of the next stage, by the numbers of devices that earlier stages use.
+
+        Each unit is given by its index in `model.units`, with the numbers of used devices after it is added.
+        """
         steps: dict[DeviceCounts, list[tuple[int, DeviceCounts]]] = {}
         for used in self.sets:
             for index, unit in enumerate(self.model.units):

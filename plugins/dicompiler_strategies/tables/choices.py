@@ -234,7 +234,7 @@ class _SplitInputs:
     Attributes:
         problem: The problem.
         layer: The layer to split.
-        options: The choice set.
+        options: The kinds of choices that the search may use.
         devices: The devices to split over.
         weights: Weight of each device; the device's share of the layer is proportional to it.
         label_suffix: Text at the end of a choice's label that names the kind of share.
@@ -298,10 +298,11 @@ def _grow_tiles(
     grown_axes: Sequence[int],
     extra_counts: range,
 ) -> Iterator[Choice]:
-    """Yield one choice for each of the numbers `extra_counts` of extra rows on each side of the tiles.
+    """Yield one choice for each number of extra rows in `extra_counts`.
 
-    The tiles grow along the axes `grown_axes`, so that a grid tile also gets extra columns. The label of each choice
-    begins with `name`.
+    With n extra rows, each tile is extended by n elements at both ends of each axis in `grown_axes`. For grid tiles,
+    these axes are height and width; for all others, only the cut axis. Tiles with extra rows need fewer exchanges, see
+    `ChoiceSet.extra_rows`. The label of each choice begins with `name`.
     """
     whole = split.full_region()
     for extra in extra_counts if tiles else ():
@@ -382,7 +383,8 @@ def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
     """Yield the choices with a grid of two columns of tiles, and those with the grid that is closest to a square."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
-    if height is None or width is None or height == width:  # Height and width coincide in a sequence of image patches.
+    # The patches of an image in a sequence have only one axis for both height and width, which has no grid.
+    if height is None or width is None or height == width:
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
     for columns in dict.fromkeys(c for c in (2, squarest) if c and count % c == 0 and count >= 4):
@@ -448,7 +450,8 @@ def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
 def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     layers, layer = split.problem.layers, split.layer
     length, run = reduction_length(layers, layer), find_run_before(layers, layer)
-    # A product of two computed tensors has no run, because no earlier layer can cut the axis that it sums over.
+    # A product of two computed tensors (as in QKᵀ) has no channel run, because both tensors have the axis that it sums
+    # over. It cannot be cut together with earlier layers, so it is not split into partial sums.
     if length is None or (run is None and count_macs(layers, layer)) or _table_is_small(layers, layer):
         return
     ranges = cut_channel_run(layers, run, split.weights).ranges if run else split_proportionally(length, split.weights)

@@ -430,7 +430,10 @@ class ClusterSession(Session):
             self._handle_events(self._awaited_devices() if is_busy else [], is_ready)
 
     def _wait_for_reader(self, reader: FrameReader) -> None:
-        """Wait until the reader has a frame or its end. Meanwhile, other threads may use the session."""
+        """Wait until the reader has a frame, or knows that no more frames follow.
+
+        Meanwhile, other threads may use the session.
+        """
         while not reader.has_frame_or_end():
             with self._guarded():
                 self._handle_events(

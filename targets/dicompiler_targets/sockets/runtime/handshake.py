@@ -229,7 +229,11 @@ class ConnectionAcceptor(ConnectionQueue):
             self._pop_pending(number).close()
 
     def _start_greetings(self) -> None:
-        """Start the handshakes of connections that have sent data: all from members' hosts, and then some others."""
+        """Start the handshakes of connections that have sent data.
+
+        All handshakes with members' hosts start at once. Handshakes with other hosts start at intervals of at least
+        UNKNOWN_INTERVAL_S, so that they cannot delay those of members.
+        """
         ready = [(number, pending) for number, pending in self._pending.items() if pending.is_ready]
         for number, pending in ready:
             if self._is_member_host(pending.host):

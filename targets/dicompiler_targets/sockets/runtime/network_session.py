@@ -60,7 +60,7 @@ class NetworkBinding:
 
 
 class NetworkSession:
-    """A segment with float tensors that another engine than onnxruntime computes."""
+    """A session that computes a segment with another engine than onnxruntime. Its tensors have type float."""
 
     def __init__(self, directory: Path, segment: Mapping[str, Any], threads: int, is_spinning: bool) -> None:
         """Load the files of a segment.

@@ -352,9 +352,10 @@ class ReceiveFilter:
             )
 
     def _refuse(self, header: MessageHeader, value: Mapping[str, Any] | None) -> None:
-        """Raise ProtocolError with the reason why a tensor may not arrive.
+        """Raise ProtocolError with the reason if a tensor that failed the fast test in `check` may not arrive.
 
-        If the plan has no length for the tensor, a length up to MAX_UNPLANNED_BYTES is accepted.
+        A tensor of unknown shape always fails the fast test, because the plan has no length for it. It may arrive if it
+        has at most MAX_UNPLANNED_BYTES.
         """
         if value is None:
             raise ProtocolError(f"received {header.type.name} {header.index}, which is not in the plan")
