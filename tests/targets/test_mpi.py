@@ -30,7 +30,7 @@ from dicompiler.driver import compiler
 from dicompiler.target.integrity import make_file_record, write_integrity
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.mpi import MpiTarget, build, toolchain
+from dicompiler_targets.mpi import MpiTarget, build, cache_directory, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
 from dicompiler_targets.mpi.codegen import assign_output_files, make_string_literal
 
@@ -194,7 +194,7 @@ def test_programs_find_their_libraries_next_to_themselves(tmp_path: Path) -> Non
         (line,) = [line for line in done.stdout.splitlines() if "(RUNPATH)" in line]
         paths = line.partition("[")[2].rstrip("]").split(":")
         assert "$ORIGIN/lib" in paths
-        assert not [path for path in paths if path.startswith((str(tmp_path), str(toolchain.get_cache_directory())))]
+        assert not [path for path in paths if path.startswith((str(tmp_path), str(cache_directory.get_cache_directory())))]
         libraries = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
         assert f"libonnxruntime.so.1 => {program.parent / 'lib'}/" in libraries
 
