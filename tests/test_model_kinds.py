@@ -129,7 +129,7 @@ class TestExporters:
 
 
 class TestVersions:
-    """Opset and IR version are carried through, and every version that onnxruntime accepts compiles."""
+    """The opset is carried through, segments get the lowest IR version, and every accepted version compiles."""
 
     @pytest.mark.parametrize("opset", range(7, NEWEST + 1))
     def test_opset(self, opset: int) -> None:
@@ -138,7 +138,7 @@ class TestVersions:
         assert compiled.program is not None
         segments = [s.model for device in compiled.program.devices for s in device.segments]
         assert {(e.domain, e.version) for s in segments for e in s.opset_import} == {("", opset)}
-        assert {s.ir_version for s in segments} == {8}
+        assert {s.ir_version for s in segments} == {4}  # The lowest version that has all that the segments contain.
 
     @pytest.mark.parametrize("version", [3, 4, 7, NEWEST_IR])
     def test_ir_version(self, version: int) -> None:

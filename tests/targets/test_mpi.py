@@ -194,7 +194,9 @@ def test_programs_find_their_libraries_next_to_themselves(tmp_path: Path) -> Non
         (line,) = [line for line in done.stdout.splitlines() if "(RUNPATH)" in line]
         paths = line.partition("[")[2].rstrip("]").split(":")
         assert "$ORIGIN/lib" in paths
-        assert not [path for path in paths if path.startswith((str(tmp_path), str(cache_directory.get_cache_directory())))]
+        assert not [
+            path for path in paths if path.startswith((str(tmp_path), str(cache_directory.get_cache_directory())))
+        ]
         libraries = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
         assert f"libonnxruntime.so.1 => {program.parent / 'lib'}/" in libraries
 
