@@ -39,7 +39,7 @@ def command(
 
     Example: dicompiler keys build --days 365
     """
-    from dicompiler.cli.table import print_json
+    from dicompiler.cli.table import print_json, wrap_text
     from dicompiler.target.integrity import load_artifact
     from dicompiler.target.remote.certificates import make_keys
 
@@ -51,4 +51,4 @@ def command(
         print_json({"keys": str(place), "created": list(written), "revoked": list(revoke)})
         return
     did = [*([", ".join(written)] if written else []), *([f"revoked {', '.join(revoke)}"] if revoke else [])]
-    click.echo(f"{place}: {'; '.join(did) or 'unchanged: all keys exist'}")
+    click.echo(wrap_text(f"{place}: {'; '.join(did) or 'unchanged: all keys exist'}"))

@@ -371,7 +371,10 @@ def test_temporary_registration_ends_with_the_context() -> None:
         assert "badxN" in registry().platforms
     with pytest.raises(UsageError, match="unknown strategy 'bad-strategy'"):
         registry().find("strategies", "bad-strategy")
-    with pytest.raises(TypeError, match="is not a Pass, Strategy, Target, Engine, CostModel"), temporarily_registered(int):
+    with (
+        pytest.raises(TypeError, match="is not a Pass, Strategy, Target, Engine, CostModel"),
+        temporarily_registered(int),
+    ):
         pass
 
 
