@@ -108,12 +108,14 @@ def test_plan_by_hand_is_the_one_that_its_commands_create(walked: Path) -> None:
 
 
 def test_python_of_the_python_page_runs(walked: Path) -> None:
-    code, _ = blocks(PYTHON, "python")
-    _, counts, shape, *streamed = console.run_python(code, walked).splitlines()
+    first, other_functions, _ = blocks(PYTHON, "python")  # The last one needs boards.
+    _, counts, shape, *streamed = console.run_python(first, walked).splitlines()
     assert len(set(counts.split())) == 1
     assert shape == "(1, 10)"
     assert len(streamed) == 10
     assert len(set(streamed)) == 1  # the same image each time
+    assert [line.split()[0] for line in console.run_python(other_functions, walked).splitlines()] == ["single", "modnn"]
+    assert (walked / "tiled.onnx").is_file()
 
 
 def test_minimal_plugin_works(walked: Path) -> None:
