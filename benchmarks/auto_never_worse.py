@@ -10,14 +10,13 @@ ratio is above 1. With `--busy 2`, two processes keep the processors busy in the
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import click
+from busy_processes import busy_processes
 
 from dicompiler import networks
 from dicompiler.analysis.compare import Comparison, compare_strategies
@@ -111,26 +110,6 @@ def rows(network: str, platform: str, objective: str, budgets: Sequence[float]) 
         value = auto.objective_value(result) if result.metrics is not None else float("inf")
         case = (network, platform, objective, budget)
         yield Row(case, value, others.objective_value(best), best.strategy, result.search_s, others.lower_bound or 0.0)
-
-
-def keep_busy() -> None:
-    """Compute until the process is ended."""
-    while True:
-        pass
-
-
-@contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Run `count` processes that keep a processor busy each."""
-    processes = [multiprocessing.get_context("spawn").Process(target=keep_busy, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 @click.command()

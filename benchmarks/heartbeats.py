@@ -8,16 +8,14 @@ script prints a row for each heartbeat. How to run it: see README.md.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import numpy as np
+from busy_processes import busy_processes
 
 import dicompiler
 from dicompiler import networks
@@ -27,25 +25,6 @@ from dicompiler_targets.sockets.session import ClusterSession
 
 HEARTBEATS_S = (2.0, 1.0, 0.5, 0.25, 0.1, 0.05)
 IDLE_S = 10.0
-
-
-@contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Run `count` processes that compute in an endless loop."""
-    processes = [multiprocessing.Process(target=_compute_forever, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def _compute_forever() -> None:
-    for _ in itertools.count():
-        pass
 
 
 def count_false_failures(directory: Path, heartbeat_s: float, seconds: float, processes: int) -> tuple[int, int]:

@@ -122,8 +122,6 @@ def _make_runner(hosts_file: Path | None, truth: str | None, frames: int, option
 
 
 def _show_tuning(tuning: Tuning, output: Path, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.table import print_json, print_table
     from dicompiler.measure.tune import ARTIFACT_DIRECTORY, PLAN_FILE, PLATFORM_FILE
@@ -133,10 +131,7 @@ def _show_tuning(tuning: Tuning, output: Path, as_json: bool) -> None:
     artifact = output / best.directory / ARTIFACT_DIRECTORY
     outputs = [str(output / PLAN_FILE), str(output / PLATFORM_FILE), str(artifact)]
     if as_json:
-        trials = [
-            asdict(trial) | {"measured_s": None if trial.state == "failed" else trial.measured_s}
-            for trial in tuning.trials
-        ]
+        trials = [trial.document() for trial in tuning.trials]
         print_json({"trials": trials, "best": best.directory, "reason": tuning.reason, "outputs": outputs})
         return
     rows = [

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dicompiler.analysis.prediction_error import available_processors
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import THIS_HOST, Platform
 
@@ -28,14 +29,15 @@ def measure_this_host() -> Platform:
     Returns:
         The platform "this". Its rate is in FLOP/s (float32) and its memory bandwidth in byte/s.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     a = np.random.default_rng(0).standard_normal((MATRIX_SIZE, MATRIX_SIZE), np.float32)
     product, copied = np.empty_like(a), np.zeros(COPIED_BYTES, np.uint8)
     rate = 2 * MATRIX_SIZE**3 / _shortest_seconds(lambda: np.matmul(a, a, out=product))
     target = np.zeros_like(copied)
     bandwidth = 2 * COPIED_BYTES / _shortest_seconds(lambda: np.copyto(target, copied))
-    device = Device(THIS_HOST, THIS_HOST, float(f"{rate:.3g}"), cores, memory_bandwidth=float(f"{bandwidth:.3g}"))
+    device = Device(
+        THIS_HOST, THIS_HOST, float(f"{rate:.3g}"), available_processors(), memory_bandwidth=float(f"{bandwidth:.3g}")
+    )
     return Platform(THIS_HOST, (Host(THIS_HOST, memory),), (device,), Network("switch", 1e9), _DESCRIPTION)
 
 

@@ -121,6 +121,10 @@ class Trial:
     spread: float = 0.0
     error: str = ""
 
+    def document(self) -> dict[str, Any]:
+        """Return the trial as JSON, which has no infinity: `measured_s` is None if the run failed."""
+        return asdict(self) | ({"measured_s": None} if self.state == "failed" else {})
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -318,10 +322,7 @@ def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
 def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -> None:
     for trial, plan in zip(tuning.trials, tuning.plans, strict=True):
         _write(directory / trial.directory / PLAN_FILE, plans.dumps(plan))
-    # JSON has no infinity, which is the measured time of a failed trial.
-    trials = [
-        asdict(trial) | {"measured_s": None if trial.state == "failed" else trial.measured_s} for trial in tuning.trials
-    ]
+    trials = [trial.document() for trial in tuning.trials]
     _write(directory / TUNING_FILE, json.dumps({**identity, "trials": trials}, indent=1) + "\n")
 
 
