@@ -46,7 +46,7 @@ def boards(kind: NetworkKind, mbits: float, *rates: float) -> Platform:
 
 
 PLATFORMS: dict[str, Callable[[], Platform]] = {
-    "rpi4x4": lambda: Platform.load("rpi4x4"),
+    "rpi4-gateway-x4": lambda: Platform.load("rpi4-gateway-x4"),
     "jetson-nx2": lambda: Platform.load("jetson-nx2"),
     "equal4-switch1000": lambda: boards("switch", 1000, *[PI4] * 4),
     "unequal3-switch100": lambda: boards("switch", 100, PI4, PI3, NUC),

@@ -21,7 +21,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-PLATFORM, DEVICES, PIECES = "rpi4x8", 8, 24
+PLATFORM, DEVICES, PIECES = "rpi4-gateway-x8", 8, 24
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Case(NamedTuple):
     network: str
     strategy: str
     target: str
-    platform: str = "rpi4x4"
+    platform: str = "rpi4-gateway-x4"
     objective: str = "latency"
     cost: str = "analytic"
 

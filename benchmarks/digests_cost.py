@@ -46,7 +46,7 @@ def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
 
 @click.command(help=__doc__)
 @click.option("--network", default="vgg16", show_default=True)
-@click.option("--platform", default="rpi4x2", show_default=True)
+@click.option("--platform", default="rpi4-gateway-x2", show_default=True)
 @click.option("--strategy", default="modnn", show_default=True)
 @click.option("--rounds", default=7, show_default=True)
 def main(network: str, platform: str, strategy: str, rounds: int) -> None:

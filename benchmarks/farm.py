@@ -69,7 +69,7 @@ def main() -> None:
     given.add_argument("--wait", type=float, default=0.05)
     options = given.parse_args()
     dask_executor.CONNECT_TIMEOUT_S = 60.0
-    problem = load_problem(Model.load(networks.build(options.network, 0)), "rpi4x8", target="sockets")
+    problem = load_problem(Model.load(networks.build(options.network, 0)), "rpi4-gateway-x8", target="sockets")
     _, alone = search(problem, None)
     times: dict[tuple[str, int], list[float]] = {}
     with cluster(1, 18787) as one, cluster(options.workers, 18788) as many:

@@ -118,7 +118,7 @@ class Case:
 def boards(cluster: str, bandwidth: int, network: str = "") -> Platform:
     """Return Raspberry Pis 4 on a switch: a number of them, or fast and slow ones ("2+2"), for a network."""
     fast, _, slow = cluster.partition("+")
-    platform = Platform.load(f"rpi4x{int(fast) + int(slow or 0)}")
+    platform = Platform.load(f"rpi4-gateway-x{int(fast) + int(slow or 0)}")
     devices = tuple(
         replace(
             device,

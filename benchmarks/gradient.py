@@ -33,7 +33,7 @@ MAX_GAP_PERCENT = 3.0
 
 def setting(count: int) -> Platform:
     """Return `count` RPi4 and a camera without compute."""
-    boards = Platform.load(f"rpi4x{count}")
+    boards = Platform.load(f"rpi4-gateway-x{count}")
     hosts, devices = (Host("cam", 2**30), *boards.hosts), (Device("cam", "cam", 0.0), *boards.devices)
     return Platform(boards.name, hosts, devices, Network("shared", 100e6))
 

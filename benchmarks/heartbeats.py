@@ -58,7 +58,7 @@ def command(seconds: float, busy: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch, "build")
         model = networks.build("mobilenet_v2", 0)
-        dicompiler.compile(model, platform="rpi4x4", strategy="modnn", tolerate_failures=1, output=directory)
+        dicompiler.compile(model, platform="rpi4-gateway-x4", strategy="modnn", tolerate_failures=1, output=directory)
         print("heartbeat s  frames  false failures  idle processor share")
         for heartbeat_s in HEARTBEATS_S:
             try:

@@ -31,7 +31,9 @@ def main(network: str, moments: int, longest: float, seed: int) -> None:
     rng, worst, failures = random.Random(seed), 0.0, 0
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place, "artifact")
-        result = dicompiler.compile(networks.build(network), platform="rpi4x4", strategy="modnn", output=directory)
+        result = dicompiler.compile(
+            networks.build(network), platform="rpi4-gateway-x4", strategy="modnn", output=directory
+        )
         assert result.program is not None
         names = [device.device for device in result.program.devices]
         for number in range(moments):

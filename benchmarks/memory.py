@@ -28,7 +28,7 @@ from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 
 MIB = 1 << 20
-PLATFORM = "rpi4x4"
+PLATFORM = "rpi4-gateway-x4"
 OVER, UNDER = 1.15, 0.95
 """Predicted by measured must lie between these."""
 STRATEGIES = ("pipeline", "modnn")
@@ -129,7 +129,7 @@ def constants() -> Iterator[Row]:
     yield from run("NODE: 400 nodes", chain(["Softplus"] * 400, (1, 8)), "single", one)
     count = 80
     plan = Plan({f"n{i}": (Part(f"pi0{1 + i % 2}"),) for i in range(count)}, ("pi01",), ("pi01",))
-    yield from run(f"SESSION: {count // 2} each", chain(["Softmax"] * count, (1, 8)), plan, "rpi4x2")
+    yield from run(f"SESSION: {count // 2} each", chain(["Softmax"] * count, (1, 8)), plan, "rpi4-gateway-x2")
     yield from run("PACKED: three of 64 MiB", gemms(3, 4096), "single", one)
     yield from run("ACTIVATIONS: 12 MiB each", chain(["Softmax"] * 3, (1, 64, 224, 224)), "single", one)
     yield from run("WORKSPACE: LRN", chain(["LRN"], (1, 64, 224, 224)), "single", one)

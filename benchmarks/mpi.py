@@ -113,7 +113,7 @@ def pipeline(network: str, frames: int, rounds: int) -> None:
     cores, found = sorted(os.sched_getaffinity(0)), []
     with tempfile.TemporaryDirectory() as place:
         model = networks.build(network)
-        made = compiled(model, "pipeline", "rpi4x2", Path(place, "two"))
+        made = compiled(model, "pipeline", "rpi4-gateway-x2", Path(place, "two"))
         compiled(model, "single", "rpi4x1", Path(place, "one"))
         assert made.program is not None
         given = [random_inputs(made.program.inputs)] * frames
@@ -247,7 +247,7 @@ def cluster(network: str, strategy: str, frames: int) -> None:
             boards.call("tc", "-n", board.space, *shape.split())
             boards.call("tc", "-n", made.space, *shape.replace("dev net", f"dev {board.space}").split())
         net, hosts = Path(place, "net"), Hosts.load(made.hosts(Path(place, "hosts.toml")))
-        compilation = compiled(networks.build(network), strategy, "rpi4x4", net)
+        compilation = compiled(networks.build(network), strategy, "rpi4-gateway-x4", net)
         assert compilation.program is not None and compilation.platform is not None
         options = RunOptions(in_flight=1, kept_frames=1, hosts=hosts, insecure=True)
         install(net, options)

@@ -178,7 +178,7 @@ def main(network: str, frames: int, rounds: int) -> None:
         pair, single = Path(place, "pair"), Path(place, "single")
         made = dicompiler.compile(
             model,
-            platform="rpi4x2",
+            platform="rpi4-gateway-x2",
             strategy="pipeline{turns=false}",
             objective="throughput",
             target=target,

@@ -39,7 +39,7 @@ def seconds(*arguments: object) -> float:
 
 @click.command()
 @click.option("--network", default="resnet101", show_default=True)
-@click.option("--platform", default="rpi4x8", show_default=True)
+@click.option("--platform", default="rpi4-gateway-x8", show_default=True)
 @click.option("--runs", default=3, show_default=True, help="The cheapest counts.")
 def main(network: str, platform: str, runs: int) -> None:
     """Measure the report of a network under plans of several strategies, with the log of a run."""

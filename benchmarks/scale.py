@@ -58,7 +58,7 @@ def main(layers: Sequence[int], devices: Sequence[int], strategies: Sequence[str
         for number in devices:
             cells = []
             for name in strategies:
-                problem = load_problem(model, f"rpi4x{number}")
+                problem = load_problem(model, f"rpi4-gateway-x{number}")
                 start = time.perf_counter()
                 try:
                     registry().make("strategies", name).plan(problem)

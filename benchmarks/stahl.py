@@ -79,7 +79,7 @@ def measured(tiled: PipelineState, platform: Platform, kind: str, frames: int) -
 @click.option("--frames", default=3, show_default=True)
 def main(lines: Sequence[int], frames: int) -> None:
     for line in lines:
-        platform = replace(Platform.load(f"rpi3x{BOARDS}"), network=Network("switch", 1e6 * line))
+        platform = replace(Platform.load(f"rpi3-gateway-x{BOARDS}"), network=Network("switch", 1e6 * line))
         tiled = dicompiler.compile(networks.build("yolov2"), platform, "modnn")
         cases = {kind: measured(tiled, platform, kind, frames) for kind in PAIRS}
         for kind, case in cases.items():

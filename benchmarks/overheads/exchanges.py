@@ -60,7 +60,11 @@ def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Si
     """
     for target in ("sockets", "mpi"):
         made = dicompiler.compile(
-            networks.build(name), platform=f"rpi4x{count}", strategy="modnn", target=target, output=place / target
+            networks.build(name),
+            platform=f"rpi4-gateway-x{count}",
+            strategy="modnn",
+            target=target,
+            output=place / target,
         )
     assert made.program is not None
     if command(["keys", str(place / "sockets")]):

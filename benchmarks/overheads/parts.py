@@ -31,7 +31,7 @@ from overheads.measuring import Figure
 IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
 PARTS = 1.10
 """All parts together, without the operations that the plan does more than once: at most so many times the whole."""
-PLATFORM, STRATEGY = "rpi4x4", "auto"
+PLATFORM, STRATEGY = "rpi4-gateway-x4", "auto"
 LEVELS = {"all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL, "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED}
 """What is measured: only at the best level has the engine a layout of its own, into which each part brings its tensors
 and out of it again, and fuses additions only of what is in it."""

@@ -12,7 +12,7 @@ from dicompiler.ir.cluster import Device, EngineRate, Host, Network
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-_PI_NETWORK = " Network: CoopAI's gateway, which all boards share at 100 Mbit/s, without latency."
+_GATEWAY = " Network: CoopAI's gateway, which all boards share at 100 Mbit/s, without latency."
 # Rates with ncnn: fitted to the times of AlexNet, VGG16, ResNet-18, ResNet-50, MobileNetV2 and SqueezeNet with four
 # threads in ncnn's benchmark/README.md (commit a4d2ea1), after the time of reading the weights of dense layers. They
 # are scaled to the clocks of the boards below (from 1.8 GHz for the Raspberry Pi 4, from 1.4 GHz for the Pi 3, of which
@@ -25,16 +25,15 @@ _PI3_DESCRIPTION = (
     "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
     " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Memory:"
     " 2 GB/s is an assumption, just over half of the peak of 32 bits of LPDDR2 at 900 MT/s. Power: 1.4 W idle,"
-    " 3.7 W with four cores busy (Pi Dramble's measurements)." + _NCNN_NOTE + _PI_NETWORK
+    " 3.7 W with four cores busy (Pi Dramble's measurements)." + _NCNN_NOTE + _GATEWAY
 )
 _PI4_DESCRIPTION = (
     "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Memory:"
     " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
-    " four cores busy (Pi Dramble's measurements)." + _NCNN_NOTE + _PI_NETWORK
+    " four cores busy (Pi Dramble's measurements)." + _NCNN_NOTE
 )
 _TOP500 = "geerlingguy/top500-benchmark, README"
 _GIGABIT = " Network: a gigabit switch, of which TCP gets 941 Mbit/s; latency 0.1 ms is an assumption."
-_PI4_GIGABIT_DESCRIPTION = _PI4_DESCRIPTION.removesuffix(_PI_NETWORK) + _GIGABIT
 # The rate of 60.5 GFLOP/s agrees with onnxruntime on a Raspberry Pi 5: YOLO11n (6.5 GFLOP) takes 168 ms, which is
 # 39 GFLOP/s, and YOLO11s (21.5 GFLOP) takes 324 ms, which is 66 GFLOP/s (Ultralytics' guide for Raspberry Pi, release
 # 8.3.39).
@@ -178,13 +177,16 @@ _ORIN_DEVICES = (
 )
 
 BOARDS = (
-    BuiltinBoard("rpi3x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
-    BuiltinBoard("rpi4x", _PI4_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK),
-    BuiltinBoard("jetson-nx", _NX_DESCRIPTION, "nx", Host("", 8 * GIB), _NX_DEVICES, Network("switch", 1e9)),
-    BuiltinBoard("rpi4-switch-x", _PI4_GIGABIT_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("rpi5x", _PI5_DESCRIPTION, "pi", Host("", 8 * GIB), _PI5_DEVICES, _GIGABIT_SWITCH),
+    BuiltinBoard("rpi4x", _PI4_DESCRIPTION + _GIGABIT, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("orangepi5x", _ORANGE_PI5_DESCRIPTION, "opi", Host("", 8 * GIB), _OPI5_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("n100x", _N100_DESCRIPTION, "pc", Host("", 8 * GIB), _N100_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("orin-nano-x", _ORIN_NANO_DESCRIPTION, "orin", Host("", 8 * GIB), _ORIN_DEVICES, _GIGABIT_SWITCH),
+    # The clusters of the papers.
+    BuiltinBoard("rpi3-gateway-x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
+    BuiltinBoard(
+        "rpi4-gateway-x", _PI4_DESCRIPTION + _GATEWAY, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK
+    ),
+    BuiltinBoard("jetson-nx", _NX_DESCRIPTION, "nx", Host("", 8 * GIB), _NX_DEVICES, Network("switch", 1e9)),
     *_MICROCONTROLLERS,
 )

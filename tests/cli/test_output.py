@@ -125,7 +125,7 @@ def test_lists_fit_80_columns_and_show_options_and_rates(
     for kind in (*PLUGIN_KIND_NAMES, "networks"):
         assert max(map(len, run_command(capsys, "list", kind).splitlines())) <= 80, kind
     assert re.search(
-        r"^rpi4xN +13\.6 GFLOP/s, 6\.4 W, 4\.29 GB; gateway", command("list", "platforms").stdout, re.MULTILINE
+        r"^rpi4-gateway-xN +13\.6 GFLOP/s, 6\.4 W, 4\.29 GB; gateway", command("list", "platforms").stdout, re.MULTILINE
     )
     options = command("list", "strategies", "cpsat").stdout
     assert "tries          200" in options and "plans to try around the best one" in options

@@ -79,7 +79,7 @@ def test_coalesced_messages_cost_a_share() -> None:
     costs = RuntimeCosts(send=2e-3, receive=3e-3, coalesced_share=0.1)
     assert (costs.send_seconds(0, True), costs.receive_seconds(0, True)) == pytest.approx((2e-4, 3e-4))
     assert costs.scaled_by(2.0).coalesced_share == costs.coalesced_share
-    problem = load_problem(networks.build("vit_tiny", width=0.05, size=32), Platform.load("rpi4x2"))
+    problem = load_problem(networks.build("vit_tiny", width=0.05, size=32), Platform.load("rpi4-gateway-x2"))
     rows = [
         tuple(Part(d, with_interval(full_region(shape), 1, cut)) for d, cut in (("pi01", (0, 3)), ("pi02", (3, 5))))
         if (shape := output_shape(problem.layers, layer))[1:2] == (5,) and count_macs(problem.layers, layer)
@@ -97,7 +97,7 @@ def test_coalesced_messages_cost_a_share() -> None:
 def test_counts_input_and_output_time_separately() -> None:
     """Inputs of 4 KiB go to a source on another host, and outputs of 40 bytes come from the first device."""
     costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, per_io_byte=1e-6, header_share=0.5)
-    platform = Platform.load("rpi4x2")
+    platform = Platform.load("rpi4-gateway-x2")
     problem = replace(load_problem(networks.build("lenet"), platform), source=("pi02",), sink=("pi01",))
     costly = replace(problem, runtime_costs={device.name: costs for device in platform.devices})
     work = costly.workload(costly.single_device_plan("pi02"))[1]
@@ -114,7 +114,7 @@ def test_counts_input_and_output_time_separately() -> None:
 @pytest.mark.parametrize("label", ["height", "channel"])
 def test_counts_slices_and_joins(label: AxisLabel) -> None:
     """LeNet's convolutions and pools are on two devices, the rest is on one: each has a node in a segment."""
-    problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
+    problem = load_problem(networks.build("lenet"), Platform.load("rpi4-gateway-x2"))
     layers = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
     for layer in problem.layers.layers[:4]:
         layers[layer.name] = tile_layer(problem.layers, layer, label, [1.0, 1.0], ["pi01", "pi02"])
@@ -144,7 +144,9 @@ def test_counts_slices_and_joins(label: AxisLabel) -> None:
 def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     """Both devices compute the first layer, one the next layers, and the other delivers the last."""
     costs = RuntimeCosts(per_copy=1e-2, per_copied_byte=1e-6)
-    wide = replace(load_problem(networks.build("lenet"), Platform.load("rpi4x2")), source=("pi01",), sink=("pi02",))
+    wide = replace(
+        load_problem(networks.build("lenet"), Platform.load("rpi4-gateway-x2")), source=("pi01",), sink=("pi02",)
+    )
     wide = replace(wide, runtime_costs={device.name: costs for device in wide.platform.devices})
     narrow = replace(wide, layers=with_wire_dtypes(wide.layers, (("*", kind),)))
     names = [layer.name for layer in wide.layers.layers]
@@ -183,7 +185,7 @@ class Marked(AnalyticModel):
 
 
 def test_only_uncut_local_inputs_are_fused() -> None:
-    problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
+    problem = load_problem(networks.build("lenet"), Platform.load("rpi4-gateway-x2"))
     halves = {
         layer.name: tile_layer(problem.layers, layer, "height", [1.0, 1.0], ["pi01", "pi02"])
         for layer in problem.layers.layers[:4]

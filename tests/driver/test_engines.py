@@ -120,7 +120,7 @@ def test_auto_follows_the_stated_rates(network: str, rates: tuple[EngineRate, ..
     assert problem(network, rpi4(*rates), "auto").platform.engines == chosen
 
 
-@pytest.mark.parametrize("board", ["rpi3x1", "rpi4x1", "rpi4-switch-x1", "rpi5x1"])
+@pytest.mark.parametrize("board", ["rpi3-gateway-x1", "rpi4-gateway-x1", "rpi4x1", "rpi5x1"])
 def test_raspberry_pis_have_rates_with_ncnn(board: str) -> None:
     for network, engines in (("resnet8", {"pi01": "ncnn"}), ("vit_tiny", {})):
         assert problem(network, board, "auto").platform.engines == engines

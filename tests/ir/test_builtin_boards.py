@@ -12,11 +12,11 @@ from dicompiler.ir.platform import Platform, builtin_families, platform_file, pl
 @pytest.mark.parametrize(
     "name",
     [
-        "rpi3x1",
-        "rpi4x4",
+        "rpi3-gateway-x1",
+        "rpi4-gateway-x4",
         "jetson-nx12",
+        "rpi4x4",
         "rpi4x150",
-        "rpi4-switch-x4",
         "rpi5x4",
         "orangepi5x2",
         "n100x3",
@@ -30,7 +30,7 @@ def test_built_in_platforms_round_trip(name: str) -> None:
 
 
 def test_built_in_platforms_have_the_numbers_of_the_papers() -> None:
-    pi = Platform.load("rpi4x4")
+    pi = Platform.load("rpi4-gateway-x4")
     assert [host.name for host in pi.hosts] == ["pi01", "pi02", "pi03", "pi04"]
     assert {device.rate for device in pi.devices} == {13.6e9}
     assert (pi.hosts[0].memory, pi.network) == (4 * 2**30, Network("gateway", 1e8))
@@ -38,9 +38,17 @@ def test_built_in_platforms_have_the_numbers_of_the_papers() -> None:
     assert [device.name for device in nx.devices] == ["nx01_cpu", "nx01_gpu", "nx02_cpu", "nx02_gpu"]
     assert [device.gpu for device in nx.devices] == [False, True, False, True]
     assert nx.network == Network("switch", 1e9)
-    assert Platform.load("rpi3x1").hosts == (Host("pi01", 2**30),)
-    for family, paper in zip(builtin_families()[:3], ("CoopAI", "CoopAI", "AutoDiCE"), strict=True):
-        assert paper in family.description
+    assert Platform.load("rpi3-gateway-x1").hosts == (Host("pi01", 2**30),)
+    papers = {"rpi3-gateway-xN": "CoopAI", "rpi4-gateway-xN": "CoopAI", "jetson-nxN": "AutoDiCE"}
+    descriptions = {family.name: family.description for family in builtin_families()}
+    for family, paper in papers.items():
+        assert paper in descriptions[family]
+
+
+def test_both_platforms_of_raspberry_pi_4_have_the_same_boards() -> None:
+    switch, gateway = Platform.load("rpi4x4"), Platform.load("rpi4-gateway-x4")
+    assert (switch.hosts, switch.devices) == (gateway.hosts, gateway.devices)
+    assert switch.network == Network("switch", 941e6, 0.1e-3)
 
 
 def test_options_replace_the_network_and_memory() -> None:
@@ -84,7 +92,7 @@ def test_new_boards_name_their_sources() -> None:
         ("rpi4x0", "rpi4x4"),
         ("rpi44", "rpi4x4"),
         ("jetson-nxx4", "jetson-nx4"),
-        ("quantum", "rpi3xN, rpi4xN, jetson-nxN"),
+        ("quantum", "rpi5xN, rpi4xN, orangepi5xN"),
     ],
 )
 def test_suggests_the_nearest_platform_name(name: str, hint: str) -> None:

@@ -147,7 +147,7 @@ def test_partial_sums_are_sent_and_added_up() -> None:
 
 def test_vgg16_on_one_rpi4_takes_the_published_time() -> None:
     """CoopAI and the barrier model agree for one device: 2.3235 s with image and result sent."""
-    boards = Platform.load("rpi4x1")
+    boards = Platform.load("rpi4-gateway-x1")
     cam = (Host("cam", 2**30), *boards.hosts), (Device("cam", "cam", 0.0), *boards.devices)
     problem = Problem(vgg16(), Platform("with cam", *cam, boards.network), FREE)
     plan = problem.build_plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})

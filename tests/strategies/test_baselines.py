@@ -155,7 +155,7 @@ def test_modnn_on_vgg16_is_close_to_an_independent_recomputation() -> None:
     Here a pool is a layer of its own, whose 7 rows belong to other devices than the 14 rows of the convolution: 0.920
     s.
     """
-    problem = Problem(vgg16(), with_camera(Platform.load("rpi4x4")), FREE)
+    problem = Problem(vgg16(), with_camera(Platform.load("rpi4-gateway-x4")), FREE)
     assert problem.estimate(Modnn().plan(problem)).latency_s == pytest.approx(0.907, rel=0.02)
     assert problem.estimate(Single().plan(problem)).latency_s == pytest.approx(2.324, abs=1e-3)
 
@@ -163,7 +163,7 @@ def test_modnn_on_vgg16_is_close_to_an_independent_recomputation() -> None:
 @pytest.mark.parametrize("network", ["resnet50", "quirks", "lenet"])
 @pytest.mark.parametrize("strategy", [Single(), Pipeline(), Modnn()])
 def test_plans_of_real_networks_can_be_routed(network: str, strategy: Single | Pipeline | Modnn) -> None:
-    problem = Problem(formed(build(network)), with_camera(Platform.load("rpi4x4")))
+    problem = Problem(formed(build(network)), with_camera(Platform.load("rpi4-gateway-x4")))
     metrics = problem.estimate(strategy.plan(problem))
     alone = problem.estimate(Single().plan(problem))
     assert metrics.total_bytes >= alone.total_bytes

@@ -105,7 +105,7 @@ def test_plan_is_never_worse_than_one_device_and_predicted_exactly(
 )
 def test_time_between_frames_on_four_boards_behind_a_gateway(network: str, most_ms: float) -> None:
     """A genetic search of ten seconds finds 15.6 and 17.6 ms, and whole frames in turn have 69.0 ms."""
-    problem = load(network, "rpi4x4")
+    problem = load(network, "rpi4-gateway-x4")
     assert 1000 * problem.evaluate(Pipeline().plan(problem)).period_s <= most_ms
 
 
@@ -149,7 +149,7 @@ def test_devices_of_a_stage_take_frames_in_turn_by_rate() -> None:
 
 
 def test_stages_with_and_without_turns_can_follow_each_other() -> None:
-    problem = load("mobilenet_v2", "rpi4x4")
+    problem = load("mobilenet_v2", "rpi4-gateway-x4")
     solution = solve(problem, takes_turns=True)
     assert [len(stage.turns) for stage in solution.stages] == [1, 3]
     plan = build_stage_plan(problem, solution.stages)

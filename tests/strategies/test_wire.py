@@ -21,7 +21,7 @@ HALVED = WireFormat((("*", "float16"),))
     [("auto", "latency"), ("cpsat", "latency"), ("dp", "latency"), ("gradient", "latency"), ("genetic", "throughput")],
 )
 def test_narrower_wire_type_changes_the_choice(name: str, objective: str) -> None:
-    boards = Platform.load("rpi4x3")
+    boards = Platform.load("rpi4-gateway-x3")
     boards = replace(boards, network=replace(boards.network, bandwidth=150e6))
     model, strategy = networks.build("resnet8", 1), registry().make("strategies", SPECS[name])
     wide, narrow = (load_problem(model, boards, objective=objective, wire_dtype=wire) for wire in (None, HALVED))
@@ -37,7 +37,7 @@ def test_narrower_wire_type_changes_the_choice(name: str, objective: str) -> Non
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_estimate_and_simulation_predict_half_the_bytes(spec: str) -> None:
     model = networks.build("lenet", 1)
-    problem = load_problem(model, "rpi4x3")
+    problem = load_problem(model, "rpi4-gateway-x3")
     plan = registry().make("strategies", spec).plan(problem)
     narrow = replace(plan, wire_format=HALVED)
     for predict in (problem.estimate, problem.evaluate):
