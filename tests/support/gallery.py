@@ -43,7 +43,9 @@ class Case:
 
 CASES = {
     "pays": Case("resnet18", "rpi4x4", ("compile", "--strategy", "cpsat{tries=0}"), 12, "single,pipeline,modnn,dp"),
-    "does-not-pay": Case("mobilenet_v2", "rpi4x4", ("compile", "--strategy", "modnn"), compared="single,modnn,dp"),
+    "does-not-pay": Case(
+        "mobilenet_v2", "rpi4-gateway-x4", ("compile", "--strategy", "modnn"), compared="single,modnn,dp"
+    ),
     "stream": Case("resnet18", "rpi4x4", ("compile", "--strategy", "replicate", "--objective", "throughput")),
     "front": Case("resnet18", "rpi4x4", ("explore", "--generations", "30", "--population", "40")),
 }
