@@ -53,6 +53,9 @@ class InterruptHandler:
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
         if not self._is_in_command:
+            if self._retries:  # The delayed interrupt comes too late: the command has already ended with one line.
+                self._retries = 0
+                return
             try:
                 os.write(2, f"dicompiler: {INTERRUPTED_MESSAGE}\n".encode())
             finally:

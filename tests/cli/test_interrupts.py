@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import shutil
 import signal
@@ -88,6 +89,23 @@ def test_interrupt_at_any_moment_is_one_line(count: int, arguments: list[str], a
         if (artifact / "other").exists():  # The last moments are after the output has appeared as a whole.
             assert {path.name for path in (artifact / "other").iterdir()} == names
             shutil.rmtree(artifact / "other")
+
+
+def test_a_delayed_interrupt_after_the_end_of_the_command_adds_no_second_line() -> None:
+    """An import delays the interrupt, and the command ends before the delay does."""
+    code = (
+        "import os, signal, sys, time; from dicompiler.cli.interrupts import interrupt_handler as handler;"
+        "handler.install(); handler.begin_command(); os.kill(os.getpid(), signal.SIGINT)"
+    )
+    importing = compile(code, "<frozen importlib._bootstrap>", "exec")
+    script = (
+        f"import marshal; exec(marshal.loads({marshal.dumps(importing)!r}))\n"
+        "try:\n    handler.end_command(is_finished=True)\n"
+        "except KeyboardInterrupt:\n    time.sleep(0.5); print('one line', file=sys.stderr); sys.exit(130)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (130, "one line\n")
 
 
 def marked_commands(mark: str) -> Iterator[str]:
