@@ -81,6 +81,7 @@ class RoleSteps:
         self.buffers = BufferPool(manifest, sessions, self.segment_ios)
         used_as_values = {name for io in self.segment_ios for name in io.inner["inputs"]}
         used_as_values |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
+        # These tensors stay bytes: they are only copied into an assembled input, and nothing else reads their values.
         self.raw_inputs = {name for io in self.segment_ios for name in io.copied_inputs} - used_as_values
         self.steps = self._make_steps()
 
