@@ -84,8 +84,12 @@ class Heads(Strategy):
     def _plan(self, problem: Problem, budget: WorkBudget, waves: bool) -> Plan:
         if not has_attention(problem):
             raise DicompilerError(f"heads: {_explain_no_attention(problem)}: use another strategy")
-        search = CandidateSearch(problem, self.name, budget)
         devices = len(problem.platform.computing_devices)
+        if devices < 2:
+            raise DicompilerError(
+                "heads: only one device of the platform computes: use strategy single, or more devices"
+            )
+        search = CandidateSearch(problem, self.name, budget)
         has_equal_rates = len({device.rate for device in problem.platform.computing_devices}) == 1
         for count in self.device_counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
             for shares in ("equal",) if has_equal_rates else ("equal", "rate"):

@@ -147,6 +147,12 @@ def test_caches_of_fused_attention_stay_with_their_heads(packed: bool) -> None:
     assert [len(plan.layers[name]) for name, op in anchors.items() if op == "GroupQueryAttention"] == [2, 2]
 
 
+def test_rejects_a_single_device() -> None:
+    problem = load_problem(networks.build("llama_small", size=4, layers=1, hidden=64, vocabulary=50), "rpi4x1")
+    with pytest.raises(DicompilerError, match="heads: only one device of the platform computes: use strategy single"):
+        Heads().plan(problem)
+
+
 def test_rejects_network_without_attention() -> None:
     with pytest.raises(DicompilerError, match="heads: the network has no attention"):
         Heads().plan(load_problem(networks.build("lenet"), make_cluster("switch", 1, 1)))
