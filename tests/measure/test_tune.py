@@ -60,7 +60,7 @@ def tuned(lenet: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tunin
 
 def test_keeps_the_fastest_measured_plan(tuned: tuple[Tuning, Path]) -> None:
     tuning, place = tuned
-    assert len(tuning.trials) >= 3 and tuning.best is not None
+    assert len(tuning.trials) >= 2 and tuning.best is not None
     ran = [trial for trial in tuning.trials if trial.state == "measured"] or list(tuning.trials)
     assert tuning.trials[tuning.best].measured_s == min(trial.measured_s for trial in ran)
     assert load_plan(place / "plan.json") == load_plan(place / tuning.trials[tuning.best].directory / "plan.json")
