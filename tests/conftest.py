@@ -1,4 +1,7 @@
-"""Hooks for every test: a time limit, and exclusive use of the machine for tests that are marked `alone`."""
+"""Hooks for every test: a time limit, and exclusive use of the machine for tests that are marked `alone`.
+
+Slow tests run first, so that no worker is left with a long one at the end.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ os.environ |= CACHED
 # nohup and background jobs of a shell ignore SIGINT. Processes that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,6 +23,7 @@ def sample() -> list[Case]:
     return list(chosen())
 
 
+@pytest.mark.slow
 def test_backend_models_compile_and_verify(sample: list[Case]) -> None:
     found = [outcome(case, randoms=1) for case in sample]
     assert [(item.case.name, item.why) for item in found if item.result in ("wrong", "crash", "refused")] == []

@@ -94,6 +94,7 @@ def test_tutorial_runs_the_deploy_command_of_the_readme_on_boards() -> None:
     assert {command.line for command in COMMANDS if command.line.split()[1] == "deploy"} <= tutorial_lines
 
 
+@pytest.mark.slow
 def test_commands_of_the_readme_and_the_guides_print_the_shown_output(walked: Path) -> None:
     assert (walked / "by-hand" / "artifact.json").is_file()
     assert (walked / "report.html").is_file()
@@ -205,6 +206,7 @@ def test_stream_of_the_stream_page_runs(walked: Path) -> None:
     assert len(console.run_python(stream, walked).splitlines()) == 20
 
 
+@pytest.mark.slow
 def test_stream_page_states_the_predicted_ages(tmp_path: Path) -> None:
     onnx.save(networks.build("resnet18"), tmp_path / "resnet18.onnx")
     network = "resnet18.onnx --platform rpi4x4"

@@ -65,6 +65,7 @@ def test_loads_other_files_of_device(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert made.artifacts and tried == [("one", False), ("one", True), ("two", False)]
 
 
+@pytest.mark.slow
 def test_profile_measures_whole_network(tmp_path: Path) -> None:
     profiling.write_package(prepare(Model.load(onnx.parser.parse_model(TEXT))), tmp_path, (1,))
     profiling.run_package(tmp_path, tmp_path / "profile.json", None, 1)

@@ -43,6 +43,7 @@ def test_rejects_invalid_models_and_names_node(tmp_path: Path) -> None:
         assert found[name].code == 0 or not file.with_suffix("").exists()
 
 
+@pytest.mark.slow
 def test_mutated_models_do_not_break_compiler(tmp_path: Path) -> None:
     models = [static(m) for m in (build("quirks"), small(), body_model(), rich_model(), build("tiny"))]
     rng, files = random.Random(20), []
@@ -54,6 +55,7 @@ def test_mutated_models_do_not_break_compiler(tmp_path: Path) -> None:
     assert 20 < sum(outcome.code == 0 for outcome in found) < MUTATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2^40 calls", "a stride of 0", "a name with line ends", "sums over a vector of 2^40"])
 def test_command_reports_same_error(tmp_path: Path, name: str) -> None:
     file = write_all(tmp_path)[name]

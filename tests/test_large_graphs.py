@@ -33,6 +33,7 @@ def steps(work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
 def test_steps_grow_linearly_with_nodes(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
     models = {count: make(count) for count in (30, 90, 180, 360)}

@@ -97,6 +97,7 @@ def whole(compiled: PipelineState) -> set[str]:
 class TestExporters:
     """Models as written by both of PyTorch's exporters."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("file", FILES)
     def test_pytorch_models_compute_same_in_parts(self, file: str) -> None:
         model = Model.load(FIXTURES / file)

@@ -29,6 +29,8 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
 }
 
 
+#: Networks that are tried without `tests/run --all`.
+QUICK = ("tiny", "quirks", "resnet18")
 MATRIX = [(name, kind, cut) for name, (_, _, counts) in NETWORKS.items() for kind, cut in zip(ALL, counts, strict=True)]
 
 
@@ -42,7 +44,14 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "dicompiler")  # Unread parts give warnings.
 
 
-@pytest.mark.parametrize(("name", "kind", "cut"), [entry for entry in MATRIX if entry[2]])
+@pytest.mark.parametrize(
+    ("name", "kind", "cut"),
+    [
+        pytest.param(name, kind, cut, marks=() if name in QUICK else pytest.mark.slow)
+        for name, kind, cut in MATRIX
+        if cut
+    ],
+)
 def test_split_computes_same_and_sends_predicted_bytes(name: str, kind: str, cut: int) -> None:
     tried = list(splits(case(name).layers, [kind], NETWORKS[name][1]))
     assert len(tried[0].cut) == cut

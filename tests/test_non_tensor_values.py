@@ -39,6 +39,7 @@ def test_non_tensor_values_are_given_delivered_and_verified(name: str, tmp_path:
     assert verified.passed, verified.checks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_inner_devices_get_and_give_strings_directly(name: str, tmp_path: Path) -> None:
     path = _file(ALL[name](), tmp_path)

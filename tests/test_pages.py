@@ -59,6 +59,7 @@ def test_network_of_the_tutorial_is_the_one_that_its_export_writes() -> None:
     assert onnx.load(console.EXPORTED).producer_version == digest, "run tests/fixtures/torch/make.py"
 
 
+@pytest.mark.slow
 def test_commands_of_the_tutorial_print_the_shown_output(boards: Cluster, tmp_path: Path) -> None:
     platform, hosts = blocks(TUTORIAL, "toml")
     for device in platform_from_toml(platform).devices:
@@ -210,6 +211,7 @@ def test_public_modules_are_listed_with_their_summaries() -> None:
         assert command_reference.update_modules(text) == text, "run `python tests/support/command_reference.py`"
 
 
+@pytest.mark.slow
 def test_site_fits_a_phone_and_paper_and_loads_nothing_from_elsewhere(site: Path) -> None:
     narrow_pages = (
         *("index", "project/comparison", "use/gallery", "gallery/pays"),

@@ -54,6 +54,7 @@ def test_pages_show_the_files_of_the_example() -> None:
     assert shown == {f"acme_dicompiler/{path.name}" for path in package.glob("*.py")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_tests_of_a_page_run(page: str, tmp_path: Path) -> None:
     found = page_tests(page)

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.generators import DEVICES, integers, random_model, random_plan
 from support.layer_graphs import rules
 
@@ -44,7 +45,7 @@ def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
     return placed, model, rng
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=examples(1000), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_random_networks_and_plans_are_bit_equal(seed: int) -> None:
     placed, model, rng = compiled(seed)
@@ -64,7 +65,7 @@ def test_random_networks_and_plans_are_bit_equal(seed: int) -> None:
     assert sum(execution.sent) == sum(t.value.nbytes for t in program.transfers) == placed.routing.total_bytes
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_placed_model_is_legal_and_computes_same(seed: int) -> None:
     placed, model, rng = compiled(seed)
@@ -73,7 +74,7 @@ def test_placed_model_is_legal_and_computes_same(seed: int) -> None:
     assert all(np.array_equal(reference[name], got[name]) for name in reference)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_no_element_arrives_twice_or_is_forwarded(seed: int) -> None:
     placed, _, _ = compiled(seed)
@@ -90,7 +91,7 @@ def test_no_element_arrives_twice_or_is_forwarded(seed: int) -> None:
         seen |= moved
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_segments_depend_only_on_earlier_ones(seed: int) -> None:
     placed, _, _ = compiled(seed)
@@ -110,7 +111,7 @@ def test_segments_depend_only_on_earlier_ones(seed: int) -> None:
                 there[transfer.receiver].add(transfer.value.name)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_float16_halves_sent_bytes(seed: int) -> None:
     placed, model, rng = compiled(seed)

@@ -93,6 +93,7 @@ def test_bytes_of_each_link_match_the_prediction(artifact: Path, ran: tuple[str,
     assert (a, b, got) == (one.sender, one.receiver, due + 1)
 
 
+@pytest.mark.slow
 def test_command_prints_discrepancies(artifact: Path, tmp_path: Path) -> None:
     boards = Platform.load("rpi4x3")
     slow_boards = replace(boards, devices=tuple(replace(device, rate=1e6) for device in boards.devices))

@@ -54,6 +54,7 @@ class TestOutputs:
         dicompiler(place, "plan", "net.onnx", *SPLIT, "-o", "plan.json")
         assert [(place / name).stat().st_mtime_ns for name in ("o.onnx", "p.json", "plan.json")] == before
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])
     def test_two_clean_builds_give_the_same_bytes(self, place: Path, target: str) -> None:
         found = []
@@ -112,6 +113,7 @@ build used: use net/artifact.json
 class TestNinja:
     """What uses an artifact is built again when that is another one."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("deps", ["", "deps = gcc"])
     def test_with_restat_nothing_follows_from_an_artifact_that_came_out_the_same(self, place: Path, deps: str) -> None:
         program = f"{sys.executable} -m dicompiler.cli"

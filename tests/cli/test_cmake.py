@@ -114,6 +114,7 @@ def test_missing_program_suggests_a_remedy(tmp_path: Path) -> None:
     assert "there is no program 'dicompiler': activate its Python environment" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_it_compiles_again_just_when_something_has_changed(generator: str, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text((EXAMPLE / "cluster.toml").read_text())
@@ -147,6 +148,7 @@ def test_it_compiles_again_just_when_something_has_changed(generator: str, tmp_p
     idle(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
@@ -213,6 +215,7 @@ def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str,
     assert f"dicompiler_compile: {words}" in said
 
 
+@pytest.mark.slow
 def test_example_builds_a_program_that_computes_the_same_as_the_model(tmp_path: Path) -> None:
     source = tmp_path / "example"
     shutil.copytree(EXAMPLE, source)
@@ -234,6 +237,7 @@ def test_example_builds_a_program_that_computes_the_same_as_the_model(tmp_path: 
     assert expected(made) != pytest.approx(before, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_example_builds_for_a_board_and_emulated_ranks_compute_the_same(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ def complete(line: str) -> list[str]:
     return [text.partition(",")[2] for text in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

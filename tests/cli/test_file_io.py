@@ -15,6 +15,7 @@ from dicompiler.cli.file_io import read_npz, write_npz
 from dicompiler.ir.onnx.model import Model
 
 
+@pytest.mark.slow
 def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
     net, plan, log = tmp_path / "net.onnx", tmp_path / "plan.json", tmp_path / "run.json"
     Model.load(networks.build("lenet", 0)).save(net)

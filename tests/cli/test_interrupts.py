@@ -116,6 +116,7 @@ def marked_commands(mark: str) -> Iterator[str]:
                 yield (entry / "cmdline").read_text().replace("\0", " ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "sign"), [("profile_run.py", signal.SIGKILL), ("-m runtime", signal.SIGINT)], ids=["script", "player"]
 )

@@ -40,6 +40,7 @@ def printed(line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     return document
 
 
+@pytest.mark.slow
 def test_every_command_has_json_and_a_shape(place: Path) -> None:
     for name in COMMANDS:
         options = [word for param in import_module(f"dicompiler.cli.{name}").command.params for word in param.opts]

@@ -56,6 +56,7 @@ def test_text_states_the_sum_and_its_parts() -> None:
     assert FramePrediction(0.045, 0.0052).total_s == pytest.approx(0.0502)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -95,6 +96,7 @@ def test_report_states_the_prediction_of_the_run_that_it_shows(place: Path, fram
     assert log["predicted"]["input_output_s"] == pytest.approx(frame.input_output_s)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_emulation_states_both_predictions(place: Path, frame: FramePrediction) -> None:
     done = command("emulate", "net", "--frames", "2", "--log", "emulated.json", cwd=place)

@@ -39,6 +39,7 @@ def on_terminal(line: str, place: Path) -> tuple[str, str]:
     return output.decode(), said.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "word"),
     [
@@ -56,6 +57,7 @@ def test_progress_is_shown_on_a_terminal_and_removed(line: str, word: str, place
     assert said.endswith("\x1b[2K") and "\x1b[?25h" in said  # the line is wiped out, and the cursor is back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LINES if name not in ("demo", "keys", "opt")])
 def test_pipes_get_no_progress(name: str, place: Path) -> None:
     done = subprocess.run(

@@ -57,6 +57,7 @@ class TestWholeWay:
         assert command(*base, "-o", tmp_path / "build").returncode == 0
         assert load_plan(tmp_path / "build" / "plan.json") == load_plan(plan)
 
+    @pytest.mark.slow
     def test_wrong_inputs_are_one_line(self, open_model: Path, tmp_path: Path) -> None:
         directory = tmp_path / "build"
         command("compile", open_model, *SHAPE, "--platform", "rpi4x2", "--strategy", "single", "-o", directory)

@@ -43,6 +43,7 @@ def check_width(printed: str) -> None:
         assert cell_len(line) <= COLUMNS or len(line.split()) == 1, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [*LINES, *MORE_LINES])
 def test_output_of_a_command_fits_80_columns(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JPY_PARENT_PID", "1")  # no progress

@@ -85,6 +85,7 @@ class TestNames:
 class TestPrerequisites:
     """A depfile lists all files that a command reads, as they were given, in a fixed order."""
 
+    @pytest.mark.slow
     def test_compile_lists_model_data_platform_plan_and_profile(self, place: Path) -> None:
         sub = place / "in put"
         sub.mkdir()

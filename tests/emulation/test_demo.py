@@ -86,6 +86,7 @@ def test_shares_of_devices_make_up_the_network(split: DemoSplit) -> None:
     assert "of the time" in split.bottleneck
 
 
+@pytest.mark.slow
 def test_emulated_times_are_at_least_those_of_the_boards(split: DemoSplit, directory: Path) -> None:
     emulated = emulate_frames(split, directory)
     assert isinstance(emulated, EmulatedTimes)
@@ -143,6 +144,7 @@ def test_prints_each_table_before_the_next_step(
     assert "Not measured on emulated boards: no root." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
     done = command("--network", "lenet", "--platform", "rpi4x1", "--strategy", "single", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -158,6 +160,7 @@ def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_shows_and_erases_progress_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     with ThreadPoolExecutor(1) as pool:
@@ -174,6 +177,7 @@ def test_shows_and_erases_progress_on_a_terminal() -> None:
     assert "measuring: " not in done.stdout
 
 
+@pytest.mark.slow
 def test_json_is_complete_and_output_keeps_the_artifact(tmp_path: Path) -> None:
     network = ("--network", "lenet", "--platform", "rpi4x2", "--strategy", "modnn")
     done = command(*network, "--json", "-o", "kept", cwd=tmp_path)

@@ -81,6 +81,7 @@ def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
         assert len(report.segments_s) > len(found.segments_s[report.device])
 
 
+@pytest.mark.slow
 def test_emulates_other_platforms_speeds_and_streams(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow())
     measured = emulate(directory, slow(), slower=300, frames=3)
@@ -99,6 +100,7 @@ def test_slower_scales_times_by_the_rates_of_boards() -> None:
     assert board_segment_seconds(host_s, slow(), 300) == {"pi01": (300.0, 150.0), "pi03": (pytest.approx(900),)}
 
 
+@pytest.mark.slow
 def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
     start = time.monotonic()
@@ -139,6 +141,7 @@ def test_rejects_boards_that_this_host_cannot_emulate(tmp_path: Path) -> None:
         emulate(compiled(tmp_path / "artifact", "modnn", slow()), slow(2))
 
 
+@pytest.mark.slow
 def test_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
     directory, log = compiled(tmp_path / "artifact", "modnn", slow()), tmp_path / "run.json"
     done = command("emulate", directory, "--frames", 3, "--log", log)

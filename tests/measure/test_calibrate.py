@@ -73,6 +73,7 @@ def test_finds_rates_and_latency(lenet: Ran) -> None:
     assert frame.before_s < 0.95 * frame.measured_s
 
 
+@pytest.mark.slow
 def test_finds_slower_network_and_predicts_another_plan(tmp_path: Path) -> None:
     guess, truth = boards((2e9,) * 3, 1e8, 0.0005), boards((1e9, 1.5e9, 1e9), 4e7, 0.0005)
     calibration = found(ran(tmp_path, "squeezenet", guess, truth))
@@ -185,6 +186,7 @@ def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes],
             calibrate([path])
 
 
+@pytest.mark.slow
 def test_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
     place = lenet.log.parent
     log, output = place / "slower.json", tmp_path / "p.toml"

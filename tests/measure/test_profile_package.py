@@ -215,6 +215,7 @@ class TestMeasuring:
         own_s = 0.9 * layer_s - load_profile(tmp_path / "profile.json").call_s
         assert made.single_device_metrics.latency_s == pytest.approx(own_s + call)
 
+    @pytest.mark.slow
     def test_keeps_existing_links(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
         known = {"hosts": ["a", "b"], "bandwidth": 1e6, "latency": 0.5}
@@ -355,6 +356,7 @@ class TestCommand:
         Model.load(networks.build("lenet")).save(tmp_path / "lenet.onnx")
         return tmp_path / "lenet.onnx"
 
+    @pytest.mark.slow
     def test_writes_profile(self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         output = tmp_path / "p.json"
         options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*"]
@@ -409,6 +411,7 @@ class TestCommand:
         assert [path.name for path in file.parent.iterdir()] == ["lenet.onnx"]
 
 
+@pytest.mark.slow
 def test_measures_layers_of_other_kinds(tmp_path: Path) -> None:
     """Indices are in range, and an input of two nodes is created once."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x, int64[3] i) => (float[1, 3, 8, 8] y)
@@ -422,6 +425,7 @@ def test_measures_layers_of_other_kinds(tmp_path: Path) -> None:
 class TestEngines:
     """Engines other than onnxruntime, which are measured if the device has them."""
 
+    @pytest.mark.slow
     def test_script_measures_the_engines_that_the_device_has(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1, 2), engines=[NcnnEngine(), MissingEngine()])
         assert not any(path.stat().st_size > 4096 for path in (package / "pieces").iterdir())
@@ -447,6 +451,7 @@ class TestEngines:
         kinds = {layer["kind"]: layer["measurements"][0]["engines"].keys() for layer in tasks["layers"]}
         assert kinds == {"Erf": set(), "MaxPool": {"ncnn"}}
 
+    @pytest.mark.slow
     def test_platform_of_measured_boards_has_the_rate_of_each_engine(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,), engines=[NcnnEngine()])
         assert script(package, "--repeat", 1, "--threads", 1).returncode == 0

@@ -39,6 +39,7 @@ def python(place: Path, line: str) -> str:
     return str(place)
 
 
+@pytest.mark.slow
 def test_measures_boards_and_names_those_that_cannot_be_measured(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_measures_boards_and_names_those_that_cannot_be_measured(
     assert main([*compiled, "--platform", str(output), "--cost", cost]) == 0
 
 
+@pytest.mark.slow
 def test_omits_throttled_board_unless_forced(
     boards: Cluster, net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

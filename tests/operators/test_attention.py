@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.operator_cases import RuleCase, broadcastable, check_cut, integers
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_attention(data: st.DataObject) -> None:
     """Heads as an axis or within the last axis, fewer key heads than query heads, masks, causal or not."""
@@ -35,7 +36,7 @@ def test_computes_regions_of_attention(data: st.DataObject) -> None:
 MS = "com.microsoft"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_multi_head_attention(data: st.DataObject) -> None:
     draw = data.draw
@@ -76,7 +77,7 @@ def test_computes_regions_of_grouped_query_attention(data: st.DataObject) -> Non
     check_cut(case, draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_rotary_embedding(data: st.DataObject) -> None:
     draw = data.draw

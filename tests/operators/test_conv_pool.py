@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.layer_graphs import rules
 from support.operator_cases import OPSETS, RuleCase, check_cut, integers, run, run_split
 from support.operator_draws import pools, sliding
@@ -36,13 +37,13 @@ def convolutions(draw: st.DrawFn) -> RuleCase:
     return RuleCase("Conv", values, attributes, draw(st.sampled_from(OPSETS)), computed)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_convolutions(data: st.DataObject) -> None:
     check_cut(data.draw(convolutions()), data.draw)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
 def test_computes_regions_of_pools(op: str, data: st.DataObject) -> None:
@@ -108,7 +109,7 @@ def transposed(draw: st.DrawFn) -> RuleCase:
     return RuleCase("ConvTranspose", tuple(values), attributes, draw(st.sampled_from((9, 11, 13, 22))))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_transposed_convolutions(data: st.DataObject) -> None:
     check_cut(data.draw(transposed()), data.draw)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.operator_cases import OPSETS, Draw, RuleCase, broadcastable, check_cut, drawn_computed, integers
 from support.operator_draws import shapes
 
@@ -24,7 +25,7 @@ def reshaped(draw: Draw, shape: Sequence[int]) -> list[int]:
     return found or [1]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_reshape(data: st.DataObject) -> None:
     draw = data.draw
@@ -37,7 +38,7 @@ def test_computes_regions_of_reshape(data: st.DataObject) -> None:
     check_cut(RuleCase("Reshape", (integers(draw, *shape), np.array(target, np.int64)), attributes, opset), draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_flatten(data: st.DataObject) -> None:
     draw = data.draw
@@ -49,7 +50,7 @@ def test_computes_regions_of_flatten(data: st.DataObject) -> None:
     check_cut(RuleCase("Flatten", (integers(draw, *shape),), attributes, opset), draw)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Squeeze", "Unsqueeze")))
 def test_computes_regions_of_squeeze(op: str, data: st.DataObject) -> None:
     """The axes are an attribute before opset 13, and an input since."""
@@ -70,7 +71,7 @@ def test_computes_regions_of_squeeze(op: str, data: st.DataObject) -> None:
     check_cut(case, draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_transpose(data: st.DataObject) -> None:
     draw = data.draw
@@ -79,7 +80,7 @@ def test_computes_regions_of_transpose(data: st.DataObject) -> None:
     check_cut(RuleCase("Transpose", (integers(draw, *shape),), attributes, draw(st.sampled_from(OPSETS))), draw)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_concat(data: st.DataObject) -> None:
     draw = data.draw
@@ -92,7 +93,7 @@ def test_computes_regions_of_concat(data: st.DataObject) -> None:
     check_cut(RuleCase("Concat", values, attributes, opset if opset >= 11 else 11, drawn_computed(draw, count)), draw)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_expand(data: st.DataObject) -> None:
     draw = data.draw
@@ -104,7 +105,7 @@ def test_computes_regions_of_expand(data: st.DataObject) -> None:
     check_cut(RuleCase("Expand", (x, np.array(wanted, np.int64)), {}, draw(st.sampled_from((9, 13)))), draw)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_tile(data: st.DataObject) -> None:
     draw = data.draw
@@ -113,7 +114,7 @@ def test_computes_regions_of_tile(data: st.DataObject) -> None:
     check_cut(RuleCase("Tile", (integers(draw, *shape), repeats), {}, draw(st.sampled_from((9, 13)))), draw)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Gather", "GatherElements")))
 def test_computes_regions_of_gather(op: str, data: st.DataObject) -> None:
     """Constant indices (few and many) and computed ones."""
@@ -133,7 +134,7 @@ def test_computes_regions_of_gather(op: str, data: st.DataObject) -> None:
     check_cut(RuleCase(op, (integers(draw, *shape), np.asarray(indices)), attributes, opset, computed), draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("ScatterND", "ScatterElements")))
 def test_computes_regions_of_scatter(op: str, data: st.DataObject) -> None:
     """Indices of one or more axes; along one axis, with indices for all or some of the other axes."""
@@ -154,7 +155,7 @@ def test_computes_regions_of_scatter(op: str, data: st.DataObject) -> None:
     check_cut(RuleCase(op, values, attributes, draw(st.sampled_from((11, 16, 18))), (0, 1, 2)), draw)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("DepthToSpace", "SpaceToDepth")))
 def test_computes_regions_of_depth_to_space_and_back(op: str, data: st.DataObject) -> None:
     draw = data.draw

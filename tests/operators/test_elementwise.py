@@ -10,6 +10,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.operator_cases import (
     OPSETS,
     Array,
@@ -129,7 +130,7 @@ def test_computes_regions_of_batch_normalization(data: st.DataObject) -> None:
     check_cut(RuleCase("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_cast_like(data: st.DataObject) -> None:
     draw = data.draw

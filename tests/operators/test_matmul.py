@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.layer_graphs import rules
 from support.operator_cases import OPSETS, RuleCase, broadcastable, check_cut, check_stand_in, drawn_computed, integers
 
@@ -14,7 +15,7 @@ from dicompiler.partition.bounds_inference import reduction_length
 from dicompiler_passes.form_layers import form_layers
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_gemm(data: st.DataObject) -> None:
     draw = data.draw
@@ -32,7 +33,7 @@ def test_computes_regions_of_gemm(data: st.DataObject) -> None:
     check_cut(RuleCase("Gemm", tuple(values), attributes, opset, drawn_computed(draw, len(values))), draw)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_matmul(data: st.DataObject) -> None:
     draw = data.draw
@@ -53,7 +54,7 @@ EQUATIONS = (
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_einsum(data: st.DataObject) -> None:
     draw = data.draw

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.operator_cases import Array, Draw, RuleCase, broadcastable, check_cut
 from support.operator_draws import scales
 
@@ -30,7 +31,7 @@ def factors(draw: Draw, dtype: Any, *shape: int) -> Array:
     return values if dtype == np.uint8 else values // np.int8(2)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("QuantizeLinear", "DequantizeLinear")))
 def test_computes_regions_of_quantized_tensors(op: str, data: st.DataObject) -> None:
     """One scale, one per index of an axis (since opset 13), or blocks along it (since 21; they stay whole)."""
@@ -70,7 +71,7 @@ def convolution(draw: Draw, x_type: Any, w_type: Any) -> tuple[Array, Array, dic
     return x, factors(draw, w_type, filters, channels, *kernel), attributes
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_integer_convolutions(data: st.DataObject) -> None:
     draw = data.draw
@@ -83,7 +84,7 @@ def test_computes_regions_of_integer_convolutions(data: st.DataObject) -> None:
     check_cut(RuleCase("ConvInteger", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_quantized_convolutions(data: st.DataObject) -> None:
     draw = data.draw
@@ -103,7 +104,7 @@ def matrices(draw: Draw, a_type: Any, b_type: Any) -> tuple[Array, Array]:
     return a, factors(draw, b_type, *broadcastable(draw, batch), k, draw(st.integers(1, 5)))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_integer_matmul(data: st.DataObject) -> None:
     draw = data.draw
@@ -116,7 +117,7 @@ def test_computes_regions_of_integer_matmul(data: st.DataObject) -> None:
     check_cut(RuleCase("MatMulInteger", tuple(values), {}, draw(st.sampled_from((10, 21)))), draw)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_quantized_matmul(data: st.DataObject) -> None:
     draw = data.draw

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.layer_graphs import rules
 from support.operator_cases import OPSETS, Draw, RuleCase, check_cut, check_stand_in, integers
 from support.operator_draws import pools, shapes
@@ -28,7 +29,7 @@ def lrns(draw: st.DrawFn) -> RuleCase:
     return RuleCase("LRN", (x,), attributes, draw(st.sampled_from(OPSETS)), is_inexact=True)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(case=lrns(), data=st.data())
 def test_computes_regions_of_lrn(case: RuleCase, data: st.DataObject) -> None:
     check_cut(case, data.draw)
@@ -44,13 +45,13 @@ def softmaxes(draw: Draw, op: str) -> RuleCase:
     return RuleCase(op, (integers(draw, *shape),), attributes, opset, is_inexact=op != "Hardmax")
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Softmax", "LogSoftmax", "Hardmax")))
 def test_computes_regions_of_softmax(op: str, data: st.DataObject) -> None:
     check_cut(data.draw(softmaxes(op)), data.draw)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "LRN", "Softmax", "LogSoftmax"])
 def test_computes_regions_of_stand_ins(op: str, data: st.DataObject) -> None:
@@ -59,7 +60,7 @@ def test_computes_regions_of_stand_ins(op: str, data: st.DataObject) -> None:
     check_stand_in(data.draw(drawn), data.draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_instance_normalization(data: st.DataObject) -> None:
     draw = data.draw
@@ -69,7 +70,7 @@ def test_computes_regions_of_instance_normalization(data: st.DataObject) -> None
     check_cut(RuleCase("InstanceNormalization", values, {}, draw(st.sampled_from((9, 13, 22))), is_inexact=True), draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_group_normalization(data: st.DataObject) -> None:
     """Scale and shift are per group in opset 18, and per channel since 21."""
@@ -83,7 +84,7 @@ def test_computes_regions_of_group_normalization(data: st.DataObject) -> None:
     )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("LayerNormalization", "RMSNormalization")))
 def test_computes_regions_of_layer_normalization(op: str, data: st.DataObject) -> None:
     draw = data.draw
@@ -109,7 +110,7 @@ def test_computes_regions_of_skip_normalization(simple: bool, data: st.DataObjec
     check_cut(RuleCase(op, values, {}, 1, (0, 1), is_inexact=True, domain="com.microsoft"), draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("MeanVarianceNormalization", "LpNormalization")))
 def test_computes_regions_of_normalization_without_weights(op: str, data: st.DataObject) -> None:
     draw = data.draw
@@ -123,7 +124,7 @@ def test_computes_regions_of_normalization_without_weights(op: str, data: st.Dat
     check_cut(RuleCase(op, (x,), attributes, draw(st.sampled_from((9, 13, 22))), is_inexact=True, shape=x.shape), draw)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_cumulative_operators(data: st.DataObject) -> None:
     draw = data.draw
@@ -134,7 +135,7 @@ def test_computes_regions_of_cumulative_operators(data: st.DataObject) -> None:
     check_cut(RuleCase(op, (integers(draw, *shape), axis), attributes, opset), draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_top_k(data: st.DataObject) -> None:
     draw = data.draw
@@ -173,7 +174,7 @@ def with_axes(draw: Draw, op: str, x: Any, axes: list[int], opset: int) -> RuleC
     return RuleCase(op, (x,), {**attributes, "axes": axes}, opset, is_inexact=op not in EXACT)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("op", [*MERGE_OPERATORS, *UNMERGEABLE_REDUCTIONS])
 def test_computes_regions_of_reductions(op: str, data: st.DataObject) -> None:
@@ -193,7 +194,7 @@ def test_lip_cuts_the_first_reduced_axis_if_parts_can_be_merged(op: str, extent:
     assert reduction_length(layers, layers.layers[0]) == extent
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("ArgMax", "ArgMin")))
 def test_computes_regions_of_arg_reductions(op: str, data: st.DataObject) -> None:
     draw = data.draw

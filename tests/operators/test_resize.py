@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.layer_graphs import rules
 from support.operator_cases import Draw, RuleCase, check_cut, check_stand_in, integers
 
@@ -60,7 +61,7 @@ def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> RuleCase:
     return RuleCase("Resize", (x, roi, np.zeros(0, np.float32) if opset < 13 else None, sizes), attributes, opset)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("linear", [False, True], ids=["nearest", "linear"])
 @pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 18, 19])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.operator_cases import RuleCase, check_cut, integers
 
 SLICE_OPSETS = (9, 10, 11, 13, 21)
@@ -37,7 +38,7 @@ def pads(draw: st.DrawFn) -> RuleCase:
     return RuleCase("Pad", tuple(values), {"mode": mode}, opset)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_pad(data: st.DataObject) -> None:
     check_cut(data.draw(pads()), data.draw)
@@ -75,13 +76,13 @@ def slices(draw: st.DrawFn) -> RuleCase:
     return RuleCase("Slice", tuple(values), {}, opset)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=examples(250), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_slice(data: st.DataObject) -> None:
     check_cut(data.draw(slices()), data.draw)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_trilu(data: st.DataObject) -> None:
     draw = data.draw

@@ -111,6 +111,7 @@ def test_rejects_networks_without_products() -> None:
         quantized(Model.load(onnx.parser.parse_model(text)), weights="int4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["float32", "int8"])
 def test_split_decoder_agrees_with_the_quantized_network(activations: str, tmp_path: Path) -> None:
     model = quantized(Model.load(networks.build("llama_small", 1, **DECODER)), weights="int4", activations=activations)

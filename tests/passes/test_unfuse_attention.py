@@ -139,6 +139,7 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert check.passed, check.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "opset"), [(multi_head, 17), (standard, 23), (standard, 24), (standard, 25), (grouped, 17)]
 )

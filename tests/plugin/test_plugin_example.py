@@ -143,6 +143,7 @@ class TestInstalled:
         before, after = (onnxruntime.InferenceSession(str(path)).run(None, {"x": x})[0] for path in (model, out))
         np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
 
+    @pytest.mark.slow
     def test_all_together_compile_run_and_verify_a_network(self, tmp_path: Path, installed: Environment) -> None:
         onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")
         words = "compile lenet.onnx --platform acme-boardx3 --strategy acme-round-robin{order=backward}"
@@ -176,6 +177,7 @@ print(*(report.device for report in session.reports))"""
         assert devices == "pi01 pi02"
 
 
+@pytest.mark.slow
 def test_uninstalling_leaves_no_trace(tmp_path: Path) -> None:
     made = environment(tmp_path / "venv")
     onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")

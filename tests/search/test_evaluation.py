@@ -42,6 +42,7 @@ def dealt(rng: Random, plan: Plan) -> Plan:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**48),

@@ -15,6 +15,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.layer_graphs import stack, vgg16
 from support.modern_net import Net
 
@@ -79,7 +80,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[int], dict[tuple[int, int], np.ndarray
 
 
 @given(graphs())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_elimination_finds_the_minimum_and_every_min_marginal(problem: tuple) -> None:  # type: ignore[type-arg]
     sizes, edge, node = problem
     plan = build_elimination_order(sizes, list(edge))
@@ -107,6 +108,7 @@ def test_optimum_equals_exhaustive_search() -> None:
     assert "barrier" in found.text() and "proven optimal" in found.text() and "analytic" in found.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "kinds", "expected"),
     [(4, (), 0.758), (8, (), 0.600), (4, ("grid",), 0.8325), (8, ("grid",), 0.7215)],

@@ -86,6 +86,7 @@ def roomy(mebibytes: int) -> Platform:
     return make_cluster("switch", *[13.6] * 4, bandwidth=1e9, memory=mebibytes * MIB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPECS[name] for name in ("auto", "cpsat", "dp", "gradient", "genetic")])
 def test_memory_of_the_target_counts_in_the_search(spec: str, tmp_path: Path) -> None:
     """One device has enough memory for weights and tensors, but not to run them."""

@@ -33,6 +33,7 @@ def decoder(heads: int, kv_heads: int, **options: int) -> onnx.ModelProto:
     return networks.build("llama_small", 1, **small | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_attention_on_random_devices_is_bit_equal(seed: int) -> None:
     random = Random(seed)
@@ -125,6 +126,7 @@ def test_heads_on_one_axis_are_units_of_a_run() -> None:
     assert run is not None and (run.reduction_length, run.unit_counts[0]) == (4, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [bert_fused, llama_fused, vit])
 def test_fused_attention_and_joint_qkv_are_cut_by_heads(make: Callable[[], onnx.ModelProto]) -> None:
     problem = load_problem(make(), make_cluster("switch", 1, 1, 1), objective="memory")

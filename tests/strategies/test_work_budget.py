@@ -48,6 +48,7 @@ def posed(name: str = "tiny", memory: int = 0) -> Problem:
     return replace(problem, platform=replace(problem.platform, hosts=hosts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("part", [0.8, 0.5])
 def test_search_stops_when_its_budget_is_exceeded_and_notes_it(name: str, part: float) -> None:

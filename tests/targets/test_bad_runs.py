@@ -228,6 +228,7 @@ def test_reports_incomplete_device_directory(
     assert message in failing(artifact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "split",
     [

@@ -117,6 +117,7 @@ def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -
     assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]
 
 
+@pytest.mark.slow
 def test_copies_keys_to_their_own_device_only(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def cut_cable(boards: Cluster, net: Path) -> None:  # noqa: ARG001
     boards.boards["pi02"].link("down")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "expected"),
     [
@@ -233,6 +235,7 @@ def test_failure_names_device_and_host(
     assert logs.is_dir() == line.endswith(f"; output of the devices: {logs}")
 
 
+@pytest.mark.slow
 def test_interrupt_ends_devices_on_one_board(boards: Cluster, net: Path) -> None:
     here = device_directory(boards, "pi01", net).parent
     command = [
@@ -504,6 +507,7 @@ def test_board_fails_and_returns(boards: Cluster, surviving: Path, net: Path, tm
         wait_until(board.answers)
 
 
+@pytest.mark.slow
 def test_resident_devices_run_until_stopped(
     boards: Cluster, surviving: Path, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -550,6 +554,7 @@ def test_resident_devices_run_until_stopped(
     assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_remove_leaves_nothing_of_the_artifact_on_the_boards(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -590,6 +595,7 @@ def read_unit(text: str, home: Path) -> tuple[str, list[str]]:
     return expand(settings["WorkingDirectory"]), [expand(word) for word in shlex.split(settings["ExecStart"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1], ids=["plain paths", "paths with spaces and percent signs"])
 def test_devices_of_systemd_template_serve_clients(
     number: int, boards: Cluster, net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

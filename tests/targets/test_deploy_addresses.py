@@ -87,6 +87,7 @@ def link_local_address(space: str, device: str) -> str:
     return find()[0]
 
 
+@pytest.mark.slow
 def test_boards_get_addresses_instead_of_names(boards: Cluster, net: Path, tmp_path: Path) -> None:
     hosts = boards.hosts(tmp_path / "hosts.toml")
     text = re.sub(
@@ -136,6 +137,7 @@ def dropped_packets(space: str, address: str) -> Iterator[None]:
         call("ip", "-n", space, "neigh", "del", address, "dev", "net")
 
 
+@pytest.mark.slow
 def test_firewall_between_boards_is_named_within_seconds(boards: Cluster, net: Path, tmp_path: Path) -> None:
     first, second = boards.boards.values()
     hosts = boards.hosts(tmp_path / "hosts.toml")
@@ -150,6 +152,7 @@ def test_firewall_between_boards_is_named_within_seconds(boards: Cluster, net: P
     assert seconds < 100
 
 
+@pytest.mark.slow
 def test_firewall_of_this_host_is_named_within_seconds(boards: Cluster, net: Path, tmp_path: Path) -> None:
     here = "10.77.0.99"
     call("ip", "-n", boards.space, "address", "add", f"{here}/24", "dev", "bridge")

@@ -99,6 +99,7 @@ def refuses(
     return False
 
 
+@pytest.mark.slow
 def test_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> None:
     names = tuple(load_artifact(sockets)["devices"])
     whole = {device: device_refuses(sockets / device) for device in names}
@@ -129,6 +130,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "check"
 
 
+@pytest.mark.slow
 def test_flips_of_an_mpi_artifact_are_refused(mpi: Path, harness: Path) -> None:
     def rank_refuses(package: str, device: str) -> bool:
         done = subprocess.run([harness, mpi / package / device], capture_output=True, text=True, check=False)
@@ -167,6 +169,7 @@ def test_flips_of_large_weights_are_refused_by_all_that_read_them(harness: Path,
         assert all(check() for check in checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 def test_flips_are_refused_by_runs(target: str, request: pytest.FixtureRequest) -> None:
     artifact: Path = request.getfixturevalue(target)
@@ -212,6 +215,7 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 def test_deploy_refuses_flips_here_and_mends_those_on_boards(
     target: str, boards: Cluster, request: pytest.FixtureRequest, tmp_path: Path

@@ -92,11 +92,13 @@ def test_inputs_and_outputs_of_unknown_shape_may_have_any_shape(tmp_path: Path) 
         assert np.array_equal(result.outputs[0][name], value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_networks_under_random_plans_are_bit_equal(seed: int, tmp_path: Path) -> None:
     check_random(MpiTarget(), 8000 + seed, 6, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
     compilation, model, _ = dealt(9000 + seed)
@@ -178,6 +180,7 @@ def test_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path: P
     assert (place / "pi01" / "rankfile").read_text() == "rank 0=pi01 slot=0,1,2,3\nrank 1=pi02 slot=0,1,2,3\n"
 
 
+@pytest.mark.slow
 def test_programs_find_their_libraries_next_to_themselves(tmp_path: Path) -> None:
     """No program has the absolute path of its build directory, so that it can be moved together with `lib`."""
     place = artifact_of("lenet", "single", tmp_path / "a")
@@ -269,6 +272,7 @@ def test_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path) ->
     assert 1 in next(iter(sender["nx02_arm10-11"].values()))
 
 
+@pytest.mark.slow
 def test_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) -> None:
     _, _, inputs = one = halo()
     place = emit(one, tmp_path / "a")

@@ -69,6 +69,7 @@ def covered(net: Path) -> Path:
     return net.parent / "covered"
 
 
+@pytest.mark.slow
 def test_ranks_run_on_boards_and_send_the_predicted_bytes(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_rank_that_ends_on_a_board_is_named_and_ends_all_ranks(boards: Cluster, 
     wait_until(lambda: not ranks(home, own=False))
 
 
+@pytest.mark.slow
 def test_board_that_is_off_at_the_start_is_omitted(boards: Cluster, net: Path, covered: Path, tmp_path: Path) -> None:
     heard, hosts = list[RunEvent](), Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
     options = RunOptions(hosts=hosts, insecure=True, on_event=heard.append)
@@ -130,6 +132,7 @@ def test_board_that_is_off_at_the_start_is_omitted(boards: Cluster, net: Path, c
     assert [(one.kind, one.device) for one in heard] == [("failure", "d2"), ("failure", "d3"), ("takeover", "d3")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["kill", "cable"])
 def test_frames_continue_without_a_rank_or_host(way: str, boards: Cluster, covered: Path, tmp_path: Path) -> None:
     """Devices d2 and d3 are on one host: with it both are lost, and of plans that for both is taken."""

@@ -70,6 +70,7 @@ def test_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: 
     wait_until(lambda: not ranks(program.name))
 
 
+@pytest.mark.slow
 def test_rank_that_stops_is_named(made: Path) -> None:
     """By one that waits for it; or by itself, where it was told to end first and then finds how late it is."""
     program = build.build_program(MpiArtifact.load(made).packages["a"], toolchain.find_toolchain())
@@ -91,6 +92,7 @@ def test_rank_that_stops_is_named(made: Path) -> None:
     wait_until(lambda: not ranks(program.name))
 
 
+@pytest.mark.slow
 def test_segment_that_takes_too_long_or_fails_is_named(tmp_path: Path) -> None:
     one = endless()
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): it still computes step 0 of frame 0"):
@@ -113,6 +115,7 @@ def listing(place: Path, text: str) -> None:
     write_integrity(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -232,6 +235,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+@pytest.mark.slow
 def test_images_become_inputs_as_the_manifest_says(package: Path, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
     small = np.repeat(np.repeat(np.array([[[10, 20, 30]]], np.uint8), 2, 0), 3, 1)
@@ -284,6 +288,7 @@ def inputs(place: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_input_that_does_not_fit_is_one_line_and_leaves_no_output(package: Path, tmp_path: Path) -> None:
     for name, words in inputs(tmp_path).items():
         done = call(package, "--inputs", name, "--outputs", "out", cwd=tmp_path)

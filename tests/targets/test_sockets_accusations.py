@@ -99,6 +99,7 @@ def play(directory: Path, message: str, wrong: CASE, accuses_first: bool) -> Non
     wait_until(lambda: not hostile.control._is_reading)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_names_reporter_and_accused(wrong: str, tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)

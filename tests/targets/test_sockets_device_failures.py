@@ -109,6 +109,7 @@ def test_each_device_can_fail_and_return(victims: str, single_failures: Survivor
         assert event.interruption_s < LIMIT_S and event.replayed_frames <= 4 and event.finished_frames <= count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["a", "d"])
 def test_hanging_device_fails_after_missed_heartbeats(victim: str, single_failures: Survivor) -> None:
     with connect(single_failures, heartbeat_s=HEARTBEAT_S) as session:
@@ -366,6 +367,7 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
         double_failures.stream(session, frames(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "frame", "words"),
     [
@@ -473,6 +475,7 @@ def test_device_can_fail_before_run_starts(
         Hostile.there.pop().close()
 
 
+@pytest.mark.slow
 def test_missing_device_leaves_half_of_timeout_for_frames(single_failures: Survivor) -> None:
     result = SocketsTarget().run(
         single_failures.directory, single_failures.frames(3), RunOptions(timeout_s=16, start_manually=("c",))
@@ -550,6 +553,7 @@ def test_refuses_returning_device_with_another_artifact(
     assert kinds(session) == [("failure", "b"), ("takeover", "b")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["file", "certificate"])
 def test_refuses_damaged_returning_device_until_repaired(
     harm: str, start_messages: StartMessages, single_failures: Survivor, tmp_path: Path

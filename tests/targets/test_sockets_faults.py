@@ -90,6 +90,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "moment_s"),
     [("pi01", 0.1), ("pi02", 0.9), ("pi03", 1.5), ("pi04", 0.6), (COORDINATOR, 0.3), (COORDINATOR, 1.2)],
@@ -194,6 +195,7 @@ SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], RunOptions(timeout_s=60))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 def test_devices_end_with_coordinator(sign: signal.Signals, tmp_path: Path) -> None:
     emit(endless(), tmp_path)

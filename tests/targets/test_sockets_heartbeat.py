@@ -28,6 +28,7 @@ FOUND_S = 3.75 * HEARTBEAT_S
 """Three intervals, each tick of a quarter of one counted late by at most as much."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_names_stopped_device_in_time(victim: str, tmp_path: Path) -> None:
     network = halo()

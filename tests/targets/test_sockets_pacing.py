@@ -26,6 +26,7 @@ from dicompiler_targets.sockets.runtime.channel import (
 )
 
 
+@pytest.mark.slow
 def test_healthy_device_does_not_fail_on_slow_link(tmp_path: Path) -> None:
     """64 frames of 12 kB at 64 kbit/s would fill the link for 98 s at once without a limit."""
     network = halo(32)

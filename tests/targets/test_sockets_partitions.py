@@ -45,7 +45,9 @@ CUTS: dict[str, tuple[list[tuple[str, str]], set[str]]] = {
 """The links that are cut (senders and receivers), and the devices that may be left out."""
 
 
-@pytest.mark.parametrize("case", CUTS)
+@pytest.mark.parametrize(
+    "case", [case if case == "one link" else pytest.param(case, marks=pytest.mark.slow) for case in CUTS]
+)
 def test_leaves_out_cut_device(case: str, network: PartitionedNetwork, net: Survivor) -> None:
     links, expected = CUTS[case]
     with network.inside(), network.connect(net.directory, heartbeat_s=HEARTBEAT_S) as session:
@@ -69,6 +71,7 @@ def test_leaves_out_cut_device(case: str, network: PartitionedNetwork, net: Surv
     assert found == [(kind, found[0][1]) for kind in ("failure", "takeover", "return")]
 
 
+@pytest.mark.slow
 def test_two_cables_are_cut_in_turn(network: PartitionedNetwork, net: Survivor) -> None:
     with network.inside(), network.connect(net.directory, heartbeat_s=HEARTBEAT_S) as session:
 

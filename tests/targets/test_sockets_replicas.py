@@ -89,6 +89,7 @@ def test_frames_are_correct_and_roles_send_predicted_bytes(
         assert len(report.segments_s) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_replicated_plan_computes_same_bits(seed: int, tmp_path: Path) -> None:
     compilation, model, _ = dealt(9100 + seed)
@@ -134,6 +135,7 @@ def test_same_plan_gives_same_bytes(lenet: Any, tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["pi02", "pi04"])
 def test_failure_in_one_role_ends_run_and_is_named(victim: str, lenet: Any, tmp_path: Path) -> None:
     """pi02 computes only in the first role, pi04 only in the second."""

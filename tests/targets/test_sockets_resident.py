@@ -167,6 +167,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
         open_service(directory, RunOptions()).status()
 
 
+@pytest.mark.slow
 def test_resident_device_fails_and_returns(tmp_path: Path) -> None:
     one = survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
     with run_resident(one.directory) as cluster:

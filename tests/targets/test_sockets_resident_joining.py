@@ -24,6 +24,7 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.session import ClusterSession
 
 
+@pytest.mark.slow
 def test_stopped_resident_device_counts_as_failed(tmp_path: Path) -> None:
     """If a failure plan covers the device, frames start without it, and it takes part when it continues."""
     plain, covered = emit(halo(), tmp_path / "plain"), survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
@@ -50,6 +51,7 @@ def test_stopped_resident_device_counts_as_failed(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_tls_serves_one_of_two_clients_and_rejects_unknown_ones(tmp_path: Path) -> None:
     made = halo()
     directory = emit(made, tmp_path / "net")

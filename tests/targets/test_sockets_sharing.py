@@ -135,6 +135,7 @@ except dicompiler.RunError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["infer", "reset", "close", "exits"])
 @pytest.mark.parametrize("devices", [3, 1])
 def test_forked_child_does_not_touch_session(devices: int, call: str, single_device: Path, tmp_path: Path) -> None:

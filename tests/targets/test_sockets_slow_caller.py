@@ -25,6 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
     return survivor(1, [(name,) for name in DEVICES], tmp_path_factory.mktemp("away") / "artifact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", [None, signal.SIGKILL, signal.SIGSTOP], ids=["nothing", "killed", "stopped"])
 def test_slow_caller_loses_no_frame(failure: signal.Signals | None, made: Survivor) -> None:
     def plot() -> Iterator[None]:
@@ -42,6 +43,7 @@ def test_slow_caller_loses_no_frame(failure: signal.Signals | None, made: Surviv
     assert kinds(session)[:2] == ([] if failure is None else [("failure", "c"), ("takeover", "c")])
 
 
+@pytest.mark.slow
 def test_names_hanging_device_even_with_failure_plans(made: Survivor) -> None:
     """Heartbeats are too slow to detect the failure, so the waiting devices report it."""
 

@@ -54,6 +54,7 @@ def run_seconds(made: Made, directory: Path, options: RunOptions, device: str = 
     return took
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["clear", "tls"])
 def test_two_hundred_unknown_clients_do_not_disturb(secure: bool, keys: Path, tmp_path: Path) -> None:
     made = halo()
@@ -66,6 +67,7 @@ def test_two_hundred_unknown_clients_do_not_disturb(secure: bool, keys: Path, tm
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["clear", "tls"])
 def test_run_survives_flood_of_connections(secure: bool, keys: Path, tmp_path: Path) -> None:
     """The flood lasts from before the last device joins until the end. These devices listen all the time."""

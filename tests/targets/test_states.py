@@ -29,6 +29,7 @@ PAST, STEPS = 8, 20
 DECODER = {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 2, "vocabulary": 50, "size": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "seed"), [(SocketsTarget(), 7), (SocketsTarget(), 10), (MpiTarget(), 6)], ids=["tcp7", "tcp10", "mpi6"]
 )

@@ -69,6 +69,7 @@ def _refused(call: Callable[[], object]) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_random_networks_under_random_plans_are_bit_equal_or_refused_in_one_line(tmp_path: Path) -> None:
     ran = 0
     for seed in range(9015, 9055):
@@ -134,6 +135,7 @@ def test_no_transpose_is_between_convolutions(name: str) -> None:
     assert "TRANSPOSE" not in lower_segment(segment, program.weights).operators
 
 
+@pytest.mark.slow
 def test_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2].split(':'); from pathlib import Path; from support.tflm_runs import *; "

@@ -73,6 +73,7 @@ def delivered(compilation: PipelineState, directory: Path) -> Mapping[str, NDArr
     return result.outputs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_parts_of_any_kind_are_bit_equal_to_the_whole_and_send_int8(name: str, tmp_path: Path) -> None:
     model = quantised(name)

@@ -49,6 +49,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
         os.kill(int((directory / "boards" / "sshd.pid").read_text()), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_its_commands_run_and_leave_nothing(place: Path) -> None:
     Path("/run/sshd").mkdir(exist_ok=True)  # The tests run as root, for whom sshd needs this directory.
     text = PAGE.read_text().replace(PORT, free_port())

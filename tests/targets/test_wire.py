@@ -97,6 +97,7 @@ def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
     return place / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire", "value", "held", "near", "words"),
     [
@@ -187,6 +188,7 @@ def test_boards_accept_int8_and_refuse_operators_that_tflite_micro_lacks(
         compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="int8-block", output=tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 def test_decoder_sends_partial_sums_with_a_scale_for_each_block(target: str, tmp_path: Path) -> None:
     """The caches stay on their devices in their own type."""

@@ -93,6 +93,7 @@ def test_built_in_strategies_pass(name: str) -> None:
     check_strategy(registry().make("strategies", STRATEGIES[name]), few, memory=name not in LEAVES_MEMORY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(built_in("targets")))
 def test_built_in_targets_pass(name: str) -> None:
     check_target(registry().make("targets", name), FEW, splits=["modnn"])
@@ -103,6 +104,7 @@ def test_built_in_engines_pass(name: str) -> None:
     check_engine(registry().make("engines", name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", PASSES)
 def test_built_in_passes_pass(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,6 +113,7 @@ def test_built_in_passes_pass(text: str, tmp_path: Path, monkeypatch: pytest.Mon
     check_pass(step, ["branches"] if "{" in text else ["branches", "lenet"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", COSTS)
 def test_built_in_cost_models_pass(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -192,6 +195,7 @@ def test_wrong_strategy_is_caught(fault: Any, text: str) -> None:
     assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
 
 
+@pytest.mark.slow
 def test_endless_loops_end_after_the_limit_with_the_place() -> None:
     ended = (
         "it did not end within 2 s (it is in end_or_loop, bad_plugins.py): end sooner, or raise limit_s of the check"
@@ -246,6 +250,7 @@ def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     assert "in another process, it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -356,6 +361,7 @@ def test_wrong_platform_is_caught(fault: str, text: str) -> None:
     assert text in fails(check_platform_family, bad.bad_family(fault))
 
 
+@pytest.mark.slow
 def test_plugins_without_faults_pass() -> None:
     check_strategy(bad.BadStrategy, THREE)
     check_target(bad.BadTarget("scratch"), FEW, splits=["modnn"])

@@ -83,6 +83,7 @@ def caught(name: str, how: Plan, fault: Fault) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), PLANS)
 def test_catches_fault_in_placed_model(name: str, kind: str) -> None:
     how = plan(name, kind)
