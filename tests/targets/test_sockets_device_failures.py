@@ -513,7 +513,9 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
     log = json.loads(json.dumps(run_document(single_failures.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["failure", "takeover"]
-    assert log["replayed_frames"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
+    assert log["replayed_frames"] == sum(event.replayed_frames for event in result.events)
+    # On a busy host, all frames in flight may have finished before the failure, so that nothing was interrupted.
+    assert log["interrupted_s"] > 0 or not log["replayed_frames"]
 
 
 def test_device_suspected_by_others_fails(start_messages: StartMessages, single_failures: Survivor) -> None:
