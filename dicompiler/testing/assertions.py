@@ -19,8 +19,8 @@ LIMIT_S = 300.0
 """Seconds that the calls of a plugin for one sample may take by default."""
 
 
-class _TimeLimitError(KeyboardInterrupt):
-    """Raised in the plugin's code after the time limit.
+class TimeLimitError(KeyboardInterrupt):
+    """Raised in the block of `time_limit` when its time is over.
 
     It is a KeyboardInterrupt, so that all code handles it like Ctrl-C: `except Exception` does not catch it, and
     libraries end the processes that they have started.
@@ -46,14 +46,16 @@ def error_context(place: str) -> Iterator[None]:
     try:
         with _process_end_as_error():
             yield
-    except (Exception, SystemExit, _TimeLimitError, _ProcessEndError) as error:
+    except (Exception, SystemExit, TimeLimitError, _ProcessEndError) as error:
         raise AssertionError(f"{place}: {_describe_error(error)}") from error
 
 
 def _describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it ends the process by sys.exit({error.code!r}): raise DicompilerError instead"
-    is_message = isinstance(error, AssertionError | _TimeLimitError | _ProcessEndError)
+    if isinstance(error, TimeLimitError):
+        return f"{one_line(str(error))}: end sooner, or raise limit_s of the check"
+    is_message = isinstance(error, AssertionError | _ProcessEndError)
     return one_line(str(error)) if is_message else describe_exception(error)
 
 
@@ -90,7 +92,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     def stop(_signal: int, frame: FrameType | None) -> None:
         code = None if frame is None else frame.f_code
         place = "" if code is None else f" (it is in {code.co_qualname}, {os.path.basename(code.co_filename)})"
-        raise _TimeLimitError(f"it did not end within {seconds:g} s{place}: end sooner, or raise limit_s of the check")
+        raise TimeLimitError(f"it did not end within {seconds:g} s{place}")
 
     handler = signal.signal(signal.SIGALRM, stop)
     # The timer repeats, so that a plugin that catches the error is interrupted again.
