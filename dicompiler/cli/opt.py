@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dicompiler.driver.debug_instruments import LayerStatistics
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
-    from dicompiler.plugin.pass_base import Instrument
+    from dicompiler.plugin.pass_base import Instrument, Pass
 
 STREAM = Path("-")
 """Path that stands for stdin or stdout."""
@@ -91,23 +91,18 @@ def command(
 
     Example: dicompiler opt model.onnx -p 'infer-shapes,form-layers,tile-height{parts=2}' -o tiled.onnx
     """
-    from dicompiler.cli.file_io import read_plan
-    from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
     from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.debug_instruments import PartitionStatistics, Reproducer, VerifyEach
-    from dicompiler.driver.optimize import make_passes, opt
+    from dicompiler.driver.optimize import make_passes
     from dicompiler.plugin.instruments import DumpAfterPass, PassTiming, PrintAfterPass
 
     if STREAM in (request.model, output):
         _check_stream_options(building, as_json and output == STREAM)
     _check_output_paths(output, save_plan, (dump_after_all, reproducer))
-    shapes = format_shapes(request.options.shape)
-    passes = make_passes(pipeline, shapes)
+    passes = make_passes(pipeline, format_shapes(request.options.shape))
     outputs = [path for path in (output, save_plan) if path is not None]
     rule = building.depfile_rule(outputs, request, passes)
-    plan = request.options.plan
-    assert plan is None or isinstance(plan, Path)
     times, counts = PassTiming(), PartitionStatistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
@@ -118,16 +113,7 @@ def command(
         *([PrintAfterPass()] if print_after else []),
     ]
     try:
-        with progress(f"running passes over {request.model.name}"):
-            result = opt(
-                sys.stdin.buffer.read() if request.model == STREAM else request.model,
-                passes,
-                platform=request.options.platform,
-                plan=None if plan is None else read_plan(plan),
-                wire_dtype=request.options.wire_dtype,
-                wire_samples=request.options.wire_samples,
-                instruments=instruments,
-            )
+        result = _run_passes(request, passes, instruments)
     finally:
         if timing:
             _show_times(times.rows)
@@ -142,6 +128,26 @@ def command(
         print_json({**places, "passes": [str(step.spec) for step in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
+
+
+def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Sequence[Instrument]) -> PipelineState:
+    """Load the model and the plan of the request, and run the passes."""
+    from dicompiler.cli.file_io import read_plan
+    from dicompiler.cli.progress import progress
+    from dicompiler.driver.optimize import opt
+
+    options, plan = request.options, request.options.plan
+    assert plan is None or isinstance(plan, Path)
+    with progress(f"running passes over {request.model.name}"):
+        return opt(
+            sys.stdin.buffer.read() if request.model == STREAM else request.model,
+            passes,
+            platform=options.platform,
+            plan=None if plan is None else read_plan(plan),
+            wire_dtype=options.wire_dtype,
+            wire_samples=options.wire_samples,
+            instruments=instruments,
+        )
 
 
 def _check_stream_options(building: BuildSystemOptions, is_json_on_stdout: bool) -> None:

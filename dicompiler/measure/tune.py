@@ -180,12 +180,12 @@ def tune(
         DicompilerError: No strategy has a plan, or no run succeeded; the message gives the reason of the last failure.
         UsageError: The directory has a tuning of another model or with other options.
     """
-    deadline = time.monotonic() + options.budget_s
     problem = load_problem(model, options.platform, objective=options.objective, target=options.target)
+    setup = _TuningSetup(model, options, problem, run, directory, time.monotonic() + options.budget_s, progress)
     identity = _identity(model, options)
     tuning = _load_tuning(directory, identity, options.platform)
     while not tuning.reason:
-        tuning = _next_trial(model, options, problem, tuning, run, directory, deadline, progress)
+        tuning = _next_trial(setup, tuning)
         _save_tuning(directory, identity, tuning)
     if tuning.best is None:
         raise DicompilerError(f"tune: no plan could be run: {tuning.trials[-1].error}")
@@ -194,44 +194,54 @@ def tune(
     return tuning
 
 
-def _next_trial(
-    model: Model,
-    options: TuneOptions,
-    problem: Problem,
-    tuning: Tuning,
-    run: Runner,
-    directory: Path,
-    deadline: float,
-    progress: Callable[[str], None],
-) -> Tuning:
+@dataclass(frozen=True)
+class _TuningSetup:
+    """The arguments of `tune`, which are the same for all trials.
+
+    Attributes:
+        problem: The problem that the strategies solve, with the platform before any correction.
+        deadline: When the budget is over (time.monotonic).
+    """
+
+    model: Model
+    options: TuneOptions
+    problem: Problem
+    run: Runner
+    directory: Path
+    deadline: float
+    progress: Callable[[str], None]
+
+
+def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
     """Return the tuning after one more trial, or with the reason why there is none."""
-    reason = _end_reason(options, tuning, deadline)
+    options, progress = setup.options, setup.progress
+    reason = _end_reason(options, tuning, setup.deadline)
     if reason:
         return replace(tuning, reason=reason)
-    problem = replace(problem, platform=tuning.platform)
+    problem = replace(setup.problem, platform=tuning.platform)
     progress("searching" if not tuning.trials else f"searching again after {len(tuning.trials)} measured plans")
     chosen = _choose_plan(problem, options, tuning)
     if chosen is None:
         return replace(tuning, reason="no other plan is predicted to be faster")
-    if tuning.trials and time.monotonic() > deadline:
+    if tuning.trials and time.monotonic() > setup.deadline:
         return replace(tuning, reason=f"the budget of {options.budget_s:g} s is over")
     assert chosen.plan is not None and chosen.metrics is not None
     predicted_s = chosen.metrics.objective_value(options.objective)
     progress(f"measuring the plan of {chosen.strategy}, predicted {format_seconds(predicted_s)}")
     trial = Trial(f"{len(tuning.trials) + 1:02d}", chosen.strategy, "failed", predicted_s)
-    place = directory / trial.directory
+    place = setup.directory / trial.directory
     place.mkdir(parents=True, exist_ok=True)
     artifact = place / ARTIFACT_DIRECTORY
     try:
         compiled = compile(
-            model,
+            setup.model,
             tuning.platform,
             plan=chosen.plan,
             objective=options.objective,
             target=options.target,
             output=artifact,
         )
-        trial = _measure(trial, compiled.program, run, artifact, place / LOG_FILE)
+        trial = _measure(trial, compiled.program, setup.run, artifact, place / LOG_FILE)
         platform = _corrected(tuning.platform, place, artifact)
     except DicompilerError as error:
         trial, platform = replace(trial, state="failed", error=str(error)), tuning.platform

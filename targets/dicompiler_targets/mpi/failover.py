@@ -48,75 +48,110 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
     The result combines all runs of mpirun, and contains each frame once. Raise RunError if no failure plan excludes the
     failed devices, and UsageError if no failure plan excludes the devices in `options.start_without`.
     """
-    start, down, events = time.perf_counter(), set(options.start_without), list[RunEvent]()
-    working_until = noticed_at = 0.0
-    finished: DeliveredFrames = ()
-    kept_frames = mpirun.count_kept_frames(len(frames), options)
-    if (roles := artifact.find_roles(down)) is None:
-        names = ", ".join(map(repr, options.start_without))
-        remedy = f"compile the model with --tolerate-failures {len(set(options.start_without))}"
-        raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")
-    has_failure_plans = "failed" in artifact.program
-
-    def report_event(event: RunEvent) -> None:
-        events.append(event)
-        log.warning("%s", event.message)
-        if options.on_event is not None:
-            options.on_event(event)
-
+    run = _FailoverRun(artifact, options, len(frames))
     while True:
-        elapsed_s = time.perf_counter() - start if events else 0.0
-        timeout_s = max(0.0, options.timeout_s - elapsed_s)
-        run_options = replace(
-            options, timeout_s=timeout_s, kept_frames=None if has_failure_plans else options.kept_frames
-        )
         try:
-            report, delivered = run_once(frames[len(finished) :], run_options, down, roles)
+            report, delivered = run_once(frames[len(run.finished) :], run.options_of_next_call(), run.down, run.roles)
             break
         except UnfinishedRun as unfinished:
-            failed = unfinished.failure.failed_devices
-            failure_roles = artifact.find_roles(down.union(failed.devices))
-            if failure_roles is None:
-                raise unfinished.failure from None
-            roles = failure_roles
-            if unfinished.finished_frames or not events:  # Otherwise the previous interruption continues.
-                noticed_at = unfinished.failure.noticed_at
-                working_until = noticed_at - failed.silent_s
-            finished += unfinished.finished_frames
-            for name in failed.devices:
-                down.add(name)
-                all_down = tuple(device for device in artifact.devices if device in down)
-                at_s = time.perf_counter() - start
-                report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(finished)))
-            # A failed run has no report, but the result needs one. So at least the last frame is computed again.
-            finished = finished[: len(frames) - 1]
+            run.change_plan(unfinished)
     result = mpirun.make_result(artifact, report, delivered)
-    if events:
+    if run.events:
+        run.report_takeover(result)
+    return run.combine_results(result)
+
+
+class _FailoverRun:
+    """A run of an artifact, which consists of one call of mpirun, and one more call after each failure.
+
+    Attributes:
+        down: The devices that are down.
+        roles: The roles of the next call (see `MpiArtifact.find_roles`).
+        finished: The outputs of the frames that earlier calls have finished.
+        events: The failures and takeovers so far.
+    """
+
+    def __init__(self, artifact: MpiArtifact, options: RunOptions, frame_count: int) -> None:
+        self._artifact, self._options, self._frame_count = artifact, options, frame_count
+        self._start = time.perf_counter()
+        self._working_until = self._noticed_at = 0.0
+        self.down, self.events = set(options.start_without), list[RunEvent]()
+        self.finished: DeliveredFrames = ()
+        if (roles := artifact.find_roles(self.down)) is None:
+            names = ", ".join(map(repr, options.start_without))
+            remedy = f"compile the model with --tolerate-failures {len(set(options.start_without))}"
+            raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")
+        self.roles = roles
+
+    def options_of_next_call(self) -> RunOptions:
+        """Return the options of the next call of mpirun, with the time that is left."""
+        elapsed_s = time.perf_counter() - self._start if self.events else 0.0
+        has_failure_plans = "failed" in self._artifact.program
+        return replace(
+            self._options,
+            timeout_s=max(0.0, self._options.timeout_s - elapsed_s),
+            kept_frames=None if has_failure_plans else self._options.kept_frames,
+        )
+
+    def change_plan(self, unfinished: UnfinishedRun) -> None:
+        """Use a failure plan without the failed devices from now on, and keep the finished frames.
+
+        Raise RunError if there is no such plan.
+        """
+        failed = unfinished.failure.failed_devices
+        roles = self._artifact.find_roles(self.down.union(failed.devices))
+        if roles is None:
+            raise unfinished.failure from None
+        self.roles = roles
+        if unfinished.finished_frames or not self.events:  # Otherwise the previous interruption continues.
+            self._noticed_at = unfinished.failure.noticed_at
+            self._working_until = self._noticed_at - failed.silent_s
+        self.finished += unfinished.finished_frames
+        for name in failed.devices:
+            self.down.add(name)
+            all_down = tuple(device for device in self._artifact.devices if device in self.down)
+            at_s = time.perf_counter() - self._start
+            self._report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(self.finished)))
+        # A failed run has no report, but the result needs one. So at least the last frame is computed again.
+        self.finished = self.finished[: self._frame_count - 1]
+
+    def report_takeover(self, result: RunResult) -> None:
+        """Report when the remaining devices finished a frame; `result` is that of the last call of mpirun."""
         continued_at = time.perf_counter() - result.total_s + result.frames_s[0]
         # The number of replayed frames is an upper bound, because ended ranks do not report the frames they had begun.
-        replayed = min(options.resolve_in_flight(len(artifact.devices)), len(frames) - len(finished))
+        in_flight = self._options.resolve_in_flight(len(self._artifact.devices))
         takeover = replace(
-            events[-1],
+            self.events[-1],
             kind="takeover",
             reason="",
-            at_s=continued_at - start,
-            replayed_frames=replayed,
-            interruption_s=max(0.0, continued_at - working_until),
-            takeover_s=max(0.0, continued_at - noticed_at),
+            at_s=continued_at - self._start,
+            replayed_frames=min(in_flight, self._frame_count - len(self.finished)),
+            interruption_s=max(0.0, continued_at - self._working_until),
+            takeover_s=max(0.0, continued_at - self._noticed_at),
         )
-        report_event(takeover)
-    all_delivered = (*finished, *result.outputs_by_device)[:kept_frames]
-    return replace(
-        result,
-        reports=tuple(
-            _renumber_segments(artifact, rank, device_report, roles[0])
-            for rank, device_report in enumerate(result.reports)
-        ),
-        outputs=tuple(artifact.take_first_outputs(frame) for frame in all_delivered),
-        outputs_by_device=all_delivered,
-        total_s=result.total_s if not events else time.perf_counter() - start,
-        events=tuple(events),
-    )
+        self._report_event(takeover)
+
+    def combine_results(self, result: RunResult) -> RunResult:
+        """Return the result of the last call of mpirun, with the frames and events of all calls."""
+        kept_frames = mpirun.count_kept_frames(self._frame_count, self._options)
+        all_delivered = (*self.finished, *result.outputs_by_device)[:kept_frames]
+        return replace(
+            result,
+            reports=tuple(
+                _renumber_segments(self._artifact, rank, device_report, self.roles[0])
+                for rank, device_report in enumerate(result.reports)
+            ),
+            outputs=tuple(self._artifact.take_first_outputs(frame) for frame in all_delivered),
+            outputs_by_device=all_delivered,
+            total_s=result.total_s if not self.events else time.perf_counter() - self._start,
+            events=tuple(self.events),
+        )
+
+    def _report_event(self, event: RunEvent) -> None:
+        self.events.append(event)
+        log.warning("%s", event.message)
+        if self._options.on_event is not None:
+            self._options.on_event(event)
 
 
 def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
