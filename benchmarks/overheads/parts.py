@@ -106,7 +106,7 @@ class Bound:
         _, peeled = seam
         copies = (
             [copy for name, one in own.items() for copy in copy_hoisting.make_copies(name, one, peeled.values)]
-            for own in (peeled.assembled_inputs, peeled.assembled_outputs)
+            for own in (peeled.copied_inputs, peeled.copied_outputs)
         )
         return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
 

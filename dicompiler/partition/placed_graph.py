@@ -80,7 +80,7 @@ class NodePlacement(NamedTuple):
     Attributes:
         device: Name of the device.
         lane: Number of a group of the device's parts. The device computes one group (lane) after another.
-        step_key: Key that sorts the nodes of all devices in the order of execution.
+        step_key: Key that sorts the nodes of all devices in the order of execution; see `StepKey`.
         part: Part of a layer (its share on one device) to which the node belongs.
     """
 

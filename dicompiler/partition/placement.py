@@ -153,6 +153,7 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
+            # The sender slices the box at the position of the layer that reads it, before its lanes (lane -1).
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
@@ -163,6 +164,7 @@ class _Placer:
 
     def _place_task(self, task: Task) -> None:
         """Add the nodes that assemble a task's inputs, then the task's own nodes."""
+        # Two positions for each layer: its partial sums are computed first, and then merged.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))

@@ -63,13 +63,13 @@ class StridedCopy:
 
 
 @dataclass(frozen=True)
-class AssemblyPiece:
-    """A region of a source tensor that becomes a region of an assembled tensor.
+class CopiedRegion:
+    """A region of a source tensor that is copied to a region of another tensor.
 
     Attributes:
         source: Name of the source tensor.
         source_start: First index of the region in the source tensor, for each axis in ONNX's order.
-        target_start: First index of the region in the assembled tensor, for each axis.
+        target_start: First index of the region in the other tensor, for each axis.
         extent: Extent of the region, for each axis.
     """
 
@@ -80,21 +80,21 @@ class AssemblyPiece:
 
 
 @dataclass(frozen=True)
-class Assembly:
-    """A tensor that is assembled from regions of other tensors.
+class CopiedTensor:
+    """A tensor that consists of copies of regions of other tensors.
 
     Attributes:
-        shape: Shape of the assembled tensor.
+        shape: Shape of the tensor.
         dtype: Its element type, an onnx.TensorProto.DataType.
-        pieces: The regions of other tensors. Together they cover the assembled tensor.
+        pieces: The regions of other tensors. Together their copies cover the tensor.
     """
 
     shape: Shape
     dtype: int
-    pieces: tuple[AssemblyPiece, ...]
+    pieces: tuple[CopiedRegion, ...]
 
     def is_identity(self, name: str) -> bool:
-        """Return True if the assembled tensor is a complete copy of the tensor with this name."""
+        """Return True if the tensor is a complete copy of the tensor with this name."""
         return self.pieces == _make_whole_tensor(name, self.shape, self.dtype).pieces
 
 
@@ -104,16 +104,16 @@ class HoistedSegment:
 
     Attributes:
         segment: The remaining segment, which computes; None if the original segment only moves data.
-        input_assemblies: For each input of the remaining model, in order, how the input is assembled from tensors that
-            the device stores.
-        output_assemblies: For each output of the original segment, how the output is assembled from tensors that the
-            device stores and from outputs of the remaining model.
+        input_tensors: For each input of the remaining model, in order, the regions of stored tensors that it consists
+            of.
+        output_tensors: For each output of the original segment, the regions that it consists of, which belong to stored
+            tensors and to outputs of the remaining model.
         values: The inputs and outputs of the original segment and of the remaining model, by name.
     """
 
     segment: Segment | None
-    input_assemblies: Mapping[str, Assembly]
-    output_assemblies: Mapping[str, Assembly]
+    input_tensors: Mapping[str, CopiedTensor]
+    output_tensors: Mapping[str, CopiedTensor]
     values: Mapping[str, TensorSpec]
 
     @property
@@ -127,18 +127,18 @@ class HoistedSegment:
         return () if self.segment is None else self.segment.outputs
 
     @property
-    def assembled_inputs(self) -> dict[str, Assembly]:
+    def copied_inputs(self) -> dict[str, CopiedTensor]:
         """The model's inputs that must be copied. The other inputs are tensors that the device stores."""
-        return _select_copied(self.input_assemblies)
+        return _select_copied(self.input_tensors)
 
     @property
-    def assembled_outputs(self) -> dict[str, Assembly]:
+    def copied_outputs(self) -> dict[str, CopiedTensor]:
         """The segment's outputs that must be copied. The other outputs are outputs of the model."""
-        return _select_copied(self.output_assemblies)
+        return _select_copied(self.output_tensors)
 
 
-def _select_copied(assemblies: Mapping[str, Assembly]) -> dict[str, Assembly]:
-    return {name: assembly for name, assembly in assemblies.items() if not assembly.is_identity(name)}
+def _select_copied(tensors: Mapping[str, CopiedTensor]) -> dict[str, CopiedTensor]:
+    return {name: copied for name, copied in tensors.items() if not copied.is_identity(name)}
 
 
 def hoist_copies(
@@ -160,7 +160,7 @@ def hoist_copies(
         return HoistedSegment(segment, {}, {}, {})
     graph = onnx.shape_inference.infer_shapes(segment.model).graph
     infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    identities = dict[str, Assembly]()
+    identities = dict[str, CopiedTensor]()
     for name, value in infos.items():
         tensor_type = value.type.tensor_type
         dims = tensor_type.shape.dim
@@ -169,45 +169,45 @@ def hoist_copies(
             identities[name] = _make_whole_tensor(name, tuple(dim.dim_value for dim in dims), tensor_type.elem_type)
     if not all(name in identities for name in (*segment.inputs, *segment.outputs)):
         return HoistedSegment(segment, {}, {}, {})
-    from_inputs, to_outputs = _find_assemblies(segment, identities, max_axes, kept_outputs)
+    from_inputs, to_outputs = _find_copied_tensors(segment, identities, max_axes, kept_outputs)
     inner = [node for node in nodes if node.output[0] not in from_inputs and node.output[0] not in to_outputs]
-    output_assemblies = {name: {**identities, **from_inputs, **to_outputs}[name] for name in segment.outputs}
+    output_tensors = {name: {**identities, **from_inputs, **to_outputs}[name] for name in segment.outputs}
     read = dict.fromkeys(name for node in inner for name in node.input)
-    input_assemblies = {name: from_inputs[name] for name in read if name in from_inputs}
-    sources = [piece.source for assembly in output_assemblies.values() for piece in assembly.pieces]
+    input_tensors = {name: from_inputs[name] for name in read if name in from_inputs}
+    sources = [piece.source for copied in output_tensors.values() for piece in copied.pieces]
     outputs = tuple(dict.fromkeys(name for name in sources if name not in segment.inputs))
     rest: Segment | None = segment
     if len(inner) < len(nodes):
-        rest = _make_inner_segment(segment, inner, input_assemblies, outputs, infos) if inner else None
+        rest = _make_inner_segment(segment, inner, input_tensors, outputs, infos) if inner else None
     else:
-        input_assemblies = {name: from_inputs[name] for name in segment.inputs}
-    ends = dict.fromkeys((*segment.inputs, *segment.outputs, *input_assemblies, *outputs))
+        input_tensors = {name: from_inputs[name] for name in segment.inputs}
+    ends = dict.fromkeys((*segment.inputs, *segment.outputs, *input_tensors, *outputs))
     values = {name: TensorSpec(name, identities[name].dtype, identities[name].shape) for name in ends}
-    return HoistedSegment(rest, input_assemblies, output_assemblies, values)
+    return HoistedSegment(rest, input_tensors, output_tensors, values)
 
 
 def make_copies(
-    target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec], order: Sequence[int] | None = None
+    target: str | int, copied: CopiedTensor, values: Mapping[str, TensorSpec], order: Sequence[int] | None = None
 ) -> tuple[StridedCopy, ...]:
-    """Return the copies that assemble a tensor.
+    """Return the copies that fill a tensor.
 
     Args:
-        target: The assembled tensor: a name or an index, see `StridedCopy`.
-        assembly: How the tensor is assembled.
+        target: The tensor: a name or an index, see `StridedCopy`.
+        copied: The regions of other tensors that the tensor consists of.
         values: The source tensors, by name.
         order: The order of the axes in memory, if it is not the order of ONNX.
     """
-    itemsize = raw_nbytes(assembly.dtype, (1,))
+    itemsize = raw_nbytes(copied.dtype, (1,))
 
     def permute(entries: Shape) -> Shape:
         return entries if order is None else tuple(entries[axis] for axis in order)
 
-    def make_copy(piece: AssemblyPiece) -> StridedCopy:
+    def make_copy(piece: CopiedRegion) -> StridedCopy:
         source = permute(values[piece.source].shape or ()), permute(piece.source_start)
-        ends = source, (permute(assembly.shape), permute(piece.target_start))
+        ends = source, (permute(copied.shape), permute(piece.target_start))
         return make_box_copy(piece.source, target, ends, permute(piece.extent), itemsize)
 
-    return tuple(map(make_copy, assembly.pieces))
+    return tuple(map(make_copy, copied.pieces))
 
 
 def make_box_copy(
@@ -263,14 +263,14 @@ def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[st
     return None if is_empty(region) else region
 
 
-def _find_assemblies(
-    segment: Segment, identities: Mapping[str, Assembly], max_axes: int, kept_outputs: Collection[str]
-) -> tuple[dict[str, Assembly], dict[str, Assembly]]:
-    """Return the assemblies of the tensors that the runtime can copy before and after the model runs.
+def _find_copied_tensors(
+    segment: Segment, identities: Mapping[str, CopiedTensor], max_axes: int, kept_outputs: Collection[str]
+) -> tuple[dict[str, CopiedTensor], dict[str, CopiedTensor]]:
+    """Return the tensors that the runtime can copy before the model runs, and those that it can copy afterwards.
 
     The first group has the segment's inputs and the tensors that nodes only move from inputs. The second group has the
     tensors that nodes only move to the segment's outputs. `identities` has the tensors that the runtime can copy, each
-    as an assembly of itself.
+    as a copy of itself.
     """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -281,33 +281,33 @@ def _find_assemblies(
     for node in segment.model.graph.node:
         moved = None
         if node.output[0] not in kept_outputs:
-            moved = _assemble_node(node, from_inputs, constants, max_axes)
+            moved = _find_copies_of_node(node, from_inputs, constants, max_axes)
         if moved is None:
             rest.append(node)
         else:
             from_inputs[node.output[0]] = moved
     known = {**identities, **from_inputs}
-    movable = {node.output[0] for node in rest if _assemble_node(node, known, constants, max_axes) is not None}
+    movable = {node.output[0] for node in rest if _find_copies_of_node(node, known, constants, max_axes) is not None}
     hoistable = _find_hoistable_outputs(segment, rest, movable.difference(kept_outputs))
-    known, to_outputs = {**from_inputs}, dict[str, Assembly]()
+    known, to_outputs = {**from_inputs}, dict[str, CopiedTensor]()
     for node in rest:
-        moved = _assemble_node(node, known, constants, max_axes) if node.output[0] in hoistable else None
+        moved = _find_copies_of_node(node, known, constants, max_axes) if node.output[0] in hoistable else None
         if moved is not None:
             to_outputs[node.output[0]] = moved
         known |= {name: to_outputs.get(name) or identities[name] for name in node.output if name in identities}
     return from_inputs, to_outputs
 
 
-def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> Assembly:
-    """Return a tensor as an assembly of itself."""
+def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
+    """Return a tensor as an copied of itself."""
     zero = (0,) * len(shape)
-    return Assembly(shape, dtype, (AssemblyPiece(name, zero, zero, shape),))
+    return CopiedTensor(shape, dtype, (CopiedRegion(name, zero, zero, shape),))
 
 
-def _assemble_node(
-    node: onnx.NodeProto, known: Mapping[str, Assembly], constants: Mapping[str, NDArray[Any]], max_axes: int
-) -> Assembly | None:
-    """Return how a node's output is assembled, or None if the node does more than move tensors that are in `known`."""
+def _find_copies_of_node(
+    node: onnx.NodeProto, known: Mapping[str, CopiedTensor], constants: Mapping[str, NDArray[Any]], max_axes: int
+) -> CopiedTensor | None:
+    """Return the copies that replace a node, or None if the node does more than move tensors that are in `known`."""
     first = known.get(node.input[0]) if node.input and node.domain in ("", "ai.onnx") else None
     if first is None or len(first.shape) > max_axes:
         return None
@@ -315,27 +315,27 @@ def _assemble_node(
         return first
     if node.op_type == "Slice":
         region = _find_slice_region(node, first.shape, constants)
-        return None if region is None else _slice_assembly(first, region)
+        return None if region is None else _slice_copied_tensor(first, region)
     if node.op_type == "Concat" and all(name in known for name in node.input):
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
-        return _concat_assemblies([known[name] for name in node.input], axis)
+        return _concat_copied_tensors([known[name] for name in node.input], axis)
     return None
 
 
-def _slice_assembly(assembly: Assembly, region: Region) -> Assembly:
+def _slice_copied_tensor(copied: CopiedTensor, region: Region) -> CopiedTensor:
     pieces = []
-    for piece in assembly.pieces:
+    for piece in copied.pieces:
         starts = zip(piece.target_start, piece.extent, strict=True)
         kept = intersect(region, tuple((start, start + count) for start, count in starts))
         if kept is not None:
             offsets = zip(piece.source_start, kept, piece.target_start, strict=True)
             source_start = tuple(source + begin - target for source, (begin, _), target in offsets)
             target_start = tuple(begin - start for (begin, _), (start, _) in zip(kept, region, strict=True))
-            pieces.append(AssemblyPiece(piece.source, source_start, target_start, region_shape(kept)))
-    return Assembly(region_shape(region), assembly.dtype, tuple(pieces))
+            pieces.append(CopiedRegion(piece.source, source_start, target_start, region_shape(kept)))
+    return CopiedTensor(region_shape(region), copied.dtype, tuple(pieces))
 
 
-def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
+def _concat_copied_tensors(parts: Sequence[CopiedTensor], axis: int) -> CopiedTensor:
     shape = list(parts[0].shape)
     axis %= len(shape)
     shape[axis], pieces = 0, []
@@ -344,11 +344,11 @@ def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
             start = tuple(n + shape[axis] if a == axis else n for a, n in enumerate(piece.target_start))
             pieces.append(replace(piece, target_start=start))
         shape[axis] += part.shape[axis]
-    return Assembly(tuple(shape), parts[0].dtype, tuple(pieces))
+    return CopiedTensor(tuple(shape), parts[0].dtype, tuple(pieces))
 
 
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
-    """Return the tensors that only help to assemble segment outputs, so that they can be hoisted.
+    """Return the tensors that are only copied into segment outputs, so that they can be hoisted.
 
     `movable` has the outputs of all nodes that only move data. A tensor in `movable` is not returned if a node that
     stays in the model reads it. It is not returned either if such a node reads one of the tensors from which it is
@@ -374,20 +374,19 @@ def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], m
 def _make_inner_segment(
     segment: Segment,
     nodes: Sequence[onnx.NodeProto],
-    input_assemblies: Mapping[str, Assembly],
+    input_tensors: Mapping[str, CopiedTensor],
     outputs: Sequence[str],
     infos: Mapping[str, onnx.ValueInfoProto],
 ) -> Segment:
-    """Return a segment of `nodes`, which are not hoisted, with the assembled inputs and the given outputs."""
+    """Return a segment of `nodes`, which are not hoisted, with the copied inputs and the given outputs."""
     source, proto = segment.model, onnx.ModelProto()
     proto.CopyFrom(source)
     del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]
     proto.graph.node.extend(nodes)
     proto.graph.input.extend(
-        onnx.helper.make_tensor_value_info(name, assembly.dtype, assembly.shape)
-        for name, assembly in input_assemblies.items()
+        onnx.helper.make_tensor_value_info(name, copied.dtype, copied.shape) for name, copied in input_tensors.items()
     )
     proto.graph.output.extend(infos[name] for name in outputs)
     read = {name for node in nodes for name in node.input}
     proto.graph.initializer.extend(tensor for tensor in source.graph.initializer if tensor.name in read)
-    return Segment(segment.name, segment.device, proto, tuple(input_assemblies), tuple(outputs))
+    return Segment(segment.name, segment.device, proto, tuple(input_tensors), tuple(outputs))

@@ -27,7 +27,7 @@ from dicompiler.plugin_api.artifacts import (
     describe_value,
 )
 from dicompiler_targets.artifact_files import DeviceContents
-from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, StridedCopy, hoist_copies, make_copies
+from dicompiler_targets.copy_hoisting import CopiedTensor, HoistedSegment, StridedCopy, hoist_copies, make_copies
 
 HOISTABLE_TYPES = frozenset(TensorProto.DataType.Value(name) for name in SENDABLE_TYPES)
 """Element types whose size in memory the runtimes know."""
@@ -73,15 +73,15 @@ def make_device_contents(
 
 def describe_copies(hoisted: HoistedSegment) -> Json:
     """Return the entries of a manifest for the copies of a segment; an empty object if the segment has none."""
-    sides = {"assembled_inputs": hoisted.assembled_inputs, "assembled_outputs": hoisted.assembled_outputs}
+    sides = {"assembled_inputs": hoisted.copied_inputs, "assembled_outputs": hoisted.copied_outputs}
     return {
-        key: [_describe_assembly(name, assembly, hoisted.values) for name, assembly in assemblies.items()]
-        for key, assemblies in sides.items()
-        if assemblies
+        key: [_describe_copied_tensor(name, copied, hoisted.values) for name, copied in tensors.items()]
+        for key, tensors in sides.items()
+        if tensors
     }
 
 
-def _describe_assembly(name: str, assembly: Assembly, values: Mapping[str, TensorSpec]) -> Json:
+def _describe_copied_tensor(name: str, copied: CopiedTensor, values: Mapping[str, TensorSpec]) -> Json:
     pieces = [
         {
             "name": piece.source,
@@ -89,9 +89,9 @@ def _describe_assembly(name: str, assembly: Assembly, values: Mapping[str, Tenso
             "source_region": _describe_region(piece.source_start, piece.extent),
             "target_region": _describe_region(piece.target_start, piece.extent),
         }
-        for piece in assembly.pieces
+        for piece in copied.pieces
     ]
-    return describe_value(TensorSpec(name, assembly.dtype, assembly.shape)) | {"pieces": pieces}
+    return describe_value(TensorSpec(name, copied.dtype, copied.shape)) | {"pieces": pieces}
 
 
 def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
@@ -99,11 +99,11 @@ def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
 
 
 def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a segment's remaining model by name, assembled from the tensors that the device stores."""
+    """Return the inputs of a segment's remaining model by name, copied from the tensors that the device stores."""
     memory = {name: np.ascontiguousarray(values[name]) for name in values}
-    for name, assembly in hoisted.assembled_inputs.items():
-        memory[name] = np.zeros(assembly.shape, tensor_dtype_to_np_dtype(assembly.dtype))
-    _copy_views(_make_views(hoisted, hoisted.assembled_inputs, memory))
+    for name, copied in hoisted.copied_inputs.items():
+        memory[name] = np.zeros(copied.shape, tensor_dtype_to_np_dtype(copied.dtype))
+    _copy_views(_make_views(hoisted, hoisted.copied_inputs, memory))
     return {name: memory[name] for name in hoisted.inputs}
 
 
@@ -121,19 +121,19 @@ def _make_copy_functions(
     They use numpy. The C++ runtime takes the same time for these copies, within a microsecond for each.
     """
     before, after = (
-        _make_views(hoisted, assemblies, memory) for assemblies in (hoisted.assembled_inputs, hoisted.assembled_outputs)
+        _make_views(hoisted, tensors, memory) for tensors in (hoisted.copied_inputs, hoisted.copied_outputs)
     )
     return partial(_copy_views, before), partial(_copy_views, after)
 
 
 def _make_views(
-    hoisted: HoistedSegment, assemblies: Mapping[str, Assembly], memory: Mapping[str, NDArray[Any]]
+    hoisted: HoistedSegment, tensors: Mapping[str, CopiedTensor], memory: Mapping[str, NDArray[Any]]
 ) -> list[CopyViews]:
-    """Return the views of all copies that assemble these tensors of a segment."""
+    """Return the views of all copies that fill these tensors of a segment."""
     return [
         _make_copy_views(name, copy, memory)
-        for name, assembly in assemblies.items()
-        for copy in make_copies(name, assembly, hoisted.values)
+        for name, copied in tensors.items()
+        for copy in make_copies(name, copied, hoisted.values)
     ]
 
 

@@ -22,7 +22,7 @@ from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, 
 from dicompiler.ir.regions import region_shape
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import OrtSession, ProgramExecutor, to_ort
-from dicompiler_targets.copy_hoisting import Assembly, AssemblyPiece, make_box_copy
+from dicompiler_targets.copy_hoisting import CopiedRegion, CopiedTensor, make_box_copy
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies
 from dicompiler_targets.sockets.runtime.segments import RegionCopy, SegmentIO, make_value, run_copies
 
@@ -88,7 +88,7 @@ class Bare:
     def _anew(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         arrays = {n: np.ascontiguousarray(array) for n, array in inputs.items()}
         given = {n: to_ort(array) for n, array in arrays.items()}
-        given |= {n: arrays[n].reshape(-1).view(np.uint8) for n in self.seam.copied_inputs}
+        given |= {n: arrays[n].reshape(-1).view(np.uint8) for n in self.seam.copy_sources}
         read = self.seam.join_inputs(given)
         given_ = {n: np.array(read[n].numpy()) for n in self.seam.inner["inputs"]}
         made = {} if self.session is None else self.session.run(given_)
@@ -143,7 +143,7 @@ def test_segments_of_tiles_keep_no_slice_and_no_join() -> None:
         for segment, seam in zip(device.segments, hoist_device_copies(device), strict=True):
             before += _copies(segment)
             after += 0 if seam.segment is None else _copies(seam.segment)
-            assert {*seam.output_assemblies} == {*segment.outputs}
+            assert {*seam.output_tensors} == {*segment.outputs}
     assert before > 40 and after == 0
 
 
@@ -163,31 +163,31 @@ BASIC = f"""(float[1, 2, 4] x) => (float[1, 2, 4] y, float[1, 2, 2] z) <{NUMBERS
 
 def test_slice_of_an_output_that_only_others_read_is_a_cut() -> None:
     (seam,) = hoist_device_copies(device(BASIC))
-    assert seam.assembled_outputs == {
-        "z": Assembly((1, 2, 2), FLOAT, (AssemblyPiece("y", (0, 0, 1), (0, 0, 0), (1, 2, 2)),))
+    assert seam.copied_outputs == {
+        "z": CopiedTensor((1, 2, 2), FLOAT, (CopiedRegion("y", (0, 0, 1), (0, 0, 0), (1, 2, 2)),))
     }
     assert seam.segment is not None
     graph = seam.segment.model.graph
     assert [v.name for v in graph.output] == ["y"] and [n.op_type for n in graph.node] == ["Relu"]
-    assert not graph.initializer and not seam.assembled_inputs
+    assert not graph.initializer and not seam.copied_inputs
 
 
 def test_removes_tensor_that_is_sent_only_in_pieces() -> None:
     (seam,) = hoist_device_copies(device(BASIC.replace("float[1, 2, 4] y, ", "")))
-    assert list(seam.assembled_outputs) == ["z"] and seam.outputs == ("y",)
+    assert list(seam.copied_outputs) == ["z"] and seam.outputs == ("y",)
 
 
 def test_output_is_assembled_from_computed_and_received_pieces() -> None:
     (seam,) = hoist_device_copies(
         device("(float[1, 2] x) => (float[1, 6] y) { a = Abs (x)  y = Concat <axis = 1> (x, a, x) }")
     )
-    assert [piece.source for piece in seam.assembled_outputs["y"].pieces] == ["x", "a", "x"] and seam.outputs == ("a",)
+    assert [piece.source for piece in seam.copied_outputs["y"].pieces] == ["x", "a", "x"] and seam.outputs == ("a",)
 
 
 def test_segment_that_only_moves_has_no_model() -> None:
     text = f"(float[1, 2, 4] x) => (float[1, 2, 2] z) <{NUMBERS}> {{ z = Slice (x, b, e, axis) }}"
     (seam,) = hoist_device_copies(device(text))
-    assert seam.segment is None and list(seam.assembled_outputs) == ["z"] and not seam.assembled_inputs
+    assert seam.segment is None and list(seam.copied_outputs) == ["z"] and not seam.copied_inputs
 
 
 def _state(made: str) -> DeviceState:
@@ -209,7 +209,7 @@ STAYING = {
 @pytest.mark.parametrize("why", STAYING)
 def test_slice_is_not_hoisted_if(why: str) -> None:
     (seam,) = hoist_device_copies(STAYING[why])
-    assert not seam.assembled_outputs and seam.segment == STAYING[why].segments[0]
+    assert not seam.copied_outputs and seam.segment == STAYING[why].segments[0]
 
 
 def test_pieces_that_came_are_joined_in_one_tensor_and_cut_before() -> None:
@@ -218,12 +218,12 @@ def test_pieces_that_came_are_joined_in_one_tensor_and_cut_before() -> None:
         v = Concat <axis = 1> (t, u)  y = Relu (v) }}"""
     (seam,) = hoist_device_copies(device(text))
     pieces = (
-        AssemblyPiece("x", (0, 0, 0), (0, 0, 0), (1, 2, 4)),
-        AssemblyPiece("x", (0, 0, 1), (0, 0, 4), (1, 2, 2)),
-        AssemblyPiece("d", (0, 0, 0), (0, 2, 0), (1, 1, 4)),
-        AssemblyPiece("c", (0, 0, 0), (0, 2, 4), (1, 1, 2)),
+        CopiedRegion("x", (0, 0, 0), (0, 0, 0), (1, 2, 4)),
+        CopiedRegion("x", (0, 0, 1), (0, 0, 4), (1, 2, 2)),
+        CopiedRegion("d", (0, 0, 0), (0, 2, 0), (1, 1, 4)),
+        CopiedRegion("c", (0, 0, 0), (0, 2, 4), (1, 1, 2)),
     )
-    assert seam.assembled_inputs == {"v": Assembly((1, 3, 6), FLOAT, pieces)} and seam.segment is not None
+    assert seam.copied_inputs == {"v": CopiedTensor((1, 3, 6), FLOAT, pieces)} and seam.segment is not None
     assert [v.name for v in seam.segment.model.graph.input] == ["v"]
 
 
@@ -240,7 +240,7 @@ def test_pieces_that_came_are_joined_in_one_tensor_and_cut_before() -> None:
 )
 def test_segments_stay_as_they_are(text: str) -> None:
     (seam,) = hoist_device_copies(made := device(text))
-    assert not seam.assembled_inputs and not seam.assembled_outputs and seam.segment is made.segments[0]
+    assert not seam.copied_inputs and not seam.copied_outputs and seam.segment is made.segments[0]
 
 
 def test_session_that_makes_another_shape_is_named() -> None:

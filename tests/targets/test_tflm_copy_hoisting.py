@@ -68,7 +68,7 @@ def test_slices_and_joins_alone_are_copies_that_numpy_agrees_with(
     assert peeled.segment is None
     (name,) = segment.outputs
     target = np.zeros(expected.nbytes, np.uint8)
-    for one in make_wire_copies(name, peeled.output_assemblies[name], peeled.values):
+    for one in make_wire_copies(name, peeled.output_tensors[name], peeled.values):
         source = on_wire(inputs[str(one.source)]).reshape(-1).view(np.uint8)
         assert one.end_offsets[0] <= len(source) and one.end_offsets[1] <= len(target) and len(one.loops) <= 3
         copy_strided(
@@ -98,7 +98,7 @@ def test_computed_nodes_stay_and_border_slices_and_joins_are_hoisted() -> None:
     assert peeled.segment is not None
     assert [node.op_type for node in peeled.segment.model.graph.node] == ["Relu"]
     assert (peeled.segment.inputs, peeled.segment.outputs) == (("tile",), ("z",))
-    (gather,) = make_wire_copies(0, peeled.input_assemblies["tile"], peeled.values)
+    (gather,) = make_wire_copies(0, peeled.input_tensors["tile"], peeled.values)
     assert (gather.source, gather.source_offset, gather.target_offset, gather.run_bytes, gather.loops) == (
         "x",
         2 * 32,
@@ -106,5 +106,5 @@ def test_computed_nodes_stay_and_border_slices_and_joins_are_hoisted() -> None:
         4 * 32,
         (),
     )
-    (place,) = make_wire_copies("y", peeled.output_assemblies["y"], peeled.values)
+    (place,) = make_wire_copies("y", peeled.output_tensors["y"], peeled.values)
     assert (place.source, place.source_offset, place.run_bytes) == ("z", 2 * 32, 2 * 32)

@@ -20,7 +20,7 @@ from dicompiler.plugin_api import Program, Segment, TensorSpec
 from dicompiler.plugin_api.artifacts import SENDABLE_TYPES, Json, describe_value
 from dicompiler.plugin_api.onnx import dtype_name
 from dicompiler_targets.artifact_files import find_device_inputs
-from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, make_copies
+from dicompiler_targets.copy_hoisting import CopiedTensor, HoistedSegment, make_copies
 
 PROGRAM_FORMAT = "dicompiler.mpi-program/3"
 MAX_LINE_CHARS = 120
@@ -274,7 +274,7 @@ def _describe_tensor(value: TensorSpec) -> list[Any]:
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
     """Return the calls that declare a segment's tensors, run it, and make the copies before and after it."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
-    inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.assembled_inputs.items()]
+    inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.copied_inputs.items()]
     inner += [hoisted.values[name] for name in hoisted.outputs if name not in types]
     calls: list[list[Any]] = [["tensor", *_describe_tensor(value)] for value in inner]
     for name in segment.outputs:
@@ -285,14 +285,14 @@ def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[
         calls.append(["tensor", name, *([dtype, dims] if is_known else [])])
     return [
         *calls,
-        *_describe_copies("copy_input", hoisted.assembled_inputs, hoisted),
+        *_describe_copies("copy_input", hoisted.copied_inputs, hoisted),
         ["run", file, list(hoisted.inputs), list(hoisted.outputs)],
-        *_describe_copies("copy_output", hoisted.assembled_outputs, hoisted),
+        *_describe_copies("copy_output", hoisted.copied_outputs, hoisted),
     ]
 
 
-def _describe_copies(call: str, assemblies: Mapping[str, Assembly], hoisted: HoistedSegment) -> list[list[Any]]:
-    copies = [make_copies(name, assembly, hoisted.values) for name, assembly in assemblies.items()]
+def _describe_copies(call: str, tensors: Mapping[str, CopiedTensor], hoisted: HoistedSegment) -> list[list[Any]]:
+    copies = [make_copies(name, copied, hoisted.values) for name, copied in tensors.items()]
     return [[call, *astuple(copy)] for copy in chain(*copies)]
 
 

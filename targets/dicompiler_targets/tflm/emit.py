@@ -242,14 +242,14 @@ def _collect_copies(hoisted: HoistedSegment, views: Container[str] = ()) -> code
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}
     gathers = [
         copy
-        for i, assembly in enumerate(hoisted.input_assemblies.values())
-        for copy in make_wire_copies(i, assembly, hoisted.values)
+        for i, copied in enumerate(hoisted.input_tensors.values())
+        for copy in make_wire_copies(i, copied, hoisted.values)
     ]
     every = [
         copy
-        for name, assembly in hoisted.output_assemblies.items()
+        for name, copied in hoisted.output_tensors.items()
         if name not in views
-        for copy in make_wire_copies(name, assembly, hoisted.values)
+        for copy in make_wire_copies(name, copied, hoisted.values)
     ]
     places = [replace(copy, source=ports[copy.source]) for copy in every if copy.source in ports]
     return codegen.SegmentCopies(

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from dicompiler.plugin_api import Segment, Shape, TensorSpec
 from dicompiler.plugin_api.onnx import Weight
 from dicompiler_targets import copy_hoisting
-from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, StridedCopy
+from dicompiler_targets.copy_hoisting import CopiedTensor, HoistedSegment, StridedCopy
 from dicompiler_targets.tflm import (
     average_pool,
     axis_ops,
@@ -149,10 +149,10 @@ def hoist_segment_copies(segment: Segment) -> HoistedSegment:
 
 
 def make_wire_copies(
-    target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec]
+    target: str | int, copied: CopiedTensor, values: Mapping[str, TensorSpec]
 ) -> tuple[StridedCopy, ...]:
-    """Return the copies that assemble a tensor from its pieces, with channels last; see `copy_hoisting.make_copies`."""
-    return copy_hoisting.make_copies(target, assembly, values, NCHW_TO_NHWC if len(assembly.shape) == 4 else None)
+    """Return the copies that fill a tensor, with channels last; see `copy_hoisting.make_copies`."""
+    return copy_hoisting.make_copies(target, copied, values, NCHW_TO_NHWC if len(copied.shape) == 4 else None)
 
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:

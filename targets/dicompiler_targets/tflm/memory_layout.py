@@ -136,13 +136,13 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
     """
     views: dict[str, tuple[str, int]] = {}
     for hoisted in hoisted_segments:
-        for name, assembly in hoisted.output_assemblies.items():
-            runs = make_wire_copies(name, assembly, hoisted.values)
+        for name, copied in hoisted.output_tensors.items():
+            runs = make_wire_copies(name, copied, hoisted.values)
             source = runs[0].source
             held = (
                 source in hoisted.values
                 and source != name
-                and (source in hoisted.output_assemblies or source not in hoisted.outputs)
+                and (source in hoisted.output_tensors or source not in hoisted.outputs)
             )
             if len(runs) == 1 and not runs[0].loops and isinstance(source, str) and held:
                 views[name] = source, runs[0].source_offset

@@ -282,6 +282,7 @@ class DeviceRun:
                 peer = min(self._peers_done)
                 self._fail_early(DeviceError(f"{peer!r} sent BYE before the end of the run", peer))
             self._next_announced += 1
+            # The index of BEGIN_FRAME is the frame's time limit in milliseconds.
             times = time.perf_counter(), time.monotonic() + header.index / 1000
             self._mailbox.put_order(("frame", header.frame), times)
 

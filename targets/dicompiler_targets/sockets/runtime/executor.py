@@ -81,8 +81,8 @@ class RoleSteps:
         self.buffers = BufferPool(manifest, sessions, self.segment_ios)
         used_as_values = {name for io in self.segment_ios for name in io.inner["inputs"]}
         used_as_values |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
-        # These tensors stay bytes: they are only copied into an assembled input, and nothing else reads their values.
-        self.raw_inputs = {name for io in self.segment_ios for name in io.copied_inputs} - used_as_values
+        # These received tensors stay bytes, because only copies read them. All others become values of onnxruntime.
+        self.raw_inputs = {name for io in self.segment_ios for name in io.copy_sources} - used_as_values
         self.steps = self._make_steps()
 
     def _make_steps(self) -> list[ExecutorStep]:

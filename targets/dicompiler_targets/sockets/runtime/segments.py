@@ -280,7 +280,7 @@ class SegmentIO:
 
     Attributes:
         inner: The manifest's entry of the segment, with the inputs and outputs of its session.
-        copied_inputs: Names of inputs that the session does not read, because they are only copied.
+        copy_sources: Names of inputs that the session does not read, because they are only copied.
         outputs: Names of all outputs of the segment.
         names: Names of all tensors that the segment reads or computes.
     """
@@ -295,7 +295,7 @@ class SegmentIO:
         if self._joins or self._cuts:
             inputs, outputs = ([], []) if session is None else (session.get_inputs(), session.get_outputs())
             self.inner = {**segment, "inputs": [v.name for v in inputs], "outputs": [v.name for v in outputs]}
-        self.copied_inputs = {*segment["inputs"]} - {*self.inner["inputs"]}
+        self.copy_sources = {*segment["inputs"]} - {*self.inner["inputs"]}
         self._internal = {*self.inner["outputs"]} - {*self.outputs}
         self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
