@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -101,14 +100,6 @@ class DepfileRule:
         return depfile.format_rule(
             self.target, depfile.find_prerequisites(request.model, request.options, self.plugins)
         )
-
-
-def make_plugins(**specs: object) -> dict[str, Any]:
-    """Create the strategy, cost model and target that texts describe; raise UsageError for unknown names."""
-    from dicompiler.plugin.registry import registry
-
-    kinds = {"strategy": "strategies", "cost": "cost_models", "target": "targets"}
-    return {name: registry().resolve(kinds[name], spec) for name, spec in specs.items() if spec is not None}
 
 
 def print_paths(paths: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ import click
 
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, make_plugins, print_paths
+from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.options import (
     PATH,
     CompileRequest,
@@ -17,6 +17,7 @@ from dicompiler.cli.options import (
     engine_option,
     executor_option,
     json_option,
+    make_plugins,
     objective_option,
     options_as,
     output_option,

@@ -240,6 +240,14 @@ class CompileRequest:
         return options
 
 
+def make_plugins(**specs: object) -> dict[str, Any]:
+    """Create the strategy, cost model and target that texts describe; raise UsageError for unknown names."""
+    from dicompiler.plugin.registry import registry
+
+    kinds = {"strategy": "strategies", "cost": "cost_models", "target": "targets"}
+    return {name: registry().resolve(kinds[name], spec) for name, spec in specs.items() if spec is not None}
+
+
 def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
     """Collect the model and the options of a compilation, and pass them as one argument `request`.
 

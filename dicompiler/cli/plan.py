@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, make_plugins, print_paths
+from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.options import (
     CompileRequest,
     allow_worse_option,
     check_output_file,
     cost_options,
+    make_plugins,
     objective_option,
     options_as,
     output_option,

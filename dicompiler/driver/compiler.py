@@ -42,8 +42,7 @@ from dicompiler.driver.compile_options import (
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import summarize
 from dicompiler.driver.engines import check_engine, choose_engines, split_program
-from dicompiler.driver.loadable import check_loadable
-from dicompiler.driver.prepare import make_problem, prepare, resolve_platform, resolve_states
+from dicompiler.driver.prepare import check_loadable, make_problem, prepare, resolve_platform, resolve_states
 from dicompiler.driver.progress import forward_progress
 from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
 from dicompiler.ir import plan as plans
@@ -328,8 +327,10 @@ def lower_plan(compilation: PipelineState, setup: CompileSetup) -> PipelineState
     # The warning about unread parts is for users who wrote the plan. `drop_unread_parts` has removed the unread parts
     # of plans that strategies made.
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
+    pass_manager = PassManager([partition], setup.options.instruments)
     with gc_paused():
-        compilation = split_program(lower(compilation, PassManager([partition], setup.options.instruments).run))
+        compilation = lower(compilation, pass_manager.run)
+        compilation = split_program(compilation)
     warn_not_narrowed(compilation)
     return compilation
 

@@ -7,13 +7,14 @@ PipelineState + Platform + CostModel ⇒ Problem
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.option_specs import Spec
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.runtime_overhead import RuntimeCosts, runtime_slowdown
@@ -22,8 +23,10 @@ from dicompiler.driver.engines import choose_engines, make_engine
 from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.onnx.graph_structure import graph_and_bodies
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.sanity_checks import check_known_operators
+from dicompiler.ir.onnx.weights import dtype_name
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.wire_dtype import WireFormat, parse_wire_format
@@ -42,6 +45,10 @@ _SHAPE_REMEDIES = {
 }
 """Remedies for a tensor of unknown shape, by the domain of the operator that computes it."""
 _DEFAULT_REMEDY = "add value_info to the model"
+LOG_FATAL_ONLY = 4
+"""Severity level of onnxruntime at which it logs only fatal errors."""
+
+_MISSING_KERNEL = re.compile(r"Could not find an implementation for (\S+)\((\d+)\) node with name '(.*)'")
 
 
 def prepare(
@@ -75,6 +82,51 @@ def prepare(
     specs += [Spec("form-layers"), Spec("trim")]
     passes = [registry().make("passes", spec) for spec in specs]
     return PassManager(passes, instruments).run(PipelineState(model=model))
+
+
+def check_loadable(model: Model) -> None:
+    """Raise DicompilerError if the installed onnxruntime cannot load the model.
+
+    The model is first loaded without its weights, so that large models need no more time and memory than small ones. If
+    this fails, the model is loaded with its weights, because some operators accept only constants. In this second try,
+    onnxruntime may also replace operators.
+    """
+    # The executor imports onnxruntime, which not every program that imports this module needs.
+    from dicompiler.verify.executor import OrtSession
+
+    place = model.display_name
+    try:
+        OrtSession(model.without_weights(), {}, place, "none", is_single_use=True, log_severity=LOG_FATAL_ONLY)
+    except DicompilerError:
+        try:
+            OrtSession(model.proto, model.weights, place, "all", is_single_use=True, log_severity=LOG_FATAL_ONLY)
+        except DicompilerError as error:
+            missing = _MISSING_KERNEL.search(str(error))
+            if missing is None:
+                raise DicompilerError(f"{error}: correct the model, or export it again") from error
+            raise DicompilerError(_describe_missing_kernel(model, *missing.groups())) from error
+
+
+def _describe_missing_kernel(model: Model, op: str, opset: str, name: str) -> str:
+    import onnxruntime
+
+    tensors = model.tensors()
+    types = dict.fromkeys(
+        dtype_name(tensors[tensor].dtype).lower()
+        for node in _nodes_named(model.proto, name)
+        for tensor in node.input
+        if tensor in tensors
+    )
+    inputs = f" with inputs of type {', '.join(types)}" if types else ""
+    return (
+        f"{model.display_name}: {op} {name!r}: onnxruntime {onnxruntime.__version__} has no kernel for {op} of opset "
+        f"{opset}{inputs}: export the model with another type or opset"
+    )
+
+
+def _nodes_named(model: onnx.ModelProto, name: str) -> Iterator[onnx.NodeProto]:
+    for graph in graph_and_bodies(model.graph):
+        yield from (node for node in graph.node if node.name == name)
 
 
 def load_problem(

@@ -5,7 +5,7 @@ Model + LayerGraph ──bounds inference from the outputs──► read regions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from dicompiler.plugin_api import (
     Layer,
     LayerGraph,
     LayerShare,
+    Model,
     Part,
     Pass,
     PipelineState,
@@ -61,28 +62,36 @@ class Trim(Pass):
             return state
         if state.plan is not None:
             raise DicompilerError("trim: the untrimmed layers have a plan already: run trim before the plan is made")
-        cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
-        # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
-        # only the regions that its operator rule returns, even if it computes its full output. All other nodes are not
-        # bound to their rules, because they would get useless Slices of complete tensors.
-        rule_bound = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
-        parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
-        trimmed_state = replace(
-            state,
-            layers=replace(layers, rule_bound_nodes=rule_bound),
-            platform=None,
-            plan=Plan(parts, (SINGLE_DEVICE,), (SINGLE_DEVICE,)),
-        )
-        model = remove_annotations(partition(trimmed_state, quiet=True, check_narrowing=False).model)
-        # A node that computes its full output usually reads its inputs completely. For the Slices that trimming has
-        # added, devices would then be sent whole tensors. `rule_bound_nodes` makes these Slices need only the sliced
-        # regions.
-        old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
-        formed = form_layers(model, registry().operator_rules)
-        slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
-        formed = replace(formed, rule_bound_nodes=frozenset(slices) - old_nodes)
+        trimmed = _make_trimmed_model(state, layers, read_regions)
         reference = state.reference or state.model
-        return replace(state, model=model, layers=formed, reference=reference)
+        return replace(state, model=trimmed, layers=_form_trimmed_layers(trimmed, all_nodes), reference=reference)
+
+
+def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: Mapping[str, Region | None]) -> Model:
+    """Return the model without the elements that are not read, as if it was partitioned for a single device."""
+    cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
+    # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
+    # only the regions that its operator rule returns, even if it computes its full output. All other nodes are not
+    # bound to their rules, because they would get useless Slices of complete tensors.
+    rule_bound = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
+    parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
+    trimmed_state = replace(
+        state,
+        layers=replace(layers, rule_bound_nodes=rule_bound),
+        platform=None,
+        plan=Plan(parts, (SINGLE_DEVICE,), (SINGLE_DEVICE,)),
+    )
+    return remove_annotations(partition(trimmed_state, quiet=True, check_narrowing=False).model)
+
+
+def _form_trimmed_layers(model: Model, old_nodes: Collection[str]) -> LayerGraph:
+    """Return the layers of a trimmed model; `old_nodes` are the nodes before trimming."""
+    # A node that computes its full output usually reads its inputs completely. For the Slices that trimming has
+    # added, devices would then be sent whole tensors. `rule_bound_nodes` makes these Slices need only the sliced
+    # regions.
+    formed = form_layers(model, registry().operator_rules)
+    slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
+    return replace(formed, rule_bound_nodes=frozenset(slices).difference(old_nodes))
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:

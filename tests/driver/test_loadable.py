@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.loadable import check_loadable
+from dicompiler.driver.prepare import check_loadable
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight
 
