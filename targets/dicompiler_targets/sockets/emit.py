@@ -15,6 +15,7 @@ from pathlib import Path
 from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, Segment
 from dicompiler.plugin_api.artifacts import (
     DeviceState,
+    EngineFiles,
     Json,
     describe_artifact,
     describe_transfer,
@@ -54,19 +55,40 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
         name = device.device
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name in RESERVED_NAMES:
             raise DicompilerError(f"device {name!r}: not a valid name for its directory: rename the device")
-        runtime = directory / name / "runtime"
-        runtime.mkdir(parents=True)
-        settings = {"index": index, "threads": threads[name], "optimization": optimization}
         hoisted = [devices[index] for devices in hoisted_roles]
-        contents, names = make_device_contents(program, index, hoisted, networks.get(name, {}))
-        manifest = _device_manifest(program, index, names, hoisted)
-        manifest |= _describe_onnx_versions(contents.segments.values())
-        if networks.get(name):
-            manifest["packages"] = describe_packages(device.engine)
-        files = dict(contents.write(directory / name))
-        for file, source in read_runtime_sources("sockets", (".py",)).items():
-            files[f"runtime/{file}"] = write_chunks(runtime / file, [source])
-        manifests.append(manifest | settings | {"files": dict(sorted(files.items()))})
+        settings = {"index": index, "threads": threads[name], "optimization": optimization}
+        manifest = _write_device_files(program, index, hoisted, networks.get(name, {}), directory / name)
+        manifests.append(manifest | settings)
+    _write_manifests(program, manifests, directory)
+
+
+def _write_device_files(
+    program: Program,
+    index: int,
+    hoisted: Sequence[Sequence[HoistedSegment]],
+    networks: Mapping[bytes, EngineFiles],
+    directory: Path,
+) -> Json:
+    """Write the segments, the weights and the runtime of a device, and return its manifest with these files.
+
+    `hoisted` has the segments of the device for each role. `networks` has the segments in the format of an engine by
+    their serialized models.
+    """
+    runtime = directory / "runtime"
+    runtime.mkdir(parents=True)
+    contents, names = make_device_contents(program, index, hoisted, networks)
+    manifest = _device_manifest(program, index, names, hoisted)
+    manifest |= _describe_onnx_versions(contents.segments.values())
+    if networks:
+        manifest["packages"] = describe_packages(program.devices[index].engine)
+    files = dict(contents.write(directory))
+    for file, source in read_runtime_sources("sockets", (".py",)).items():
+        files[f"runtime/{file}"] = write_chunks(runtime / file, [source])
+    return manifest | {"files": dict(sorted(files.items()))}
+
+
+def _write_manifests(program: Program, manifests: Sequence[Json], directory: Path) -> None:
+    """Write the manifest of each device with the digest of the artifact, and artifact.json."""
     # The manifests list every file with its digest, so a digest of all manifests identifies the whole artifact.
     digest = hashlib.sha256("".join(map(format_json, manifests)).encode()).hexdigest()
     for manifest in manifests:

@@ -366,15 +366,9 @@ class ClusterSession(Session):
 
     def _send_frame(self, frame: InFlightFrame, inputs: Mapping[str, Any], after_each: Callable[[], object]) -> None:
         """Post the messages of a frame to its devices. `after_each` is called after the messages of each device."""
-        cluster = self._cluster
-        frame.number = number = self._window.admit_frame()
-        frame.role_io = role_io = self._role_ios[cluster.schedule.role_index(number)]
-        frame.active_devices = tuple(name for name in cluster.up if name in role_io.active_devices)
-        deadline = self._new_deadline()
-        frame.finished_devices, frame.deadline = set(), deadline - self._caller_s
-        frame.outputs = {name: {} for name, values in role_io.outputs.items() if values}
-        frame.missing_outputs = sum(map(len, role_io.outputs.values()))
-        self._in_flight_frames[number] = frame
+        cluster, deadline = self._cluster, self._new_deadline()
+        self._admit_frame(frame, deadline)
+        number, role_io = frame.number, frame.role_io
         allowed_ms = min(int(1000 * seconds_left(deadline)), 2**32 - 1)
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
         # Devices with inputs are served first, because they can start at once. All others wait for tensors anyway.
@@ -391,6 +385,16 @@ class ClusterSession(Session):
                 channel.post(MessageType.INPUT, payload, value["index"], number)
             after_each()
         self._resets_states = False
+
+    def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
+        """Give the frame the next number, the role of this number, and no outputs yet."""
+        frame.number = self._window.admit_frame()
+        frame.role_io = role_io = self._role_ios[self._cluster.schedule.role_index(frame.number)]
+        frame.active_devices = tuple(name for name in self._cluster.up if name in role_io.active_devices)
+        frame.finished_devices, frame.deadline = set(), deadline - self._caller_s
+        frame.outputs = {name: {} for name, values in role_io.outputs.items() if values}
+        frame.missing_outputs = sum(map(len, role_io.outputs.values()))
+        self._in_flight_frames[frame.number] = frame
 
     def _replay_frames(self) -> None:
         """Send the frames in flight again after a failure, together with the message CHANGE_ROLES.

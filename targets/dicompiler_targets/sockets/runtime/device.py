@@ -193,15 +193,7 @@ class DeviceRun:
         `arriving` has the connections of peers that were accepted. `stop_accepting` is called when no more peers can
         connect.
         """
-        deadline = self._settings.deadline + DEADLINE_GRACE_S
-        message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
-        self._loop.let_helper_run(math.inf)
-        self.peers.adopt_run(message)
-        with self._loop.lock:  # The helper thread may apply a change of roles at the same time.
-            self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
-            self._window.drop(self._last_change)
-            self._input_filter = self._make_input_filter()
-        self.peers.connect_all(arriving, message)
+        rejoins = self._connect_peers(arriving)
         self.executor = executor = StepExecutor(
             self._manifest,
             sessions,
@@ -216,7 +208,7 @@ class DeviceRun:
         self.peers.is_complete = True
         if not self._schedule.tolerates_failures:
             stop_accepting()  # Without failure plans, a failed peer ends the run and cannot rejoin.
-        if message.get("rejoins"):
+        if rejoins:
             # The run continues while this device rejoins. The files are checked before READY, because a damaged file
             # that is found after READY would end the run.
             self._files.check()
@@ -225,6 +217,22 @@ class DeviceRun:
         self._files.check()
         self._execute_frames(executor)
         return executor
+
+    def _connect_peers(self, arriving: ConnectionQueue) -> bool:
+        """Wait for the coordinator's list of devices, and connect to them.
+
+        Return True if this device had failed and rejoins a run that has continued without it.
+        """
+        deadline = self._settings.deadline + DEADLINE_GRACE_S
+        message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
+        self._loop.let_helper_run(math.inf)
+        self.peers.adopt_run(message)
+        with self._loop.lock:  # The helper thread may apply a change of roles at the same time.
+            self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
+            self._window.drop(self._last_change)
+            self._input_filter = self._make_input_filter()
+        self.peers.connect_all(arriving, message)
+        return bool(message.get("rejoins"))
 
     def _make_input_filter(self) -> ReceiveFilter:
         return ReceiveFilter(self._inputs_by_role, self._window, self._schedule)
