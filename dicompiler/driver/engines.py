@@ -49,11 +49,16 @@ def check_engine(engine: str | None, target: Target | None) -> None:
 
 
 def _check_target(engine: str, target: Target | None) -> None:
-    if target is not None and not target.can_use_engines:
+    if target is not None and not _can_use(target, engine):
+        usable = " and ".join((DEFAULT_ENGINE, *target.usable_engines))
         raise UsageError(
-            f"engine: target {target.name!r} computes with {DEFAULT_ENGINE} only, not with {engine}: use --engine "
+            f"engine: target {target.name!r} computes with {usable} only, not with {engine}: use --engine "
             f"{DEFAULT_ENGINE}, or --target sockets"
         )
+
+
+def _can_use(target: Target | None, engine: str) -> bool:
+    return target is None or (target.can_use_engines and (not target.usable_engines or engine in target.usable_engines))
 
 
 def choose_engines(
@@ -115,9 +120,8 @@ def _warn_unknown(platform: Platform, cost: CostModel) -> None:
 
 def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
     """Return the engine with which a device computes the network fastest; onnxruntime if no engine is faster."""
-    if target is not None and not target.can_use_engines:
-        return DEFAULT_ENGINE
-    others = [name for name in registry().engines if name != DEFAULT_ENGINE and cost.knows_engine(device, name)]
+    usable = [name for name in registry().engines if name != DEFAULT_ENGINE and _can_use(target, name)]
+    others = [name for name in usable if cost.knows_engine(device, name)]
     seconds = {DEFAULT_ENGINE: _network_seconds(layers, replace(device, engine=DEFAULT_ENGINE), cost)}
     for name in others:
         with_engine = replace(device, engine=name)

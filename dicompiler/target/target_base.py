@@ -85,6 +85,7 @@ class Target(ABC):
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.
         can_use_engines: Whether devices can compute with other engines than onnxruntime (`DeviceProgram.engine`). If
             not, choosing another engine is an error.
+        usable_engines: Names of the engines besides onnxruntime, if `can_use_engines`; empty: all that exist.
     """
 
     name: ClassVar[str]
@@ -94,6 +95,7 @@ class Target(ABC):
     can_check_files: ClassVar[bool] = False
     can_emulate: ClassVar[bool] = False
     can_use_engines: ClassVar[bool] = False
+    usable_engines: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def emit(self, compilation: PipelineState, directory: Path) -> None:

@@ -20,6 +20,7 @@ from dicompiler.plugin_api import DicompilerError
 from dicompiler.plugin_api.artifacts import file_digest
 from dicompiler_targets.mpi.cache_directory import get_cache_directory
 from dicompiler_targets.mpi.fetch_headers import HEADER_FILE
+from dicompiler_targets.mpi.fetch_ncnn import LIBRARY_FILE
 from dicompiler_targets.mpi.toolchain import Toolchain, get_search_path
 
 MAX_CACHED_PROGRAMS = 64
@@ -81,7 +82,8 @@ def _describe_build(toolchain: Toolchain, sanitize: bool) -> str:
     """Return a text that changes if a tool, a library or an option of the build changes."""
     header = toolchain.include / HEADER_FILE
     lines = []
-    for path in (toolchain.mpicxx, toolchain.cmake, toolchain.compiler, toolchain.library, header):
+    libraries = [toolchain.library] if toolchain.ncnn is None else [toolchain.library, toolchain.ncnn / LIBRARY_FILE]
+    for path in (toolchain.mpicxx, toolchain.cmake, toolchain.compiler, *libraries, header):
         status = path.stat()
         lines.append(f"{path} {path.resolve()} {status.st_size} {status.st_mtime_ns}")
     return "\n".join([*lines, f"sanitize {sanitize}"])
@@ -103,13 +105,15 @@ def _compile(
             path.write_bytes(data)
     if not (build / "configured").is_file():
         shutil.rmtree(build, ignore_errors=True)
-        options = {
+        options: dict[str, Path | str] = {
             "CMAKE_CXX_COMPILER": toolchain.compiler,
             "MPI_CXX_COMPILER": toolchain.mpicxx,
             "ONNXRUNTIME_INCLUDE_DIR": toolchain.include,
             "ONNXRUNTIME_LIBRARY": toolchain.library,
             "DICOMPILER_SANITIZE": "ON" if sanitize else "OFF",
         }
+        if toolchain.ncnn is not None:
+            options["NCNN_DIRECTORY"] = toolchain.ncnn
         command = [
             str(toolchain.cmake),
             "-G",

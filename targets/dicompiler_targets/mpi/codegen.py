@@ -19,14 +19,16 @@ from typing import Any
 from dicompiler.plugin_api import Program, Segment, TensorSpec
 from dicompiler.plugin_api.artifacts import SENDABLE_TYPES, Json, describe_value
 from dicompiler.plugin_api.onnx import dtype_name
-from dicompiler_targets.artifact_files import find_device_inputs
+from dicompiler_targets.artifact_files import NETWORK_SUFFIX, find_device_inputs
 from dicompiler_targets.copy_hoisting import CopiedTensor, HoistedSegment, make_copies
 
 PROGRAM_FORMAT = "dicompiler.mpi-program/3"
 MAX_LINE_CHARS = 120
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 """Pattern of the names of devices and hosts."""
-SEGMENT_PATTERN = r"segment\d{3,}\.onnx"
+SEGMENT_PATTERN = r"segment\d{3,}\.(?:onnx|net)"
+VERSION_PATTERN = r"[0-9.]{1,40}"
+"""Pattern of the version of an engine."""
 OUTPUT_PATTERN = r"[A-Za-z0-9_.-]{1,120}\.npy"
 CPP_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BOOL": "boolean", "FLOAT16": "float16", "BFLOAT16": "bfloat16",
@@ -188,6 +190,7 @@ def describe_program(
     optimization: str,
     provider: str,
     preprocessing: ImagePreprocessing,
+    ncnn_version: str = "",
 ) -> Json:
     """Return the content of program.json.
 
@@ -203,6 +206,7 @@ def describe_program(
         optimization: The optimization level of onnxruntime.
         provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.
+        ncnn_version: The version of ncnn for which segments were converted; empty if there are none.
     """
     ranks = []
     for rank, placement in enumerate(placements):
@@ -222,6 +226,8 @@ def describe_program(
     }
     if program.states:
         document["states"] = [describe_value(value) for value in program.states]
+    if ncnn_version:
+        document["ncnn"] = ncnn_version
     if len(program.replica_roles) < len(program.roles):
         document["failed"] = [list(role.failed) for role in program.roles]
     return document
@@ -283,10 +289,15 @@ def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[
         dtype = dtype_name(tensor_type.elem_type)
         is_known = tensor_type.HasField("shape") and -1 not in dims and dtype in SENDABLE_TYPES
         calls.append(["tensor", name, *([dtype, dims] if is_known else [])])
+    inputs, outputs = list(hoisted.inputs), list(hoisted.outputs)
+    if file.endswith(NETWORK_SUFFIX) and hoisted.segment is not None:
+        # Converted segments have no names of tensors, only their order in the model.
+        graph = hoisted.segment.model.graph
+        inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
     return [
         *calls,
         *_describe_copies("copy_input", hoisted.copied_inputs, hoisted),
-        ["run", file, list(hoisted.inputs), list(hoisted.outputs)],
+        ["run", file, inputs, outputs],
         *_describe_copies("copy_output", hoisted.copied_outputs, hoisted),
     ]
 
@@ -358,7 +369,15 @@ def _generate_main_function(document: Json, placements: Sequence[RankPlacement])
     failed = document.get("failed", ())
     images = document["preprocessing"]
     mean, scale = (", ".join(map(_make_float_literal, images[key])) for key in ("mean", "scale"))
-    role_count_lines = ["        // No states; the number of functions that are used while no device has failed."]
+    ncnn_version = document.get("ncnn", "")
+    role_count_lines = [
+        "        // The number of functions that are used while no device has failed; 0: all.",
+        f"        {'' if states else '{}, '}{failed.count([])},",
+    ]
+    ncnn_lines = [
+        "        // The version of ncnn.",
+        f"        {_make_file_literal(ncnn_version or '0', VERSION_PATTERN)},",
+    ]
     state_lines = ["        // The inputs that are states.", "        {", *(f"            {line}" for line in states)]
     return [
         "int main(int argc, char** argv) {",
@@ -376,7 +395,8 @@ def _generate_main_function(document: Json, placements: Sequence[RankPlacement])
         "        // Images: order of the channels, mean and scale.",
         f"        {{{make_string_literal(images['order'])}, {{{mean}}}, {{{scale}}}}},",
         *([*state_lines, "        },"] if states else []),
-        *([*role_count_lines, f"        {{}}, {failed.count([])},"] if failed else []),
+        *(role_count_lines if failed or ncnn_version else []),
+        *(ncnn_lines if ncnn_version else []),
         "    };",
         "    return dicompiler::run_program(program, argc, argv);",
         "}",

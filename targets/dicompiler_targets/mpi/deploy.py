@@ -1,7 +1,8 @@
 """Runs an artifact on other hosts: copies and builds the packages over ssh, then starts all ranks with mpirun.
 
 A rank is one MPI process; it runs one device. A host needs sshd, the same version of Open MPI as this host, a C++
-compiler, cmake and the library of onnxruntime. The headers of onnxruntime are copied with the package.
+compiler, cmake and the library of onnxruntime. The headers of onnxruntime are copied with the package. If the program
+uses ncnn, ncnn's headers and its library for the host's processor are copied too.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from dicompiler_targets.mpi.artifact import (
     read_outputs,
     write_inputs,
 )
-from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE
+from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE, NCNN
 from dicompiler_targets.mpi.fetch_headers import get_include_directory
+from dicompiler_targets.mpi.fetch_ncnn import HEADER_FILE, LIBRARY_FILE, get_ncnn_directory
 from dicompiler_targets.mpi.host_monitor import (
     DEFAULT_HEARTBEAT_S,
     START_SCRIPT,
@@ -53,6 +55,7 @@ REQUIRED_TOOLS = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
 PROBE_SCRIPT = f"""
 PATH=$2:$PATH; cd /; mkdir -p "$1" || exit 1;
 for tool in {" ".join(REQUIRED_TOOLS)}; do echo "{ssh.LINE_PREFIX}$tool $(command -v $tool || echo -)"; done;
+echo "{ssh.LINE_PREFIX}machine $(uname -m)";
 echo "{ssh.LINE_PREFIX}version $(mpirun --version 2>/dev/null | head -n 1)";
 cd "$1"; echo "{ssh.LINE_PREFIX}path $(pwd)"; echo "{ssh.LINE_PREFIX}stamp $(cat {ssh.STAMP_FILE} 2>/dev/null)";
 sha256sum -c - 2>/dev/null | sed -n "s/^\\(.*\\): OK\\$/{ssh.LINE_PREFIX}intact \\1/p";
@@ -60,8 +63,8 @@ cd /; rmdir "$1" 2>/dev/null; exit 0
 """
 """A shell script that prints the state of a package on its host. Arguments: directories of package and tools.
 
-It prints the paths of the tools, the version of mpirun, and the path and stamp of the package. It also prints the names
-of the files that match the list of SHA-256 digests on standard input."""
+It prints the paths of the tools, the processor, the version of mpirun, and the path and stamp of the package. It also
+prints the names of the files that match the list of SHA-256 digests on standard input."""
 BUILD_SCRIPT = """
 PATH=$2:$PATH; cd "$1"; if [ -x build/program ] && sha256sum -c build/sum >/dev/null 2>&1; then exit 0; fi;
 rm -f build/program;
@@ -118,12 +121,14 @@ class PackageState:
         package: Absolute path of the package.
         stamp: Digest of the artifact to which the package belongs; empty if the package is missing or incomplete.
         mpi_version: First line of the output of `mpirun --version`.
+        machine: The host's processor, as `uname -m` prints it.
         intact_files: Names of the package's files that have the right content.
     """
 
     package: str
     stamp: str
     mpi_version: str
+    machine: str
     intact_files: frozenset[str]
 
 
@@ -185,6 +190,8 @@ def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result
 
 def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: MpiArtifact) -> list[InstalledDevice]:
     files, digest = _list_package_files(artifact, host), artifact.document["digest"]
+    if ncnn_version := artifact.program.get("ncnn", ""):
+        files |= _list_ncnn_files(ncnn_version, _probe_host(commands, host, {}).machine)
     sums = {name: file_digest(path) for name, path in files.items()}
     state, copied_bytes = _probe_host(commands, host, sums), 0
     if (state.stamp, state.intact_files) != (digest, frozenset(files)):
@@ -335,8 +342,9 @@ def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[s
             message = f" ({one_line(done.errors.strip().splitlines()[-1])})" if done.errors.strip() else ""
             raise RunError(f"{host.title}: {name} is missing there{message}: install it with {INSTALL_HINTS[name]}")
     intact = frozenset(line.removeprefix("intact ") for line in done.prefixed_lines if line.startswith("intact "))
-    package, stamp, version = (one_line(answers.get(name, "")) for name in ("path", "stamp", "version"))
-    return PackageState(package, stamp, version, intact)
+    names = ("path", "stamp", "version", "machine")
+    package, stamp, version, machine = (one_line(answers.get(name, "")) for name in names)
+    return PackageState(package, stamp, version, machine, intact)
 
 
 def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, Path]:
@@ -347,12 +355,19 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
     return files | {f"include/{path.name}": path for path in headers}
 
 
+def _list_ncnn_files(version: str, machine: str) -> dict[str, Path]:
+    """Return the paths of ncnn's headers and library for a processor, by name in a package."""
+    directory = get_ncnn_directory(version, machine)
+    headers = sorted((directory / HEADER_FILE).parent.glob("*.h"))
+    return {f"{NCNN}/{path.relative_to(directory)}": path for path in (*headers, directory / LIBRARY_FILE)}
+
+
 def _find_reusable_files(files: Mapping[str, Path], state: PackageState) -> frozenset[str]:
     """Return the names of files on a host that need not be copied again.
 
     The result includes "build", the directory of the built program, if all sources are intact.
     """
-    suffixes = (".cc", ".hpp", ".h", ".txt")
+    suffixes = (".cc", ".hpp", ".h", ".a", ".txt")
     sources = {name for name in files if name.endswith(suffixes) and not name.endswith(CONTENTS_FILE)}
     return state.intact_files | ({"build"} if sources <= state.intact_files else set())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError, Program
@@ -17,17 +17,20 @@ from dicompiler.plugin_api.artifacts import Json, describe_artifact, describe_va
 from dicompiler.plugin_api.onnx import is_fixed_size
 from dicompiler_targets.artifact_files import find_device_inputs, write_chunks
 from dicompiler_targets.bundled_runtime import read_runtime_sources
+from dicompiler_targets.engine_segments import convert_segments
 from dicompiler_targets.mpi import codegen, package_files
 from dicompiler_targets.mpi.codegen import ImagePreprocessing, RankPlacement, describe_program
 from dicompiler_targets.segment_io import hoist_device_copies, make_device_contents
 
 MANIFEST_FORMAT = "dicompiler.mpi/4"
 MANIFEST_FILE, CONTENTS_FILE, PROGRAM_FILE = "manifest.json", "contents.txt", "program.json"
+NCNN, NCNN_SOURCE = "ncnn", "engine_ncnn.cc"
+"""Name of the engine, and of its source file in the runtime."""
 RESERVED_HOST_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
 """Invalid host names: each package is a directory with its host's name, next to files with these names."""
 RESERVED_DEVICE_NAMES = (
     "build", "runtime", "main.cc", "CMakeLists.txt", "run.sh", "rankfile", "hostfile", "sender.json", "receiver.json",
-    MANIFEST_FILE, PROGRAM_FILE, "include",
+    MANIFEST_FILE, PROGRAM_FILE, "include", NCNN,
 )  # fmt: skip
 """Invalid device names: a package has a directory with each device's name, next to files with these names."""
 UNBUILT_FILES = ("sender.json", "receiver.json", MANIFEST_FILE, PROGRAM_FILE)
@@ -62,10 +65,16 @@ def write_program(
     describe_artifact(program, "mpi", "")
     devices = range(len(program.devices))
     hoisted = [[hoist_device_copies(role.devices[index]) for role in program.roles] for index in devices]
+    networks = convert_segments(program, list(zip(*hoisted, strict=True)))
     contents, files = zip(
-        *(make_device_contents(program, index, roles) for index, roles in enumerate(hoisted)), strict=True
+        *(
+            make_device_contents(program, index, roles, networks.get(program.devices[index].device, {}))
+            for index, roles in enumerate(hoisted)
+        ),
+        strict=True,
     )
-    document = describe_program(program, placements, files, hoisted, optimization, provider, preprocessing)
+    version = metadata.version(NCNN) if networks else ""
+    document = describe_program(program, placements, files, hoisted, optimization, provider, preprocessing, version)
     common: dict[str, bytes] = {
         PROGRAM_FILE: format_json(document).encode(),
         "sender.json": package_files.make_transfer_table(program, "sender", "receiver").encode(),
@@ -104,13 +113,16 @@ def make_package_sources(document: Json) -> dict[str, bytes]:
     invalid.
     """
     placements = codegen.read_placements(document)
+    runtime = read_runtime_sources("mpi", (".cc", ".hpp"))
+    if "ncnn" not in document:
+        del runtime[NCNN_SOURCE]
     return {
         "main.cc": codegen.generate_main(document).encode(),
         "run.sh": package_files.make_run_script(placements).encode(),
         "rankfile": package_files.make_rankfile(placements).encode(),
         "hostfile": package_files.make_hostfile(placements).encode(),
         "CMakeLists.txt": resources.files("dicompiler_targets.mpi").joinpath("CMakeLists.txt").read_bytes(),
-        **{f"runtime/{name}": content for name, content in read_runtime_sources("mpi", (".cc", ".hpp")).items()},
+        **{f"runtime/{name}": content for name, content in runtime.items()},
     }
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
@@ -24,6 +25,7 @@ from dicompiler_targets.mpi.artifact import (
     write_inputs,
 )
 from dicompiler_targets.mpi.build import build_program
+from dicompiler_targets.mpi.fetch_ncnn import get_ncnn_directory
 from dicompiler_targets.mpi.toolchain import find_toolchain
 
 
@@ -32,6 +34,8 @@ def run_here(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], opti
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
     toolchain = find_toolchain()
+    if "ncnn" in artifact.program:
+        toolchain = replace(toolchain, ncnn=get_ncnn_directory(artifact.program["ncnn"]))
     program = build_program(next(iter(artifact.packages.values())), toolchain)
     command = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
     return failover.run_with_failover(artifact, frames, options, partial(_run_once, artifact, command, program))

@@ -46,6 +46,8 @@ class MpiTarget(Target):
     can_tolerate_failures: ClassVar[bool] = True
     can_check_files: ClassVar[bool] = True
     can_emulate: ClassVar[bool] = True
+    can_use_engines: ClassVar[bool] = True
+    usable_engines: ClassVar[tuple[str, ...]] = ("ncnn",)
 
     threads: int = field(default=0, metadata={"help": "threads that compute a segment; 0: the device's cores"})
     optimization: Optimization = field(
@@ -139,9 +141,12 @@ class MpiTarget(Target):
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Predict the bytes that each device's process adds: MPI, onnxruntime with sessions, and retained buffers."""
+        from dicompiler_targets.engine_segments import predict_engine_bytes
         from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead
 
         overhead = predict_memory_overhead(program, RANK_BASE_BYTES, self.optimization)
+        engines = predict_engine_bytes(program)
         return {
-            device.device: overhead[device.device] + count_retained_bytes(program, device) for device in program.devices
+            device.device: overhead[device.device] + engines[device.device] + count_retained_bytes(program, device)
+            for device in program.devices
         }

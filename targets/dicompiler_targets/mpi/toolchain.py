@@ -30,7 +30,13 @@ EXTRA_PROGRAMS = ("mpirun", "mpicxx", "cmake")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Paths of the tools that build and start programs; `include` and `library` are those of onnxruntime."""
+    """Paths of the tools that build and start programs.
+
+    Attributes:
+        include: Directory of onnxruntime's headers.
+        library: Library of onnxruntime.
+        ncnn: Directory of ncnn's headers and library; None if the program does not use ncnn.
+    """
 
     mpirun: Path
     mpicxx: Path
@@ -38,6 +44,7 @@ class Toolchain:
     compiler: Path
     include: Path
     library: Path
+    ncnn: Path | None = None
 
 
 def get_search_path() -> str:
@@ -51,7 +58,7 @@ def make_missing_error(name: str) -> DicompilerError:
 
 
 def find_toolchain(path: str | None = None) -> Toolchain:
-    """Find all tools. The search path of programs is `path`, by default the result of `get_search_path`.
+    """Find all tools except ncnn. The search path of programs is `path`, by default the result of `get_search_path`.
 
     The headers of onnxruntime are fetched if they are missing. Raise DicompilerError if a tool is missing.
     """

@@ -2,8 +2,8 @@
 
 The modules in the order in which a compiled network and then a frame pass through them:
 
-1. `target` defines the options. `emit` writes an artifact, and `artifact` loads it. `engine_segments` converts segments
-   for engines other than onnxruntime.
+1. `target` defines the options. `emit` writes an artifact, and `artifact` loads it.
+   `dicompiler_targets.engine_segments` converts segments for engines other than onnxruntime.
 2. `deploy` copies an artifact to other hosts. `daemon_control` starts resident devices there.
 3. `open_session` decides where the devices run, and opens the session.
 4. `session` reads the user's frames, sends them to the devices and returns the outputs. `session_guard` lets the

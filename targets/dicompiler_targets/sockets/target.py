@@ -132,8 +132,8 @@ class SocketsTarget(Target):
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Return each device's memory for Python, engines and sessions, at the moment with the highest use."""
+        from dicompiler_targets.engine_segments import predict_engine_bytes
         from dicompiler_targets.ort_memory import predict_memory_overhead
-        from dicompiler_targets.sockets.engine_segments import predict_engine_bytes
 
         overhead = predict_memory_overhead(program, PROCESS_BYTES, self.optimization)
         return {name: overhead[name] + count for name, count in predict_engine_bytes(program).items()}

@@ -1,4 +1,5 @@
-// Interface of the engine that computes segments, the ONNX models of a rank. engine_onnxruntime.cc implements it.
+// Interface of the engines that compute segments, the models of a rank. engine_onnxruntime.cc and engine_ncnn.cc implement
+// it. A program contains engine_ncnn.cc only if ncnn computes one of its segments.
 #pragma once
 
 #include "tensor.hpp"
@@ -29,6 +30,8 @@ struct EngineOptions {
     std::string provider;
     // True if the engine's threads sleep between segments, because the cores are needed to send and receive.
     bool yields = true;
+    // The version of ncnn for which the segments were converted; "" if ncnn computes none of them.
+    std::string ncnn_version = "";
 };
 
 class Engine {
@@ -37,7 +40,12 @@ public:
     virtual std::unique_ptr<Segment> load(const std::string& path) = 0;
 };
 
-// Throws Error if the engine cannot start or does not have the execution provider.
+// Throw Error if the engine cannot start, or does not have the execution provider.
+std::unique_ptr<Engine> make_onnxruntime(const EngineOptions& options);
+std::unique_ptr<Engine> make_ncnn(const EngineOptions& options);
+
+// Returns an engine that loads each segment with the engine of its file: ncnn for .net, onnxruntime for .onnx. It starts
+// an engine when it loads the first segment of this engine.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options);
 
 }  // namespace dicompiler

@@ -187,7 +187,7 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Engine> make_engine(const EngineOptions& options) {
+std::unique_ptr<Engine> make_onnxruntime(const EngineOptions& options) {
     const auto* base = OrtGetApiBase();
     const auto* api = base->GetApi(ORT_API_VERSION);
     if (api == nullptr) {

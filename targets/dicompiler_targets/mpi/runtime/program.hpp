@@ -99,6 +99,8 @@ struct Program {
     std::vector<Input> states = {};
     // The number of roles that are used while no device has failed; 0: all roles.
     std::size_t regular_roles = 0;
+    // The version of ncnn for which segments were converted; "" if ncnn computes none of them.
+    std::string ncnn_version = "";
 };
 
 // Runs a generated program and returns its exit code. `--help` prints the arguments.

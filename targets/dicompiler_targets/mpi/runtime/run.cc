@@ -210,7 +210,7 @@ ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const Fr
     const auto has_transfers = [](const Rank& rank) { return !rank.receives.empty() || !rank.sends.empty(); };
     const auto engine =
         make_engine({task.threads, task.program.optimization, task.device.gpu ? task.program.provider : "",
-                     std::any_of(task.roles.begin(), task.roles.end(), has_transfers)});
+                     std::any_of(task.roles.begin(), task.roles.end(), has_transfers), task.program.ncnn_version});
     std::map<std::string, std::unique_ptr<Segment>> loaded;
     try {
         loaded = load_segments(*engine, task.roles, directory);

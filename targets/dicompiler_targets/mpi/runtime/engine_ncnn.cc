@@ -1,0 +1,170 @@
+// Implements the engine interface with ncnn, in float32. The blobs of a network are named in0, in1, … and out0, out1, …, in
+// the order of the inputs and outputs of Rank::run. ncnn has no batch axis, so tensors of shape (1, …) are passed without
+// their first axis.
+#include <ncnn/net.h>
+#include <ncnn/platform.h>
+
+#include <cstring>
+
+#include "engine.hpp"
+
+namespace dicompiler {
+namespace {
+
+constexpr std::size_t MAT_ALIGNMENT_BYTES = 16;  // of the channels of ncnn::Mat
+constexpr std::size_t MAX_MAT_DIMS = 3;
+
+struct BlobShape {
+    int dims, width, height, channels;
+
+    std::size_t plane() const { return static_cast<std::size_t>(width) * static_cast<std::size_t>(height); }
+};
+
+// Returns the shape of the blob for a tensor. Throws Error if ncnn has no such blob.
+BlobShape shape_of_blob(const std::string& path, const Tensor& tensor) {
+    const auto& shape = tensor.shape;
+    const auto dims = shape.size() - 1;
+    if (tensor.type != Type::float32 || shape.empty() || shape[0] != 1 || dims < 1 ||
+        dims > MAX_MAT_DIMS) {
+        throw Error(path + ": its tensor '" + tensor.name + "' of shape " + to_string(shape) + " is not one of ncnn");
+    }
+    const auto size = [&](std::size_t from_last) {
+        return from_last < dims ? static_cast<int>(shape[shape.size() - 1 - from_last]) : 1;
+    };
+    return {static_cast<int>(dims), size(0), size(1), size(2)};
+}
+
+// Returns a blob with memory of its own, or a view of `data`.
+ncnn::Mat make_mat(const BlobShape& shape, void* data = nullptr) {
+    const auto [dims, width, height, channels] = shape;
+    if (dims == 1) return data == nullptr ? ncnn::Mat(width) : ncnn::Mat(width, data);
+    if (dims == 2) return data == nullptr ? ncnn::Mat(width, height) : ncnn::Mat(width, height, data);
+    return data == nullptr ? ncnn::Mat(width, height, channels) : ncnn::Mat(width, height, channels, data);
+}
+
+// Copies channels between a contiguous tensor and a blob, in which channels are aligned.
+template <typename Copy>
+void for_each_channel(const BlobShape& shape, std::size_t channel_stride, const Copy& copy) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(shape.channels); ++i) {
+        copy(i * shape.plane(), i * channel_stride, shape.plane() * sizeof(float));
+    }
+}
+
+class NcnnBoundSegment : public BoundSegment {
+public:
+    NcnnBoundSegment(const ncnn::Net& net, std::string path, const std::vector<Tensor*>& inputs,
+                     const std::vector<Tensor*>& outputs)
+        : net_(net), path_(std::move(path)) {
+        for (auto* tensor : inputs) inputs_.push_back({tensor, "in" + std::to_string(inputs_.size())});
+        for (auto* tensor : outputs) outputs_.push_back({tensor, "out" + std::to_string(outputs_.size())});
+    }
+
+    void run() override {
+        auto extractor = net_.create_extractor();
+        for (const auto& input : inputs_) {
+            if (extractor.input(input.name.c_str(), make_input(input)) != 0) fail(input);
+        }
+        for (const auto& output : outputs_) {
+            ncnn::Mat mat;
+            const auto shape = shape_of_blob(path_, *output.tensor);
+            const auto code = extractor.extract(output.name.c_str(), mat);
+            if (code != 0 || mat.dims != shape.dims || mat.w != shape.width || mat.h != shape.height ||
+                mat.c != shape.channels || mat.elemsize != sizeof(float)) {
+                fail(output);
+            }
+            const auto* const source = static_cast<const float*>(mat.data);
+            auto* const target = static_cast<float*>(output.tensor->data);
+            for_each_channel(shape, mat.cstep, [&](std::size_t ours, std::size_t theirs, std::size_t bytes) {
+                std::memcpy(target + ours, source + theirs, bytes);
+            });
+        }
+    }
+
+private:
+    struct Binding {
+        Tensor* tensor;
+        std::string name;
+    };
+
+    // Returns a view of the tensor if its channels are as aligned as in a blob, or else a copy. The type and shape of an
+    // input of the network are known when the frame has been read.
+    ncnn::Mat make_input(const Binding& input) {
+        const auto shape = shape_of_blob(path_, *input.tensor);
+        auto* const data = static_cast<float*>(input.tensor->data);
+        const auto is_aligned = reinterpret_cast<std::uintptr_t>(data) % MAT_ALIGNMENT_BYTES == 0;
+        if (is_aligned && (shape.dims < 3 || shape.plane() * sizeof(float) % MAT_ALIGNMENT_BYTES == 0)) {
+            auto view = make_mat(shape, data);
+            // A layer that works in place copies a blob that others refer to, so the tensor is not changed.
+            view.refcount = &view_count_;
+            NCNN_XADD(&view_count_, 1);
+            return view;
+        }
+        auto mat = make_mat(shape);
+        auto* const target = static_cast<float*>(mat.data);
+        for_each_channel(shape, mat.cstep, [&](std::size_t ours, std::size_t theirs, std::size_t bytes) {
+            std::memcpy(target + theirs, data + ours, bytes);
+        });
+        return mat;
+    }
+
+    [[noreturn]] void fail(const Binding& binding) const {
+        throw Error(path_ + ": ncnn cannot run it: tensor '" + binding.tensor->name + "' of shape " +
+                    to_string(binding.tensor->shape) + " does not match " + binding.name);
+    }
+
+    const ncnn::Net& net_;
+    std::string path_;
+    std::vector<Binding> inputs_, outputs_;
+    // The number of views, plus one so that ncnn never frees a tensor.
+    int view_count_ = 1;
+};
+
+class NcnnSegment : public Segment {
+public:
+    NcnnSegment(const std::string& path, const ncnn::Option& options) : path_(path) {
+        net_.opt = options;
+        const auto weights = path.substr(0, path.rfind('.')) + ".bin";
+        if (net_.load_param(path.c_str()) != 0) throw Error(path + " cannot be loaded: ncnn does not know a layer");
+        if (net_.load_model(weights.c_str()) != 0) throw Error(weights + " cannot be loaded");
+    }
+
+    std::unique_ptr<BoundSegment> bind(const std::vector<Tensor*>& inputs,
+                                       const std::vector<Tensor*>& outputs) override {
+        return std::make_unique<NcnnBoundSegment>(net_, path_, inputs, outputs);
+    }
+
+private:
+    std::string path_;
+    ncnn::Net net_;
+};
+
+class NcnnEngine : public Engine {
+public:
+    explicit NcnnEngine(const EngineOptions& options) {
+        options_.num_threads = options.threads;
+        if (options.yields) options_.openmp_blocktime = 0;
+        // ncnn would otherwise round values to 16 bits if the processor supports it.
+        options_.use_fp16_packed = options_.use_fp16_storage = options_.use_fp16_arithmetic = false;
+        options_.use_bf16_storage = false;
+    }
+
+    std::unique_ptr<Segment> load(const std::string& path) override {
+        return std::make_unique<NcnnSegment>(path, options_);
+    }
+
+private:
+    ncnn::Option options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_ncnn(const EngineOptions& options) {
+    if (options.ncnn_version != NCNN_VERSION_STRING) {
+        throw Error("the files were made for ncnn " + options.ncnn_version + ", this program has " NCNN_VERSION_STRING
+                    ": build it with ncnn " + options.ncnn_version + ", or compile the model again with 'pip install "
+                    "ncnn==" NCNN_VERSION_STRING "'");
+    }
+    return std::make_unique<NcnnEngine>(options);
+}
+
+}  // namespace dicompiler
