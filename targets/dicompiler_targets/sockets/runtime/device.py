@@ -286,13 +286,16 @@ class DeviceRun:
         elif header.type is MessageType.FINISH:
             self._mailbox.put_order("finish", True)
         elif header.type is MessageType.BEGIN_FRAME:
-            if self._peers_done:
-                peer = min(self._peers_done)
-                self._fail_early(DeviceError(f"{peer!r} sent BYE before the end of the run", peer))
-            self._next_announced += 1
             # The index of BEGIN_FRAME is the frame's time limit in milliseconds.
-            times = time.perf_counter(), time.monotonic() + header.index / 1000
-            self._mailbox.put_order(("frame", header.frame), times)
+            self._announce_frame(header.frame, header.index / 1000)
+
+    def _announce_frame(self, frame: int, timeout_s: float) -> None:
+        """Order the main thread to begin a frame, with the time of its announcement and its deadline."""
+        if self._peers_done:
+            peer = min(self._peers_done)
+            self._fail_early(DeviceError(f"{peer!r} sent BYE before the end of the run", peer))
+        self._next_announced += 1
+        self._mailbox.put_order(("frame", frame), (time.perf_counter(), time.monotonic() + timeout_s))
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
         """Apply a CHANGE_ROLES message: from a frame on, use other roles (such as a failure plan and its replicas).

@@ -246,7 +246,7 @@ class StepExecutor:
             steps = frame.role.steps
             if frame.position < len(steps):
                 step = steps[frame.position]
-                if not self._has_inputs(step, frame):
+                if not self._take_inputs(step, frame):
                     position += 1
                     continue
                 try:
@@ -304,28 +304,30 @@ class StepExecutor:
             self.timeline.append((kind, index, frame, start, end))
         return end - start
 
-    def _has_inputs(self, step: ExecutorStep, frame: FrameExecution) -> bool:
+    def _take_inputs(self, step: ExecutorStep, frame: FrameExecution) -> bool:
         """Take the tensors that the step needs from the mailbox; return True if all of them are available."""
         for name in step.needed:
             if name not in frame.values:
                 payload = self._take_payload(name, frame)
                 if payload is None:
                     return False
-                buffer_set = frame.buffer_set or self._take_buffers(frame)
-                view = buffer_set.views.get(name)
-                if isinstance(payload, ort.OrtValue):  # A state that `_keep_states` did not copy.
-                    if view is None:
-                        frame.values[name] = payload
-                        continue
-                    payload = value_to_bytes(payload, frame.role.received[name])
-                if view is not None:
-                    view[:] = payload
-                    frame.values[name] = buffer_set.values[name]
-                elif name in frame.role.raw_inputs:
-                    frame.values[name] = payload
-                else:
-                    frame.values[name] = value_from_bytes(payload, frame.role.received[name])
+                frame.values[name] = self._make_input(name, payload, frame)
         return True
+
+    def _make_input(self, name: str, payload: Any, frame: FrameExecution) -> Any:
+        """Return a received tensor or stored state in the form in which the steps of the frame read it."""
+        buffer_set = frame.buffer_set or self._take_buffers(frame)
+        view = buffer_set.views.get(name)
+        if isinstance(payload, ort.OrtValue):  # A state that `_keep_states` did not copy.
+            if view is None:
+                return payload
+            payload = value_to_bytes(payload, frame.role.received[name])
+        if view is not None:
+            view[:] = payload
+            return buffer_set.values[name]
+        if name in frame.role.raw_inputs:
+            return payload
+        return value_from_bytes(payload, frame.role.received[name])
 
     def _take_payload(self, name: str, frame: FrameExecution) -> Any:
         """Remove and return the received tensor or stored state of that name, or None if not available."""
