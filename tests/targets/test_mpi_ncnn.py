@@ -5,6 +5,7 @@ The library of ncnn is the one that `tests/run` builds.
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler.testing import temporarily_registered
 from dicompiler_targets.engines.ncnn import NcnnEngine
 from dicompiler_targets.engines.ncnn_converter import CONVERTERS
-from dicompiler_targets.mpi import MpiTarget, fetch_libraries, fetch_ncnn
+from dicompiler_targets.mpi import MpiTarget, fetch_headers, fetch_libraries, fetch_ncnn
 
 SPLIT_TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 4, 16, 16] y)
 { c = Conv <pads = [1, 1, 1, 1]> (x, w)  e = Erf (c)  y = Conv <pads = [1, 1, 1, 1]> (e, w) }"""
@@ -125,7 +126,9 @@ def test_version_that_the_program_does_not_have_is_named(tmp_path: Path, monkeyp
     )
     directory = compile_network(networks.build("lenet", 0), tmp_path / "a")
     monkeypatch.undo()
-    monkeypatch.setenv(fetch_ncnn.DIRECTORY_VARIABLE, str(fetch_ncnn.get_ncnn_directory(installed("ncnn"), "x86_64")))
+    monkeypatch.setenv(
+        fetch_ncnn.DIRECTORY_VARIABLE, str(fetch_ncnn.get_ncnn_directory(installed("ncnn"), platform.machine()))
+    )
     with pytest.raises(
         RunError, match=r"the files were made for ncnn 1\.0\.20200101, this program has 1\.0\.\d+: build"
     ):
@@ -133,6 +136,7 @@ def test_version_that_the_program_does_not_have_is_named(tmp_path: Path, monkeyp
 
 
 def test_library_that_is_missing_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fetch_headers.INCLUDE_VARIABLE, str(fetch_headers.get_include_directory()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.setenv(variable, f"file://{tmp_path}")
