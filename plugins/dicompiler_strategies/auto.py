@@ -154,6 +154,7 @@ class _AutoSearch:
             self.search.trim()
         else:
             self._search_tables()
+        self.search.try_sliced_sums()
         if self.problem.objective == "latency" and self._has_time("waves"):
             self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
 

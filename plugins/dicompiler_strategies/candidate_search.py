@@ -30,6 +30,7 @@ from dicompiler_strategies.joint.variable_elimination import (
     minimise_exactly,
 )
 from dicompiler_strategies.overlap_waves import FIRST_WAVE_SHARES, SHARE_STEPS, overlap_orders
+from dicompiler_strategies.sliced_sums import slice_sums
 from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, restrict_edges, to_original_numbers
 from dicompiler_strategies.trim_parts import trim_parts
@@ -263,6 +264,11 @@ class CandidateSearch:
             and _count_parts(self.best.plan) <= MAX_SIMULATED_PARTS
         ):
             self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.origin)])
+
+    def try_sliced_sums(self) -> None:
+        """Evaluate the best plan with its partial sums added up in slices: fewer bytes, but one more exchange."""
+        if self.best is not None:
+            self.try_plans([(slice_sums(self.problem.layers, self.best.plan), self.best.origin)])
 
     def try_waves(self, others: Iterable[Plan] = ()) -> None:
         """Reorder the best plan and the plans `others` in waves, and evaluate the results.

@@ -103,6 +103,7 @@ class Heads(Strategy):
         if search.best is None:
             raise DicompilerError("heads: no plan fits into memory: use hosts with more memory, or more hosts")
         search.reduce_weights(best)
+        search.try_sliced_sums()
         search.best = replace(search.best, plan=trim_parts(problem, search.best.plan))
         if waves:
             search.try_waves(best_row_plans(best))

@@ -17,9 +17,12 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.driver.artifact import reopen_artifact, verify
 from dicompiler.driver.compiler import compile
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, load_plan
 from dicompiler.verify.comparison import graph_inputs, random_inputs
+from dicompiler_strategies.sliced_sums import slice_sums
+from dicompiler_strategies.transformer_heads import Heads
 
 TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "int8": "INT8", "int8-block": "INT8"}
 BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "int8-block": 33 / 32}
@@ -204,3 +207,22 @@ def test_decoder_sends_partial_sums_with_a_scale_for_each_block(target: str, tmp
     assert sent == {onnx.TensorProto.INT8, onnx.TensorProto.INT64}
     states = [state.value for device in result.program.devices for state in device.states]
     assert states and {state.dtype for state in states} == {onnx.TensorProto.FLOAT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_decoder_adds_up_partial_sums_in_slices(target: str, tmp_path: Path) -> None:
+    """Three devices each add up one slice of the channels, and send it to the others."""
+    model, wire = networks.build("llama_small", 1, **DECODER), "int8-block"
+    problem = load_problem(model, "rpi4x3", objective="memory", target=target, wire_dtype=wire)
+    whole = Heads(device_counts=(3,), waves=False).plan(problem)
+    merged = {
+        name: tuple(part for part in parts if part.reduce) + tuple(Part(d.name) for d in problem.platform.devices)
+        for name, parts in whole.layers.items()
+        if any(part.reduce for part in parts)
+    }
+    plan = slice_sums(problem.layers, replace(whole, layers={**whole.layers, **merged}))
+    assert merged and all(len({part.region for part in plan.layers[name]}) == 4 for name in merged)
+    compile(model, "rpi4x3", plan=plan, target=target, output=tmp_path / "out")
+    found = checks(tmp_path / "out")
+    assert all(check.passed for check in found.values()), found
