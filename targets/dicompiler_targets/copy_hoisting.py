@@ -160,13 +160,7 @@ def hoist_copies(
         return HoistedSegment(segment, {}, {}, {})
     graph = onnx.shape_inference.infer_shapes(segment.model).graph
     infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    identities = dict[str, CopiedTensor]()
-    for name, value in infos.items():
-        tensor_type = value.type.tensor_type
-        dims = tensor_type.shape.dim
-        has_shape = tensor_type.HasField("shape") and all(dim.dim_value for dim in dims)
-        if has_shape and tensor_type.elem_type in dtypes:
-            identities[name] = _make_whole_tensor(name, tuple(dim.dim_value for dim in dims), tensor_type.elem_type)
+    identities = _find_copyable_tensors(infos, dtypes)
     if not all(name in identities for name in (*segment.inputs, *segment.outputs)):
         return HoistedSegment(segment, {}, {}, {})
     from_inputs, to_outputs = _find_copied_tensors(segment, identities, max_axes, kept_outputs)
@@ -184,6 +178,18 @@ def hoist_copies(
     ends = dict.fromkeys((*segment.inputs, *segment.outputs, *input_tensors, *outputs))
     values = {name: TensorSpec(name, identities[name].dtype, identities[name].shape) for name in ends}
     return HoistedSegment(rest, input_tensors, output_tensors, values)
+
+
+def _find_copyable_tensors(infos: Mapping[str, onnx.ValueInfoProto], dtypes: Container[int]) -> dict[str, CopiedTensor]:
+    """Return the tensors with a known shape and one of the element types `dtypes`, each as a copy of itself."""
+    found = {}
+    for name, value in infos.items():
+        tensor_type = value.type.tensor_type
+        dims = tensor_type.shape.dim
+        has_shape = tensor_type.HasField("shape") and all(dim.dim_value for dim in dims)
+        if has_shape and tensor_type.elem_type in dtypes:
+            found[name] = _make_whole_tensor(name, tuple(dim.dim_value for dim in dims), tensor_type.elem_type)
+    return found
 
 
 def make_copies(
