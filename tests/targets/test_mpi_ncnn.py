@@ -72,6 +72,7 @@ def test_devices_have_different_engines(tmp_path: Path) -> None:
     assert verify(tmp_path / "a").passed
 
 
+@pytest.mark.slow
 def test_frames_equal_those_of_onnxruntime_except_for_rounding(tmp_path: Path) -> None:
     inputs = {"input": floats(1, 1, 32, 32)}
     outputs = []
@@ -106,7 +107,8 @@ def test_segment_that_converts_wrongly_stays_with_onnxruntime(
     assert not list(directory.rglob("engine_ncnn.cc")) and verify(directory).passed
 
 
-def test_failure_plans_and_replicas_compute_with_ncnn(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_failure_plans_compute_with_ncnn(tmp_path: Path) -> None:
     directory = compile_network(networks.build("lenet", 0), tmp_path / "a", 3, tolerate_failures=1)
     assert verify(directory).passed
     inputs = {"input": floats(1, 1, 32, 32)}
@@ -117,6 +119,7 @@ def test_failure_plans_and_replicas_compute_with_ncnn(tmp_path: Path) -> None:
         np.testing.assert_allclose(result.outputs[-1]["output"], whole, atol=1e-5 * np.abs(whole).max())
 
 
+@pytest.mark.slow
 def test_version_that_the_program_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dicompiler_targets.mpi import emit as mpi_emit
 
@@ -135,6 +138,7 @@ def test_version_that_the_program_does_not_have_is_named(tmp_path: Path, monkeyp
         run(directory)
 
 
+@pytest.mark.slow
 def test_library_that_is_missing_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fetch_headers.INCLUDE_VARIABLE, str(fetch_headers.get_include_directory()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -164,6 +168,7 @@ def test_engines_without_a_cpp_library_are_refused(tmp_path: Path) -> None:
         compile_network(networks.build("lenet", 0), tmp_path / "a", engine="other")
 
 
+@pytest.mark.slow
 def test_program_for_a_board_computes_the_same(tmp_path: Path) -> None:
     directory = compile_network(networks.build("resnet8", 0), tmp_path / "a", 1, strategy="single")
     package = directory / "pi01"
@@ -182,6 +187,7 @@ def test_program_for_a_board_computes_the_same(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(path), expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_boards_get_the_library_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")
     with cluster(tmp_path, ("one", "two")) as made, made.inside():
