@@ -47,8 +47,9 @@ class InterruptHandler:
 
     def end_command(self, is_finished: bool) -> None:
         """End the process at an interrupt from now on. If the command is finished, raise a delayed interrupt."""
+        is_delayed = self._retries > 0  # Read first: when the command has ended, the handler resets it.
         self._is_in_command = False
-        if is_finished and self._retries:
+        if is_finished and is_delayed:
             raise KeyboardInterrupt
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
