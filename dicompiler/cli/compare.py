@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.completion import complete_name_list, complete_platform
 from dicompiler.cli.options import (
     PATH,
@@ -128,6 +128,8 @@ def command(
                 _show_explanation(explanation)
             if comparison is not comparisons[-1][1]:
                 click.echo()
+    if output_format in ("csv", "markdown") and any(comparison.best is None for _, comparison in comparisons):
+        raise DicompilerError("compare: no strategy found a feasible plan: see the column error")
 
 
 def _pairs(models: tuple[Path, ...], platforms: tuple[str, ...]) -> Iterator[tuple[Path, str | None]]:

@@ -17,7 +17,9 @@ HEADERS = (
     "model", "platform", "objective", "strategy", "latency_s", "input_output_s", "period_s", "energy_j", "memory",
     "total_bytes", "speedup", "search_s", "best", "error",
 )  # fmt: skip
-"""Names of the columns. Times are in seconds, energies in joules, and memory is in bytes."""
+"""Names of the columns. Times are in seconds, energies in joules, and memory is in bytes.
+
+`energy_j` is empty if the platform states no powers."""
 
 
 def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[tuple[str, ...]]:
@@ -30,7 +32,8 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
             if metrics is not None:
                 times = (metrics.latency_s, metrics.input_output_s, metrics.period_s)
                 speedup = metrics.speedup_over(comparison.single_device, comparison.problem.objective)
-                figures = (*times, metrics.energy_j, metrics.memory, metrics.total_bytes, speedup)
+                energy_j = metrics.energy_j or ""  # It is 0 if the platform states no powers.
+                figures = (*times, energy_j, metrics.memory, metrics.total_bytes, speedup)
             setting = (str(model), comparison.problem.platform.name, comparison.problem.objective, result.strategy)
             is_best = "yes" if result is best else ""
             yield tuple(map(str, (*setting, *figures, result.search_s, is_best, result.error)))

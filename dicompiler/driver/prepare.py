@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.objectives import objective_terms
 from dicompiler.base.option_specs import Spec
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.runtime_overhead import RuntimeCosts, runtime_slowdown
@@ -195,6 +196,7 @@ def make_problem(
     """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
+    check_powers(platform, objective)
     for line in layers_without_cost(layers):
         log.warning(line)
     cost_model = cost or AnalyticModel()
@@ -204,6 +206,19 @@ def make_problem(
     if target is None:
         return problem
     return replace(problem, runtime_costs=runtime_costs(platform, cost_model, target))
+
+
+def check_powers(platform: Platform, objective: str) -> None:
+    """Raise UsageError if the objective contains the energy and the platform states no powers.
+
+    The energies of all plans would be 0, so that every plan would be the best one.
+    """
+    has_powers = any(device.power_active or device.power_idle or device.power_network for device in platform.devices)
+    if "energy" in objective_terms(objective) and not has_powers:
+        raise UsageError(
+            f"objective {objective!r}: platform {platform.name!r} states no powers: add power_active and power_idle to "
+            "its devices, or use another objective"
+        )
 
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:

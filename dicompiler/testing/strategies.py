@@ -54,7 +54,7 @@ def check_strategy(
         with error_context(f"{describe(instance)} on {sample}"):
             _check_same_plan(plan, plan_or_error(instance, sample, limit_s), "when it is called again")
             _check_same_plan(plan, other, "in another process")
-            if isinstance(plan, Plan) and (memory or _fits_memory(sample, plan)):
+            if isinstance(plan, Plan) and (memory or not _exceeds_memory(sample, plan)):
                 check_legal(sample.problem, plan)
                 key = sample.name, sample.platform.name, plan
                 if key not in seen:
@@ -71,13 +71,17 @@ def _memory_limited_samples(chosen: Iterable[Sample]) -> list[Sample]:
     return [memory_limited(sample) for sample in firsts.values()]
 
 
-def _fits_memory(sample: Sample, plan: Plan) -> bool:
+def _exceeds_memory(sample: Sample, plan: Plan) -> bool:
     problem = sample.problem
     try:
-        check_memory(problem, plan, problem.estimate(plan))
+        metrics = problem.estimate(plan)
     except DicompilerError:
-        return False
-    return True
+        return False  # The plan is invalid for another reason, which `check_legal` names.
+    try:
+        check_memory(problem, plan, metrics)
+    except DicompilerError:
+        return True
+    return False
 
 
 def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) -> Plan | str:

@@ -60,3 +60,32 @@ def test_explanations_are_tables_only(model: Path, capsys: pytest.CaptureFixture
     line = ["compare", str(model), "--platform", "rpi4x2", "--strategies", "single", "--explain", "--format", "csv"]
     assert main(line) == 2
     assert "compare: --explain prints further tables: remove it, or --format csv" in capsys.readouterr().err
+
+
+PLATFORM = """format = "dicompiler.platform/2"
+network = { kind = "switch", bandwidth = "1 Gbit/s" }
+host = [{ name = "a", memory = "MEMORY" }]
+device = [{ name = "a", rate = "1 GFLOP/s" }]
+"""
+
+
+def test_energy_is_empty_without_powers(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = model.with_name("cluster.toml")
+    cluster.write_text(PLATFORM.replace("MEMORY", "1 GiB"))
+    line = ["compare", str(model), "--platform", str(cluster), "--strategies", "single", "--format", "csv"]
+    assert main(line) == 0
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert row["energy_j"] == "" and row["best"] == "yes"
+    assert main([*line, "--objective", "latency+energy"]) == 2
+    assert "states no powers: add power_active and power_idle to its devices" in capsys.readouterr().err
+
+
+def test_rows_without_any_plan_end_with_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = model.with_name("cluster.toml")
+    cluster.write_text(PLATFORM.replace("MEMORY", "1 KiB"))
+    assert (
+        main(["compare", str(model), "--platform", str(cluster), "--strategies", "single", "--format", "markdown"]) == 1
+    )
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert "compare: no strategy found a feasible plan: see the column error" in printed.err

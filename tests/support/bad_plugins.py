@@ -51,6 +51,8 @@ class BadStrategy(Strategy):
         if self.fault == "half":
             shape = problem.layers.tensors[first.output].shape or ()
             chosen[first.name] = [Part(names[0], ((0, 1), (0, shape[1]), (0, 2), (0, shape[3])))]
+        if self.fault == "device":
+            chosen[first.name] = [Part("pi99")]
         if self.fault == "camera":
             chosen[first.name] = [Part(problem.platform.devices[0].name)]
         if self.fault == "counts":

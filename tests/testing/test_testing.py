@@ -195,6 +195,11 @@ def test_wrong_strategy_is_caught(fault: Any, text: str) -> None:
     assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
 
 
+@pytest.mark.parametrize("fault", ["half", "device", "camera"])
+def test_wrong_plans_are_caught_if_memory_is_not_checked(fault: str) -> None:
+    assert "an invalid plan: " in fails(check_strategy, bad.BadStrategy(fault), THREE, memory=False)
+
+
 @pytest.mark.slow
 def test_endless_loops_end_after_the_limit_with_the_place() -> None:
     ended = (
