@@ -120,9 +120,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         A suggestion with the most similar valid name. If no name is similar, a list of up to twelve valid names.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    by_lower_case = {known_name.lower(): known_name for known_name in names}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
     if close:
-        return f" (did you mean {close[0]!r}?)"
+        return f" (did you mean {by_lower_case[close[0]]!r}?)"
     if not names:
         return " (there are none)"
     shown = ", ".join(names[:12])

@@ -21,6 +21,7 @@ def test_exit_codes_are_2_for_usage_errors_and_1_otherwise() -> None:
     ("known", "expected"),
     [
         (["tile-height", "tile-grid", "place"], " (did you mean 'tile-height'?)"),
+        (["TILE-HEIGHT", "place"], " (did you mean 'TILE-HEIGHT'?)"),
         (["place", "fuse"], " (known: fuse, place)"),
         ([], " (there are none)"),
     ],
