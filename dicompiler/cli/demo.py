@@ -159,8 +159,8 @@ def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
 
 
 def _explain_speedup(split: DemoSplit) -> str:
-    """Return a text about the board that computes the most: its times per frame, and the ideal speed-up."""
-    busiest = max(split.shares, key=lambda share: share.compute_s)
+    """Return a text about the board that works the most: its times per frame, and the ideal speed-up."""
+    busiest = max(split.shares, key=lambda share: share.compute_s + share.message_s)
     if len(split.shares) == 1:
         return "One board computes everything. The prediction uses its published figures."
     compute_ms, message_ms, wait_ms = (

@@ -153,7 +153,7 @@ def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
     frame, or `Metrics.active_s` if devices or links still work after the outputs, for example for states.
     """
     frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
-    device = max(metrics.devices, key=lambda entry: max(entry.occupied_s, entry.compute_s))
+    device = metrics.busiest_device
     link, link_s = max(metrics.link_loads.items(), key=lambda entry: entry[1], default=("", 0.0))
     compute_share, link_share = device.compute_s / (frame_s or 1.0), link_s / (frame_s or 1.0)
     message_share = max(0.0, device.occupied_s / (frame_s or 1.0) - compute_share)

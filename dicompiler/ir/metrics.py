@@ -131,8 +131,8 @@ class Metrics:
 
     @property
     def busiest_device(self) -> DeviceMetrics:
-        """Metrics of the device that computes for the longest time."""
-        return max(self.devices, key=lambda entry: entry.compute_s)
+        """Metrics of the device that is busy with computing and messages for the longest time."""
+        return max(self.devices, key=lambda entry: max(entry.occupied_s, entry.compute_s))
 
     def with_overhead(self, added: Mapping[str, int]) -> Metrics:
         """Return a copy of the metrics in which the `overhead_bytes` of each device are replaced.

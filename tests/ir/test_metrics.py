@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dicompiler.base.errors import UsageError
@@ -19,10 +21,12 @@ def test_total_memory_adds_weights_activations_and_overhead() -> None:
     assert (BUSY.wait_s, IDLE.wait_s) == (0.375, 0.0)
 
 
-def test_busiest_device_computes_longest() -> None:
+def test_busiest_device_is_busy_longest() -> None:
     assert BOTH.device("busy") is BUSY
     assert BOTH.device("none") is None
     assert BOTH.busiest_device is BUSY
+    talking = replace(IDLE, compute_s=0.4, occupied_s=0.6)
+    assert replace(BOTH, devices=(BUSY, talking)).busiest_device is talking
 
 
 def test_with_overhead_replaces_only_the_overhead() -> None:
