@@ -32,7 +32,7 @@ NETWORKS = (
     "lenet", "mobilenet_v2", "light/squeezenet", "light/shufflenet", "resnet18", "resnet50", "alexnet", "vgg16",
     "light/inception_v1", "light/densenet121", "yolov8n", "vit_tiny",
 )  # fmt: skip
-OTHERS = ("single", "pipeline", "replicate", "modnn", "dp", "gradient", "heads", "cpsat", "genetic")
+OTHERS = ("single", "pipeline", "replicate", "modnn", "dp", "gradient", "heads", "teams", "cpsat", "genetic")
 PI3, PI4, NUC = 3.75e9, 13.6e9, 60e9
 """FLOP/s of a Raspberry Pi 3 and 4 and of a small PC."""
 MAX_RATIO = 1 + 1e-9

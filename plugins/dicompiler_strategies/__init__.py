@@ -27,9 +27,10 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.pipeline import Pipeline
     from dicompiler_strategies.replicate import Replicate
     from dicompiler_strategies.single import Single
+    from dicompiler_strategies.teams.strategy import Teams
     from dicompiler_strategies.transformer_heads import Heads
 
-    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Heads, Manual, Modnn, Pipeline, Replicate, Single]
+    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Heads, Manual, Modnn, Pipeline, Replicate, Single, Teams]
 
 
 @hookimpl

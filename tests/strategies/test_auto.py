@@ -80,7 +80,7 @@ def test_note_names_the_steps_that_the_budget_left_out() -> None:
         "optima with cheaper messages, plans near the best one, waves"
     )
     memory = Auto(budget=1e-9).plan(problem("lenet", objective="memory"))
-    assert "left out: genetic, cpsat" in memory.note
+    assert "left out: teams, genetic, cpsat" in memory.note
 
 
 def test_search_ends_when_the_best_plan_reaches_the_lower_bound(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +101,7 @@ def test_strategies_that_serve_the_objective_come_first(caplog: pytest.LogCaptur
     Auto(budget=2, tries=0).plan(problem("lenet", objective="memory"))
     asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
     names = [message.removeprefix("auto: asks ") for message in asked]
-    assert names[:4] == ["single", "replicate", "pipeline", "modnn"] and names[4:5] in ([], ["genetic"])
+    assert names[:4] == ["single", "replicate", "pipeline", "modnn"] and names[4:5] in ([], ["teams"])
     assert not {"dp", "gradient"} & set(names)
 
 

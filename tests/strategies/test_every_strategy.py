@@ -44,8 +44,8 @@ SPECS = {
 
 def test_covers_every_built_in_strategy() -> None:
     built_in = {name for name, found in registry().strategies.items() if found.distribution == "dicompiler"}
-    # heads needs attention, replicate the objective throughput, and autodice is genetic: see their own tests.
-    assert built_in - {"autodice", "heads", "manual", "replicate"} == set(SPECS)
+    # heads needs attention, replicate and teams need other objectives, autodice is genetic: see their own tests.
+    assert built_in - {"autodice", "heads", "manual", "replicate", "teams"} == set(SPECS)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

@@ -82,6 +82,7 @@ class ChoiceSet:
             rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
             multiplications may also be computed whole on all devices.
         each_device: True if a whole layer may be on any device; False for the fastest device only.
+        teams: Sets of devices to split over, by name. Empty means the sets that `device_counts` describes.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -94,6 +95,7 @@ class ChoiceSet:
     row_cuts: tuple[str, ...] = ROW_CUTS
     merges: tuple[str, ...] = MERGE_KINDS
     each_device: bool = True
+    teams: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for field_name, names, allowed in (
@@ -151,13 +153,24 @@ def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Ite
     if layer.whole_reason:
         return
     generators = [generate for kind, generate in _CHOICE_GENERATORS.items() if kind in options.kinds]
-    counts = [count for count in options.device_counts or range(2, len(devices) + 1) if count <= len(devices)]
-    for fastest, share in product([devices[:count] for count in counts], options.shares):
-        weights = _share_weights(problem, layer, fastest, share)
+    for team, share in product(_list_teams(devices, options), options.shares):
+        weights = _share_weights(problem, layer, team, share)
         if weights is not None:
-            split = _SplitInputs(problem, layer, options, fastest, weights, "" if share == "equal" else f" {share}")
+            suffix = "" if share == "equal" else f" {share}"
+            if options.teams:
+                suffix += f" on {' '.join(device.name for device in team)}"
+            split = _SplitInputs(problem, layer, options, team, weights, suffix)
             for generate in generators if share != SOURCE_SHARE else (_height_choices,):
                 yield from generate(split)
+
+
+def _list_teams(fastest_first: tuple[Device, ...], options: ChoiceSet) -> list[tuple[Device, ...]]:
+    """Return the sets of devices over which a layer may be split."""
+    if options.teams:
+        by_name = {device.name: device for device in fastest_first}
+        return [tuple(by_name[name] for name in team) for team in options.teams]
+    every = range(2, len(fastest_first) + 1)
+    return [fastest_first[:count] for count in options.device_counts or every if count in every]
 
 
 def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:

@@ -1,0 +1,286 @@
+"""Models of loads: the memory of each host, or the seconds of each device and link, for many selections at once.
+
+    CostTables → SentTensors → PeriodModel or HostMemoryModel
+    model + selections (one choice for each layer) → loads
+
+A selection is good if its largest load is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler_strategies.joint.joint_model import activation_bytes
+from dicompiler_strategies.tables.choice_footprints import Floats, box_elements, device_host_matrix, source_and_sink
+from dicompiler_strategies.tables.cost_tables import (
+    BoxFlow,
+    CostTables,
+    LayerEdge,
+    bytes_between_devices,
+    find_edges,
+    flows_at_ends,
+    flows_on_edge,
+)
+from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
+
+Selections = NDArray[np.intp]
+"""Numbers of choices, an array of shape (selections, layers)."""
+
+
+class LoadModel(Protocol):
+    """A model that predicts the loads of selections."""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+
+    @property
+    def entries(self) -> int:
+        """Number of table entries that the evaluation of a selection reads."""
+
+    def loads(self, selections: Selections) -> Floats:
+        """Return the loads of each selection, an array of shape (selections, loads)."""
+
+
+@dataclass(frozen=True, eq=False)
+class SentTensors:
+    """The bytes that devices send to each other for each tensor.
+
+    Attributes:
+        edges: For each layer whose outputs other layers read: the last of these readers, and for each edge (i, j) to a
+            reader the bytes, of shape (choices of i, choices of j, senders, receivers).
+        inputs: For each layer, the bytes of network inputs that it reads, of shape (choices, senders, receivers).
+        outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
+    """
+
+    edges: Sequence[tuple[int, Mapping[LayerEdge, Floats]]]
+    inputs: Sequence[Floats]
+    outputs: Sequence[Floats]
+
+    def sent_on_edges(self, columns: Selections) -> Iterable[tuple[int, Floats]]:
+        """Yield, for each layer whose outputs are read, its last reader and the bytes that are sent.
+
+        `columns` has the shape (layers, selections), and the bytes the shape (selections, senders, receivers). A
+        receiver gets a tensor once, even if it computes several of the readers. Their needs mostly overlap, so that the
+        largest need counts.
+        """
+        for last_reader, tables in self.edges:
+            yield last_reader, np.max([table[columns[i], columns[j]] for (i, j), table in tables.items()], axis=0)
+
+    @property
+    def entries(self) -> int:
+        """Number of table entries for a selection."""
+        edges = sum(len(tables) for _, tables in self.edges)
+        return (edges + len(self.inputs)) * math.prod(self.inputs[0].shape[1:])
+
+    def received_by(self, hosts: Floats) -> SentTensors:
+        """Return the bytes that each host receives: hosts take the place of senders and receivers in all shapes.
+
+        `hosts` is a matrix of shape (devices, hosts) that is 1 for each device on its host.
+        """
+        known: dict[int, Floats] = {}
+
+        def received(sent: Floats) -> Floats:
+            if id(sent) not in known:
+                known[id(sent)] = sent.sum(axis=-2) @ hosts
+            return known[id(sent)]
+
+        edges = [(last, {edge: received(sent) for edge, sent in tables.items()}) for last, tables in self.edges]
+        return SentTensors(edges, [*map(received, self.inputs)], [*map(received, self.outputs)])
+
+
+def find_sent_tensors(tables: CostTables) -> SentTensors:
+    """Return the tensors that are sent under each choice; equal edges share their arrays."""
+    problem, layers, footprints = tables.problem, tables.problem.layers, tables.footprints
+    known: dict[object, Floats] = {}
+    by_producer: dict[int, dict[LayerEdge, Floats]] = {}
+    for (i, j), slots in find_edges(layers).items():
+        key = footprints[i], footprints[j], slots
+        if key not in known:
+            shape = len(tables.choices[i]), len(tables.choices[j])
+            known[key] = _sum_flows(tables, flows_on_edge(layers, (i, j), slots, footprints), shape)
+        by_producer.setdefault(i, {})[i, j] = known[key]
+    inputs, outputs = [], []
+    for layer, footprint, choices in zip(layers.layers, footprints, tables.choices, strict=True):
+        flows_in, flows_out = flows_at_ends(problem, layer, footprint)
+        inputs.append(_sum_flows(tables, flows_in, (1, len(choices)))[0])
+        outputs.append(_sum_flows(tables, flows_out, (len(choices), 1))[:, 0])
+    return SentTensors([(max(j for _, j in edges), edges) for edges in by_producer.values()], inputs, outputs)
+
+
+def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> Floats:
+    devices = len(tables.problem.platform.devices)
+    nbytes = np.zeros((*shape, devices, devices))
+    for flow in flows:
+        nbytes += bytes_between_devices(*flow)
+    return nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class PeriodModel:
+    """Seconds for which each device and each link works for a frame.
+
+    Attributes:
+        compute: For each layer, the seconds of each device, of shape (choices, loads); 0 for links.
+        sent: The tensors that are sent.
+        byte_seconds: Seconds of each load for a byte from one device to another, of shape (pairs of devices, loads).
+        message_seconds: The same for each message.
+    """
+
+    compute: Sequence[Floats]
+    sent: SentTensors
+    byte_seconds: Floats
+    message_seconds: Floats
+
+    @property
+    def layers(self) -> int:
+        return len(self.compute)
+
+    @property
+    def entries(self) -> int:
+        return self.layers * len(self.byte_seconds[0]) + self.sent.entries
+
+    def loads(self, selections: Selections) -> Floats:
+        columns = selections.T
+        loads: Floats = np.sum(_look_up(self.compute, columns), axis=0)
+        for ends in (self.sent.inputs, self.sent.outputs):
+            for table, c in zip(ends, columns, strict=True):
+                if table.any():
+                    loads += self._sending_seconds(table)[c]
+        for _, sent in self.sent.sent_on_edges(columns):
+            loads += self._sending_seconds(sent)
+        return loads
+
+    def _sending_seconds(self, sent: Floats) -> Floats:
+        pairs = sent.reshape(len(sent), -1)
+        seconds: Floats = pairs @ self.byte_seconds + (pairs > 0) @ self.message_seconds
+        return seconds
+
+
+def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
+    """Return the model of the seconds of each device and link."""
+    links = build_link_loads(tables.problem)
+    devices = len(tables.problem.platform.devices)
+    byte_seconds, message_seconds = np.zeros((2, devices, devices, devices + links.byte_seconds.shape[1]))
+    byte_seconds[..., devices:] = links.byte_seconds.reshape(devices, devices, -1)
+    message_seconds[..., devices:] = links.message_seconds.reshape(devices, devices, -1)
+    if links.runtime is not None:
+        _add_runtime_seconds(links.runtime, byte_seconds, message_seconds)
+    padding = ((0, 0), (0, links.byte_seconds.shape[1]))
+    return PeriodModel(
+        [np.pad(seconds, padding) for seconds in tables.compute_seconds],
+        sent,
+        byte_seconds.reshape(devices**2, -1),
+        message_seconds.reshape(devices**2, -1),
+    )
+
+
+def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
+    """Add the seconds for which the runtimes of sender and receiver handle a byte and a message."""
+    for device in range(len(byte_seconds)):
+        byte_seconds[device, :, device] += runtime.byte[device]
+        byte_seconds[:, device, device] += runtime.byte[device]
+        message_seconds[device, :, device] += runtime.send[device]
+        message_seconds[:, device, device] += runtime.receive[device]
+
+
+@dataclass(frozen=True, eq=False)
+class HostMemoryModel:
+    """Bytes that each host needs for one frame.
+
+    A host needs the weights of all its layers, and space for tensors. A received tensor takes space from the start of
+    the frame to the last layer that reads it. A computed tensor takes space from its layer to the last layer that reads
+    it. While a host computes layer t, its tensors therefore take
+
+        Σ_{i > t} received_i + activations_t + Σ (tensors that are computed before t and read after t).
+
+    The host needs the largest of these sums.
+
+    Attributes:
+        weights: For each layer, the bytes of weights, of shape (choices, hosts).
+        activations: For each layer, the bytes of its inputs and outputs, of shape (choices, hosts).
+        produced: For each layer, the bytes of its outputs, of shape (choices, hosts).
+        received: The tensors that are sent, with the bytes that each host receives.
+        source_buffers: For each layer, the bytes of the network inputs that no later layer reads, of shape (hosts).
+            They are 0 for all hosts without a source.
+        kept: For each layer whose output is stored while other layers are computed that neither read nor compute it:
+            these other layers.
+    """
+
+    weights: Sequence[Floats]
+    activations: Sequence[Floats]
+    produced: Sequence[Floats]
+    received: SentTensors
+    source_buffers: Floats
+    kept: Mapping[int, Sequence[int]]
+
+    @property
+    def layers(self) -> int:
+        return len(self.weights)
+
+    @property
+    def entries(self) -> int:
+        hosts, kept = len(self.source_buffers[0]), sum(map(len, self.kept.values()))
+        return hosts * (4 * self.layers + kept) + self.received.entries
+
+    def loads(self, selections: Selections) -> Floats:
+        columns = selections.T
+        stored = _look_up(self.activations, columns)
+        for layer, others in self.kept.items():
+            stored[others] += self.produced[layer][columns[layer]]
+        received = np.repeat(self.source_buffers[:, None], len(selections), axis=1)
+        outputs = np.zeros(received.shape[1:])
+        for layer, c in enumerate(columns):
+            received[layer] += self.received.inputs[layer][c]
+            outputs += self.received.outputs[layer][c]
+        for last_reader, nbytes in self.received.sent_on_edges(columns):
+            received[last_reader] += nbytes
+        later = received[::-1].cumsum(axis=0)[::-1]
+        stored[:-1] += later[1:]
+        tensors = np.maximum(stored.max(axis=0), later[0])
+        loads: Floats = np.sum(_look_up(self.weights, columns), axis=0) + outputs + tensors
+        return loads
+
+
+def _look_up(tables: Sequence[Floats], columns: Selections) -> Floats:
+    """Return the rows of the chosen choices: an array of shape (layers, selections, …)."""
+    return np.array([table[c] for table, c in zip(tables, columns, strict=True)])
+
+
+def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
+    """Return the model of the memory of each host."""
+    layers, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
+    produced = []
+    for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
+        nbytes = np.zeros(footprint.final_seconds.shape)
+        for slot, boxes in footprint.produced.items():
+            nbytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
+        produced.append(nbytes @ hosts)
+    kept = {}
+    for last_reader, edges in sent.edges:
+        (producer,), readers = {i for i, _ in edges}, {j for _, j in edges}
+        if others := [layer for layer in range(producer + 1, last_reader) if layer not in readers]:
+            kept[producer] = others
+    weights = [nbytes @ hosts for nbytes in tables.weight_bytes]
+    received = sent.received_by(hosts)
+    return HostMemoryModel(weights, activation_bytes(tables), produced, received, _source_buffers(tables), kept)
+
+
+def _source_buffers(tables: CostTables) -> Floats:
+    problem, layers = tables.problem, tables.problem.layers
+    sources = {problem.platform.host_of[name] for name in source_and_sink(problem)[0]}
+    is_source = np.array([host.name in sources for host in problem.platform.hosts], np.float64)
+    buffers = np.zeros((len(layers.layers), len(is_source)))
+    for name in layers.inputs:
+        readers = [layers.position[layer.name] for layer in layers.consumers.get(name, ())]
+        tensor = layers.tensors[name]
+        if readers and tensor.shape is not None:
+            buffers[max(readers)] += raw_nbytes(tensor.dtype, tensor.shape) * is_source
+    return buffers

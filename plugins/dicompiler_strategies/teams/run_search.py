@@ -1,0 +1,162 @@
+"""Local search that gives runs of consecutive layers to other devices or teams, so that the largest load falls.
+
+A selection has one choice for each layer. A move gives all layers of a run the choice with the same label, such as
+"height 2 on pi02 pi03". Layers without such a choice keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api.search import WorkBudget
+from dicompiler_strategies.tables.choice_footprints import Floats
+from dicompiler_strategies.tables.choices import Choice
+from dicompiler_strategies.tables.cost_tables import LayerEdge
+from dicompiler_strategies.teams.load_models import LoadModel, Selections
+
+NORM = 12
+"""Exponent p of the norm (Σ load^p)^(1/p) that is minimised. It is close to the largest load, and a move that reduces
+other large loads counts as progress too.
+"""
+MIN_GAIN = 1e-6
+"""Smallest relative gain for which a move is taken."""
+MAX_BATCH_ENTRIES = 1 << 19
+"""Table entries that are read at a time. The best move of a batch is taken at once."""
+ENTRY_S, LAYER_S = 6e-9, 3e-5
+"""Seconds of the reference computer to read a table entry, and to evaluate a layer of a batch of selections."""
+PENALTY = 1e6
+"""Added to the value of a selection that exceeds a host's memory or sends a state."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunObjective:
+    """The value of selections.
+
+    Attributes:
+        model: The loads of which the largest is minimised.
+        memory: The memory of the hosts; None if it is large enough for every selection.
+        memory_limits: Bytes that each host has.
+        sent_states: For each pair of layers that compute and read a state: True for the pairs of choices that would
+            send the state to another device, of shape (choices, choices).
+    """
+
+    model: LoadModel
+    memory: LoadModel | None = None
+    memory_limits: Floats = field(default_factory=lambda: np.zeros(0))
+    sent_states: Mapping[LayerEdge, NDArray[np.bool_]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> int:
+        """Number of table entries that the evaluation of a selection reads."""
+        return self.model.entries + (0 if self.memory is None else self.memory.entries)
+
+    @cached_property
+    def scale(self) -> float:
+        """The largest load if every layer has its first choice. Loads are divided by it, so that powers stay small."""
+        return float(self.model.loads(np.zeros((1, self.model.layers), np.intp)).max()) or 1.0
+
+    def values(self, selections: Selections) -> Floats:
+        """Return the value of each selection, with penalties if it cannot be carried out; smaller is better."""
+        loads = self.model.loads(selections) / self.scale
+        values: Floats = np.sum(loads**NORM, axis=1) ** (1 / NORM)
+        if self.memory is not None:
+            excess = (self.memory.loads(selections) / self.memory_limits).max(axis=1) - 1
+            values = values + np.where(excess > 0, PENALTY * (1 + excess), 0.0)
+        for (i, j), is_sent in self.sent_states.items():
+            values = values + PENALTY * is_sent[selections[:, i], selections[:, j]]
+        return values
+
+
+class RunSearch:
+    """Improves selections by moves of runs of layers.
+
+    Args:
+        choices: The choices of each layer.
+        objective: The value of selections.
+        budget: The work that the search may do.
+    """
+
+    def __init__(self, choices: Sequence[Sequence[Choice]], objective: RunObjective, budget: WorkBudget) -> None:
+        self.choices, self.objective, self.budget = choices, objective, budget
+
+    @cached_property
+    def labels(self) -> dict[str, int]:
+        """The labels of all choices, each with its row in `numbers`."""
+        labels = dict.fromkeys(choice.label for choices in self.choices for choice in choices)
+        return {label: row for row, label in enumerate(labels)}
+
+    @cached_property
+    def numbers(self) -> Selections:
+        """For each label, the number of the choice of each layer with that label; −1 if there is none."""
+        numbers = np.full((len(self.labels), len(self.choices)), -1)
+        for layer, choices in enumerate(self.choices):
+            for number, choice in enumerate(choices):
+                numbers[self.labels[choice.label], layer] = number
+        return numbers
+
+    def uniform_selection(self, label: str) -> Selections:
+        """Return the selection with this label for every layer that has it, and the first choice for all others."""
+        selection: Selections = np.maximum(self.numbers[self.labels[label]], 0)
+        return selection
+
+    def improve(self, selection: Selections) -> Selections:
+        """Return the best selection that moves find, beginning with `selection`.
+
+        The length of the runs goes from all layers down to one, and again from the beginning, until no move improves
+        the selection or the budget is exceeded.
+        """
+        current, value, improved = selection, float(self.objective.values(selection[None])[0]), True
+        while improved:
+            improved = False
+            for length in run_lengths(len(selection)):
+                for starts in self._batches_of_starts(length):
+                    moved = self._moved(current, starts, length)
+                    if not self._try_spend(len(moved)):
+                        return current
+                    values = self.objective.values(moved)
+                    place = int(values.argmin())
+                    if values[place] < value * (1 - MIN_GAIN):
+                        current, value, improved = moved[place], float(values[place]), True
+        return current
+
+    def perturb(self, selection: Selections, random: np.random.Generator) -> Selections:
+        """Return the selection with other choices in two random runs."""
+        changed = selection.copy()
+        for _ in range(2):
+            length = int(random.choice(run_lengths(len(selection))))
+            start = int(random.integers(len(selection) - length + 1))
+            run = slice(start, start + length)
+            label = self.numbers[int(random.integers(len(self.numbers))), run]
+            changed[run] = np.where(label >= 0, label, changed[run])
+        return changed
+
+    def _try_spend(self, selections: int) -> bool:
+        """Return True if the budget allows the evaluation of so many selections at once."""
+        return self.budget.try_spend(selections * self.objective.entries * ENTRY_S + len(self.choices) * LAYER_S)
+
+    def _batches_of_starts(self, length: int) -> Iterator[Sequence[int]]:
+        """Yield the first layers of runs that are tried together; runs of a length overlap by half."""
+        starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
+        size = max(1, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))
+        yield from (starts[i : i + size] for i in range(0, len(starts), size))
+
+    def _moved(self, current: Selections, starts: Sequence[int], length: int) -> Selections:
+        """Return all selections in which the run from one of the starts has another label."""
+        moved = np.repeat(current[None], len(starts) * len(self.labels), axis=0)
+        for place, start in enumerate(starts):
+            rows, run = slice(place * len(self.labels), (place + 1) * len(self.labels)), slice(start, start + length)
+            moved[rows, run] = np.where(self.numbers[:, run] >= 0, self.numbers[:, run], current[run])
+        return moved
+
+
+def run_lengths(layers: int) -> list[int]:
+    """Return the lengths of runs: all layers, two thirds of them, and so on down to one."""
+    lengths = [layers]
+    while lengths[-1] > 1:
+        lengths.append(max(1, lengths[-1] * 2 // 3))
+    return lengths

@@ -1,0 +1,172 @@
+"""The strategy `teams`: runs of layers, each on one device or on a team of devices that splits its layers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+
+from dicompiler.plugin_api import Device, DicompilerError, Plan, Problem, Strategy, UsageError
+from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, WorkBudget, free_memory
+from dicompiler_strategies.candidate_search import CandidateSearch
+from dicompiler_strategies.pipeline import Pipeline
+from dicompiler_strategies.tables.choices import ChoiceSet, devices_by_rate
+from dicompiler_strategies.tables.cost_tables import (
+    CostTables,
+    build_cost_tables,
+    bytes_between_devices,
+    find_state_edges,
+    flows_on_edge,
+)
+from dicompiler_strategies.teams.load_models import (
+    Selections,
+    build_memory_model,
+    build_period_model,
+    find_sent_tensors,
+)
+from dicompiler_strategies.teams.run_search import RunObjective, RunSearch
+
+log = logging.getLogger("dicompiler")
+SUPPORTED_OBJECTIVES = ("throughput", "memory")
+MAX_FREE_DEVICES = 4
+"""Up to this number of devices, every set of devices is a team."""
+MAX_TEAM_DEVICES = 12
+"""With more devices, only all of them together are a team, because the tables would be too large."""
+RESTART_SHARE = 0.5
+"""Share of the remaining budget that the search may use to begin again from changed plans."""
+
+
+@dataclass(frozen=True)
+class Teams(Strategy):
+    """Runs of layers on a device or a team of devices, for the objectives throughput and memory.
+
+        conv1 conv2 | conv3 … conv8 | conv9 … fc2      on pi01, pi02 and pi03 in rows | pi02 | pi04
+
+    A team splits each layer of its run by rows or by output channels. A device may belong to several teams. A local
+    search gives runs of layers to other devices and teams until the largest load stops falling: the seconds of the
+    busiest device or link, or the memory of the fullest host. Then it changes two random runs and begins again.
+    """
+
+    name: ClassVar[str] = "teams"
+    tries: int = field(default=20, metadata={"help": "times to begin again from a changed plan"})
+    seed: int = field(default=0, metadata={"help": "seed of the changes"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.tries < 0:
+            raise UsageError(f"teams: tries is {self.tries}: use 0 or more")
+        if not self.budget > 0:
+            raise UsageError(f"teams: budget is {self.budget:g}: use more than 0 s")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Return the best plan found; at worst, the plan of the best single device.
+
+        Raises:
+            UsageError: The objective is neither throughput nor memory.
+        """
+        budget = WorkBudget(self.budget)
+        plan = self.plan_within(problem, budget)
+        return replace(plan, note=budget.note())
+
+    def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
+        if problem.objective not in SUPPORTED_OBJECTIVES:
+            raise UsageError(
+                f"teams: objective {problem.objective!r} is not supported: use {' or '.join(SUPPORTED_OBJECTIVES)}"
+            )
+        search = CandidateSearch(problem, self.name, budget)
+        single = problem.best_single_device[0]
+        search.try_plans([(single, self.name)])
+        try:
+            tables = build_cost_tables(problem, team_choices(problem), budget)
+        except DicompilerError:
+            if not budget.is_exceeded():
+                raise
+            return single
+        runs = RunSearch(tables.choices, build_objective(tables), budget)
+        for selection in self._selections(tables, runs):
+            search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
+        search.trim()
+        return single if search.best is None else search.best.plan
+
+    def _selections(self, tables: CostTables, runs: RunSearch) -> Iterator[Selections]:
+        """Yield the selections that the local search finds, beginning with several plans and with changes of the best.
+
+        The search begins with a single device, with whole layers in the stages of `pipeline`, and with all devices as
+        one team.
+        """
+        problem = tables.problem
+        starts = [np.zeros(len(tables.choices), np.intp)]
+        stages = tables.find_selection(Pipeline(turns=False).plan(problem))
+        if stages is not None:
+            starts.append(np.array(stages, np.intp))
+        names = " ".join(device.name for device in devices_by_rate(problem))
+        starts += [runs.uniform_selection(label) for label in runs.labels if label.endswith(f" on {names}")]
+        found = []
+        for start in starts:
+            found.append(runs.improve(start))
+            yield found[-1]
+        best = min(found, key=lambda selection: float(runs.objective.values(selection[None])[0]))
+        value = float(runs.objective.values(best[None])[0])
+        random = np.random.default_rng(self.seed)
+        limit_s = runs.budget.spent_s + RESTART_SHARE * runs.budget.remaining_s
+        for _ in range(self.tries if len(runs.labels) > 1 else 0):
+            if runs.budget.is_exceeded() or runs.budget.spent_s > limit_s:
+                return
+            changed = runs.improve(runs.perturb(best, random))
+            changed_value = float(runs.objective.values(changed[None])[0])
+            if changed_value <= value:
+                best, value = changed, changed_value
+            yield changed
+
+
+def team_choices(problem: Problem) -> ChoiceSet:
+    """Return the choices of the strategy: whole layers on each device, and rows or output channels on each team."""
+    teams = tuple(tuple(device.name for device in team) for team in list_teams(devices_by_rate(problem)))
+    return ChoiceSet(
+        ("whole", "height", "lop") if teams else ("whole",),
+        extra_rows=0,
+        shares=("equal",) if problem.objective == "memory" else ("rate",),
+        row_cuts=("balanced",),
+        merges=("one",),
+        teams=teams,
+    )
+
+
+def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
+    """Return the teams of a cluster. `devices` are the devices that compute, the fastest first.
+
+    Of few devices, every set of at least two is a team. Of more devices, those that are next to each other in the order
+    of their speeds form teams of 2, 4, 8, …; and all together are a team.
+    """
+    count = len(devices)
+    if count <= MAX_FREE_DEVICES:
+        return [team for size in range(2, count + 1) for team in combinations(devices, size)]
+    if count > MAX_TEAM_DEVICES:
+        return [devices]
+    sizes = [size for size in (2, 4, 8) if size < count]
+    teams = [devices[start : start + size] for size in sizes for start in range(0, count - size + 1, size // 2)]
+    return [*teams, devices]
+
+
+def build_objective(tables: CostTables) -> RunObjective:
+    """Return the objective of the tables' problem, throughput or memory, with the memory limits of the hosts."""
+    problem, sent = tables.problem, find_sent_tensors(tables)
+    memory = build_memory_model(tables, sent)
+    limits = np.array([free_memory(problem)[host.name] for host in problem.platform.hosts], np.float64)
+    sent_states = {}
+    for (i, j), slots in find_state_edges(problem.layers).items():
+        flows = flows_on_edge(problem.layers, (i, j), slots, tables.footprints)
+        nbytes = sum(bytes_between_devices(*flow).sum(axis=(2, 3)) for flow in flows)
+        sent_states[i, j] = np.asarray(nbytes) > 0
+    if problem.objective == "memory":
+        return RunObjective(memory, sent_states=sent_states)
+    # On one device, all weights and tensors are on one host. A team may store some tensors twice.
+    single = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
+    is_limited = 2 * single > limits.min()
+    return RunObjective(build_period_model(tables, sent), memory if is_limited else None, limits, sent_states)
