@@ -108,6 +108,7 @@ def test_plan_by_hand_is_the_one_that_its_commands_create(walked: Path) -> None:
     assert len(written.layers) == 8
 
 
+@pytest.mark.slow
 def test_python_of_the_python_page_runs(walked: Path) -> None:
     first, other_functions, _ = blocks(PYTHON, "python")  # The last one needs boards.
     _, counts, shape, *streamed = console.run_python(first, walked).splitlines()
@@ -143,6 +144,7 @@ def test_minimal_plugin_works(walked: Path) -> None:
     assert [device["device"] for device in json.loads(done.stdout)["devices"]] == ["pi01", "pi02", "pi03", "pi04"]
 
 
+@pytest.mark.slow
 def test_readme_and_results_state_the_predicted_times_of_mobilenet() -> None:
     result = compile(networks.build("mobilenet_v2"), platform="rpi4-gateway-x4", strategy="modnn")
     assert result.metrics is not None and result.single_device_metrics is not None
@@ -162,6 +164,7 @@ def test_readme_states_the_speed_ups_that_the_pages_show() -> None:
         assert all(f"{speed_up[1]} times" in " ".join(text.split()) for text in texts)
 
 
+@pytest.mark.slow
 def test_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
     for name, language in (("build.ninja", "ninja"), ("Makefile", "make")):
         (text,) = blocks(BUILDING, language)
@@ -176,6 +179,7 @@ def test_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
         assert command.output in ("", done.stdout), command.line
 
 
+@pytest.mark.slow
 def test_commands_of_the_mpi_page_run_in_this_order(tmp_path: Path) -> None:
     install, compile_, verify, run = (
         line for line in blocks(MPI, "sh")[0].splitlines() if not line.startswith("sudo apt install ")
@@ -246,6 +250,7 @@ def test_camera_ends_with_the_newest_picture(every: bool, tmp_path: Path) -> Non
     np.testing.assert_allclose(found[-1][1][0].transpose(1, 2, 0), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_cells_of_the_notebook_print_the_shown_output(tmp_path: Path) -> None:
     text = notebook.NOTEBOOK.read_text(encoding="utf-8")
     assert notebook.update(text, tmp_path) == text, "run `python tests/support/notebook.py`"

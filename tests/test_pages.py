@@ -153,6 +153,7 @@ def test_functions_and_files_of_the_code_tour_exist() -> None:
         assert (ROOT / file).is_file() or (ROOT / "targets" / "dicompiler_targets" / "sockets" / file).is_file(), file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -184,6 +185,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_site_has_all_pages(site: Path) -> None:
     pages = {path.relative_to(console.DOCS).with_suffix(".html") for path in console.DOCS.rglob("*.md")}
     missing = {page for page in pages - {Path("package.html")} if not (site / page).is_file()}

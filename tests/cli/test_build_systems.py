@@ -69,6 +69,7 @@ class TestOutputs:
             found.append({str(p.relative_to(directory)): (p.stat().st_mode, p.read_bytes()) for p in paths})
         assert found[0] == found[1] and len(found[0]) > 10
 
+    @pytest.mark.slow
     def test_recompiled_artifact_keeps_unchanged_files(self, place: Path) -> None:
         line = ("compile", "net.onnx", "--platform", "rpi4x2", "--target", "mpi", "-o", "net", "--strategy")
         dicompiler(place, *line, "modnn")

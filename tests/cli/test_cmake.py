@@ -181,6 +181,7 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
     assert len((artifact / "plan.json").read_bytes()) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cmake", sorted({os.path.realpath(OLDER), os.path.realpath(shutil.which("cmake") or "cmake")}))
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ COMMANDS: list[tuple[int, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "arguments"), COMMANDS, ids=[arguments[0] for _, arguments in COMMANDS])
 def test_interrupt_at_any_moment_is_one_line(count: int, arguments: list[str], artifact: Path) -> None:
     whole = start(0, artifact, *arguments)

@@ -14,6 +14,7 @@ from dicompiler import networks
 class TestList:
     """`list` shows what is there, for people and for programs."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["passes", "strategies", "targets", "operators", "cost-models", "platforms"])
     def test_everything_has_a_summary_and_an_origin(self, kind: str) -> None:
         records = json.loads(command("list", kind, "--json").stdout)

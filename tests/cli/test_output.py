@@ -119,6 +119,7 @@ def test_wide_table_continues_below_itself(capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[1:] for line in lines if line.startswith("b ")] == [list("0123"), list("4567"), ["8"]]
 
 
+@pytest.mark.slow
 def test_lists_fit_80_columns_and_show_options_and_rates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -44,6 +44,7 @@ def test_reference_run_is_stopped_as_well() -> None:
         assert (run_model(Model.load(loop(3)), inputs)["y"] == 1).all()
 
 
+@pytest.mark.slow
 def test_interrupt_is_noticed_while_onnxruntime_computes(endless: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dicompiler.cli", "verify", str(endless), "--timeout", "100"],

@@ -135,6 +135,7 @@ class TestPrerequisites:
         words = (place / "net.d").read_text().replace(" \\\n", "").split()
         assert words == ["net/artifact.json:", "net.onnx", "net.data", "start", *(f"{site}/{name}" for name in modules)]
 
+    @pytest.mark.slow
     def test_rejects_unwritable_depfile_before_the_work(self, place: Path) -> None:
         line = ("compile", "net.onnx", *SPLIT, "-o", "net", "--depfile")
         said = dicompiler(place, *line, "no/net.d", code=1)

@@ -186,6 +186,7 @@ def shape_of_value(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 class TestMeasuring:
+    @pytest.mark.slow
     def test_piece_has_times_and_operation_counts(self, measured: Profile) -> None:
         layers = prepared().layers
         assert layers is not None

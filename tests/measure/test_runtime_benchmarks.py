@@ -53,6 +53,7 @@ def test_writes_same_bytes_each_time(package: tuple[Path, dict[str, Any]], tmp_p
     assert content(tmp_path) == content(package[0])
 
 
+@pytest.mark.slow
 def test_measures_sockets_without_dicompiler(
     package: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_smallest_budget_measures_one_plan(lenet: Model, tmp_path: Path) -> None
     assert len(tuning.trials) == 1 and tuning.reason == "the budget of 0.001 s is over"
 
 
+@pytest.mark.slow
 def test_command_prints_all_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "guess.toml").write_text(platform_to_toml(GUESS))
     (tmp_path / "truth.toml").write_text(platform_to_toml(TRUTH))

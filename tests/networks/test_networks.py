@@ -158,6 +158,7 @@ def test_light_networks_depend_on_the_seed(name: str) -> None:
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["densenet121", "inception_v1", "inception_v2"])
 def test_light_networks_keep_their_ir_version_and_have_random_weights(name: str) -> None:
     model = networks.build_light(name, 0)

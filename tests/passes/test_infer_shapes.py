@@ -191,6 +191,7 @@ def test_ignores_non_tensor_inputs() -> None:
         InferShapes(("s=3",)).run(PipelineState(loaded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(LIGHT.glob("*.onnx")), ids=lambda file: file.stem)
 def test_infers_every_shape_of_light_models(file: Path) -> None:
     result = inferred(normalise(Model.load(file)))

@@ -175,6 +175,7 @@ def test_remaining_nodes_keep_names_and_documentation() -> None:
     assert result.proto.graph.node[0] == original.graph.node[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted((DATA / "light").glob("*.onnx")), ids=lambda file: file.stem)
 def test_weights_of_light_models_become_initializers(file: Path) -> None:
     result = normal(file)

@@ -48,6 +48,7 @@ PASS = """
 class TestBroken:
     """A broken plugin is one warning on stderr."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("source", "cause"),
         [

@@ -40,6 +40,7 @@ def page(artifact: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_loads_without_complaint_and_asks_for_nothing(chromium: Browser, page: Path, dark: bool) -> None:
     chromium.open(page, dark=dark)

@@ -66,6 +66,7 @@ def test_metrics_of_random_plans_equal_those_of_written_programs(
     check_weighed(Problem(layers, cluster(kind, each), model=model), dealt(rng, plan) if replicas else plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [("light/densenet121", "modnn"), ("light/inception_v1", "modnn"), ("light/inception_v1", "pipeline")],

@@ -160,6 +160,7 @@ def test_modnn_on_vgg16_is_close_to_an_independent_recomputation() -> None:
     assert problem.estimate(Single().plan(problem)).latency_s == pytest.approx(2.324, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["resnet50", "quirks", "lenet"])
 @pytest.mark.parametrize("strategy", [Single(), Pipeline(), Modnn()])
 def test_plans_of_real_networks_can_be_routed(network: str, strategy: Single | Pipeline | Modnn) -> None:

@@ -126,6 +126,7 @@ def test_proves_vgg16_in_the_published_barrier_model(devices: int, kinds: tuple[
     assert found.value < problem.estimate(Modnn().plan(problem)).latency_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["latency", "throughput", "energy", "memory", "communication"])
 @pytest.mark.parametrize("kind", ["shared", "switch"])
 def test_no_objective_is_worse_than_one_device(objective: str, kind: str) -> None:
@@ -237,6 +238,7 @@ def test_small_budget_gets_a_smaller_choice_set() -> None:
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
 
 
+@pytest.mark.slow
 def test_compiled_plan_computes_the_same_as_the_network(tmp_path: Path) -> None:
     onnx.save(build("tiny"), tmp_path / "m.onnx")
     platform = cluster(1e8, 1e8, 1e8, bandwidth=1e9)

@@ -99,6 +99,7 @@ def test_memory_of_the_target_counts_in_the_search(spec: str, tmp_path: Path) ->
     assert result.metrics is not None and max(entry.total_memory for entry in result.metrics.devices) <= limit * MIB
 
 
+@pytest.mark.slow
 def test_memory_error_names_a_sufficient_limit(tmp_path: Path) -> None:
     with pytest.raises(
         DicompilerError, match=r"no plan fits into memory: 83\.4 MB on each host would suffice"

@@ -115,6 +115,7 @@ def test_memory_of_squeezenet_on_three_unequal_boards() -> None:
     assert round(problem.evaluate(Pipeline().plan(problem)).memory / 1e6, 2) <= 4.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_optimum_of_deep_network_on_eight_unequal_devices_is_proven_soon(kind: NetworkKind) -> None:
     problem = load("yolo11n", unequal(kind, 8))

@@ -481,6 +481,7 @@ def stream_during_failure(
     return [(event.kind, event.device) for event in session.events]
 
 
+@pytest.mark.slow
 def test_board_fails_and_returns(boards: Cluster, surviving: Path, net: Path, tmp_path: Path) -> None:
     net = Path(shutil.copytree(surviving, net, dirs_exist_ok=True))
     board, hosts = boards.boards["pi02"], Hosts.load(boards.hosts(tmp_path / "hosts.toml"))

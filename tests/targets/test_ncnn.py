@@ -307,6 +307,7 @@ dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", engine="ncnn",
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_processes_stay_within_the_predicted_memory(name: str, tmp_path: Path) -> None:
     result = dicompiler.compile(networks.build(name, 0), "rpi4x1", "single", engine="ncnn", output=tmp_path / "a")

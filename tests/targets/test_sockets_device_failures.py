@@ -83,6 +83,7 @@ def send_signal(net: Survivor, device: str, number: int) -> float:
     return time.monotonic()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [(*DEVICES, "a"), "b"], ids=["clear", "tls"])
 def test_each_device_can_fail_and_return(victims: str, single_failures: Survivor, tmp_path: Path) -> None:
     rng, heard, options = Random(5), list[RunEvent](), dict[str, Any]()

@@ -53,6 +53,7 @@ def greetings(count: int) -> list[bytes]:
     return [mutate_stream(hello, random.Random(seed)) for seed in range(count)]
 
 
+@pytest.mark.slow
 def test_device_survives_hundreds_of_invalid_greetings(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path), "b") as (device, _):
         device.tell_peers()

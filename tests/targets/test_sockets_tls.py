@@ -134,6 +134,7 @@ def missing(device: Path) -> None:
     (device / "key.pem").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message_part"),
     [

@@ -54,6 +54,7 @@ def test_float32_is_within_a_ten_thousandth_of_onnxruntime_in_every_split(name: 
     assert check(name, "float32", 2, FLOATS) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [*((name, 2) for name in NAMES), ("ds_cnn", 4), ("resnet8", 4)])
 def test_int8_is_bit_equal_to_the_whole_and_near_onnxruntime_in_every_split(name: str, devices: int) -> None:
     assert check(name, "int8", devices, TILES) >= 2

@@ -48,6 +48,7 @@ def checks(directory: Path, inputs: Any = None) -> dict[str, Any]:
     return {check.name.split(" on ")[0]: check for check in verify(directory, inputs).checks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 @pytest.mark.parametrize("wire", TYPES)
 def test_real_programs_send_the_predicted_bytes_and_deviate_as_stated(

@@ -87,6 +87,7 @@ def test_all_built_in_things_are_tested() -> None:
     assert built_in("cost_models") == {text.partition("{")[0] for text in COSTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_built_in_strategies_pass(name: str) -> None:
     few = FEW if name != "replicate" else tuple(samples(["branches"], [FEW[0].platform], ["throughput"]))
@@ -157,6 +158,7 @@ def fails(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
 ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "text"),
     [

@@ -61,6 +61,7 @@ PARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in PARTS.items() for name in names.split()])
 def test_parts_of_every_layer_are_exact(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)  # warnings about unread parts
@@ -98,6 +99,7 @@ def test_catches_faults(name: str, kind: str, caplog: pytest.LogCaptureFixture) 
     assert tried >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-fused", "forest", "gelus", "regression", "speech-lstm", "faster-rcnn"])
 def test_default_strategy_compiles_network(name: str, tmp_path: Path) -> None:
     compiled = dicompiler.compile(MODERN[name](), "rpi4x4", output=tmp_path / "out")
