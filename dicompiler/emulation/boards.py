@@ -32,8 +32,11 @@ log = logging.getLogger("dicompiler")
 PLAYED_BENCHMARKS = ("one", "calls", "messages")
 """The benchmark programs that are run. Their messages fit into the burst of a limited link. Larger messages need no
 benchmark: they are handled while the link sends them."""
-STEP_S = 1e-3
-"""Duration of each segment of a benchmark program, set by a delay. It is subtracted from the time of a frame."""
+COMPUTED_S = 10e-3
+"""Seconds that all segments of a benchmark program take in a frame, set by delays. They are subtracted from the time of
+the frame. They must be more than the segments really need: with 1 ms for a segment, a program of one segment took
+longer, and a call seemed to cost nothing.
+"""
 FRAMES_PER_ROUND, ROUNDS = 40, 3
 
 
@@ -151,9 +154,10 @@ def _measure_target(target: Target) -> RuntimeCosts:
             for name in ROUNDS * PLAYED_BENCHMARKS:
                 program = states[name].program
                 assert program is not None
-                steps_s = {device.device: (STEP_S,) * len(device.segments) for device in program.devices}
+                segment_s = COMPUTED_S / sum(len(device.segments) for device in program.devices)
+                steps_s = {device.device: (segment_s,) * len(device.segments) for device in program.devices}
                 result = _play_benchmark(target, Path(scratch, name), steps_s)
-                times[name].append(statistics.median(result.frames_s) - sum(map(sum, steps_s.values())))
+                times[name].append(statistics.median(result.frames_s) - COMPUTED_S)
                 if name == "messages":
                     sends += _send_seconds(result)
             frames_s = {name: min(frame_times) for name, frame_times in times.items()}
