@@ -1,8 +1,8 @@
 """Stahl's experiment (SAMOS 2019, table 1): YOLOv2 on six boards, its late layers in LOP, or in pairs in FUSE.
 
-    stahl.py [--line MBIT_S …] [--frames N]
+    stahl.py [--line MBIT_S …] [--network switch|gateway] [--frames N]
 
-For each bandwidth it prints the seconds of a frame with LOP and with FUSE, predicted and measured on emulated boards,
+In the paper, the boards exchange all data through one gateway. For each bandwidth this script prints the seconds of a frame with LOP and with FUSE, predicted and measured on emulated boards,
 and the speed-up of FUSE next to the paper's. Run it as README.md says, as root, on an idle host.
 """
 
@@ -19,7 +19,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.emulation.boards import runtime_cost_factor
 from dicompiler.emulation.emulate import emulate
-from dicompiler.ir.cluster import Network
+from dicompiler.ir.cluster import Network, NetworkKind
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
@@ -76,10 +76,11 @@ def measured(tiled: PipelineState, platform: Platform, kind: str, frames: int) -
 
 @click.command(help=__doc__)
 @click.option("--line", "lines", multiple=True, type=int, default=tuple(PAPER), show_default=True, help="Mbit/s.")
+@click.option("--network", type=click.Choice(["switch", "gateway"]), default="gateway", show_default=True)
 @click.option("--frames", default=3, show_default=True)
-def main(lines: Sequence[int], frames: int) -> None:
+def main(lines: Sequence[int], network: NetworkKind, frames: int) -> None:
     for line in lines:
-        platform = replace(Platform.load(f"rpi3-gateway-x{BOARDS}"), network=Network("switch", 1e6 * line))
+        platform = replace(Platform.load(f"rpi3-gateway-x{BOARDS}"), network=Network(network, 1e6 * line))
         tiled = dicompiler.compile(networks.build("yolov2"), platform, "modnn")
         cases = {kind: measured(tiled, platform, kind, frames) for kind in PAIRS}
         for kind, case in cases.items():
