@@ -2,8 +2,9 @@
 
     stahl.py [--line MBIT_S …] [--network switch|gateway] [--frames N]
 
-In the paper, the boards exchange all data through one gateway. For each bandwidth this script prints the seconds of a frame with LOP and with FUSE, predicted and measured on emulated boards,
-and the speed-up of FUSE next to the paper's. Run it as README.md says, as root, on an idle host.
+In the paper, the boards exchange all data through one gateway. For each bandwidth this script prints the seconds of a
+frame with LOP and with FUSE, predicted and measured on emulated boards, and the speed-up of FUSE next to the paper's.
+Run it as README.md says, as root, on an idle host.
 """
 
 from __future__ import annotations
