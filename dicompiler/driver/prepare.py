@@ -205,7 +205,13 @@ def make_problem(
     )
     if target is None:
         return problem
-    return replace(problem, runtime_costs=runtime_costs(platform, cost_model, target))
+    return on_platform(problem, platform, target)
+
+
+def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:
+    """Return the problem with another platform, and with the costs of the target's runtime that follow from it."""
+    costs = runtime_costs(platform, problem.cost_model, target)
+    return replace(problem, platform=platform, runtime_costs=costs)
 
 
 def check_powers(platform: Platform, objective: str) -> None:

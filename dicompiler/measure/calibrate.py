@@ -32,7 +32,7 @@ from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.workload import Workload, build_workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.driver.prepare import runtime_costs
+from dicompiler.driver.prepare import on_platform
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
@@ -186,8 +186,7 @@ class CalibrationCase:
         if self.emulation_host:
             costs, processors = self.emulation_host
             return on_emulation_host(replace(self.problem, platform=platform), costs, self.program, processors)
-        costs_by_device = runtime_costs(platform, self.problem.cost_model, self.target)
-        return replace(self.problem, platform=platform, runtime_costs=costs_by_device)
+        return on_platform(self.problem, platform, self.target)
 
     def make_workload(self, problem: Problem, with_runtime: bool = True) -> Workload:
         """Return the workload (the work of one frame on every device) of the program.

@@ -28,7 +28,7 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.base.units import format_seconds
 from dicompiler.driver.compiler import compile
-from dicompiler.driver.prepare import load_problem
+from dicompiler.driver.prepare import load_problem, on_platform
 from dicompiler.driver.run_log import platform_digest
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
@@ -38,6 +38,7 @@ from dicompiler.ir.program import Program
 from dicompiler.measure.calibrate import calibrate
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
+from dicompiler.target.target_base import Target
 
 TUNING_FILE, PLAN_FILE, PLATFORM_FILE = "tune.json", "plan.json", "platform.toml"
 ARTIFACT_DIRECTORY, LOG_FILE = "artifact", "run.json"
@@ -218,7 +219,8 @@ def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
     reason = _end_reason(options, tuning, setup.deadline)
     if reason:
         return replace(tuning, reason=reason)
-    problem = replace(setup.problem, platform=tuning.platform)
+    target: Target = registry().resolve("targets", options.target)
+    problem = on_platform(setup.problem, tuning.platform, target)
     progress("searching" if not tuning.trials else f"searching again after {len(tuning.trials)} measured plans")
     chosen = _choose_plan(problem, options, tuning)
     if chosen is None:

@@ -16,6 +16,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cli.command_line import main
+from dicompiler.driver.prepare import load_problem
 from dicompiler.emulation.trial_runs import make_emulated_runner
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import load_plan
@@ -72,6 +73,14 @@ def test_runs_correct_the_platform(tuned: tuple[Tuning, Path]) -> None:
     rates = [device.rate for device in Platform.load(place / "platform.toml").devices]
     assert rates[1] < 0.6 * rates[0]
     assert tuning.platform.network == Platform.load(place / "platform.toml").network
+
+
+def test_predictions_follow_from_the_corrected_platform(lenet: Model, tuned: tuple[Tuning, Path]) -> None:
+    """The costs of messages and calls depend on the rates of the boards, which every run corrects."""
+    tuning, place = tuned
+    corrected = Platform.load(place / tuning.trials[0].directory / "platform.toml")
+    problem = load_problem(lenet, corrected, objective="latency", target="sockets")
+    assert tuning.trials[1].predicted_s == pytest.approx(problem.evaluate(tuning.plans[1]).latency_s, rel=1e-6)
 
 
 def test_goes_on_after_an_interruption(lenet: Model, tmp_path: Path) -> None:
