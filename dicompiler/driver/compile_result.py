@@ -38,7 +38,8 @@ class CompileResult(PipelineState):
         platform: The cluster.
         plan: The parts (regions that devices compute) of each layer.
         routing: The tasks that follow from the plan, and the regions that they exchange.
-        reference: The model before it was partitioned.
+        reference: The model with which outputs are compared: the one before `trim` or, if nothing was trimmed, before
+            `partition`.
         program: Steps of each device, and transfers between devices.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.

@@ -7,7 +7,7 @@ Each step is a function of this module:
 3. `build_problem` combines the layers, the platform and the cost model.
 4. `make_plan` chooses the device and the region of each part of each layer.
 5. `lower_plan` splits the model by the plan.
-6. `check_program` checks the memory of each device.
+6. `check_program` checks that the target supports the program, and that the memory of each device suffices.
 7. `add_metrics` predicts times.
 8. `write_artifact` writes the programs to a directory.
 

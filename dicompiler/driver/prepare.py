@@ -67,7 +67,7 @@ def prepare(
         instruments: Observers of the passes.
         quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized.
         state: The option `state` of the pass `keep-states`. By default, only states that the model itself declares are
-            kept.
+            kept; `compile` passes "auto".
 
     Raises:
         DicompilerError: onnxruntime does not know an operator, or a pass fails.

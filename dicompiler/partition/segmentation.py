@@ -97,9 +97,9 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     """Group nodes into segments, as lists of node indices in the order of their first nodes.
 
     Nodes are added to their device's current segment until the segment must end:
-    - after a tensor that another device needs, unless the next node computes such a tensor as well, or belongs to
-      another matrix product of the same operand (so that keys and values of an attention leave together),
-    - before a node that needs a tensor that another device computes after the segment's start,
+    - after a tensor that another device needs. It goes on if the next node computes such a tensor too, or belongs to
+      another matrix product of the same operand, so that keys and values of an attention leave together;
+    - before a node that needs a tensor that another device computes after the segment's start;
     - at a change of the lane (group of the device's parts).
     Each segment therefore depends only on earlier ones.
     """

@@ -305,7 +305,7 @@ def _find_copied_tensors(
 
 
 def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
-    """Return a tensor as an copied of itself."""
+    """Return the tensor as a copy of itself."""
     zero = (0,) * len(shape)
     return CopiedTensor(shape, dtype, (CopiedRegion(name, zero, zero, shape),))
 

@@ -287,7 +287,10 @@ class ClusterState:
     # -- events
 
     def events(self, is_ready: Callable[[], object]) -> Iterator[DeviceEvent]:
-        """Yield the events that have arrived or arrive soon. Do not wait if `is_ready` returns a true value."""
+        """Yield the events that have arrived or arrive within POLL_INTERVAL_S.
+
+        Do not wait if `is_ready` returns a true value.
+        """
         wait_s = FAILURE_POLL_INTERVAL_S if self._failed_processes and not self._failed_at else POLL_INTERVAL_S
         events = self._messages.events
         self.loop.run_until(lambda: events or is_ready(), time.monotonic() + wait_s)
@@ -297,8 +300,8 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Update the state of the devices according to an event.
 
-        Return True if the event is about a frame, so that the session must update its own state of this frame. Raise
-        RunError if a device has failed and no failure plan covers the failure.
+        Return True for an `OUTPUT` or `DONE` of a frame, with which the session must update its own state of this
+        frame. Raise RunError if a device has failed and no failure plan covers the failure.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:

@@ -53,8 +53,8 @@ class InFlightFrame:
         number: The frame's number, which changes when the frame is sent again.
         role_io: Inputs and outputs of the role that the frame uses.
         active_devices: The devices that take part in the frame.
-        deadline: When the frame must be finished (time.monotonic), minus the session's `_caller_s` at the time of
-            sending. A check adds the present `_caller_s`, so that time outside of the session extends the deadline.
+        deadline: When the frame must be finished, on a clock that stops while the caller is outside of the session:
+            time.monotonic minus the session's `_caller_s`.
         outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
         finished_devices: The devices that have reported the end of their work on the frame.
@@ -467,7 +467,9 @@ class ClusterSession(Session):
     def _handle_events(
         self, waiting: Sequence[str], is_ready: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
-        """React to the events that have arrived or arrive soon. Do not wait for events if `is_ready` returns True.
+        """React to the events that have arrived or arrive in the next milliseconds (see `ClusterState.events`).
+
+        Do not wait for events if `is_ready` returns True.
 
         Raise RunError if another thread has ended the session, or if the deadline has passed. The error then names the
         first of the awaited devices, `waiting`.

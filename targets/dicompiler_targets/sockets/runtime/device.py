@@ -98,7 +98,7 @@ class DeviceRun:
         )
         self.finished_frames = self.replayed_frames = self.failed_peers = 0
         self._end_reason = ""
-        self._window = FrameWindow(1)
+        self._window = FrameWindow(1)  # Replaced when `PEERS` tells how many frames may be in flight.
         self._next_announced = 0
         self._last_change = 0  # Number of the first frame after the last change of roles.
         self._peers_done: set[str] = set()
