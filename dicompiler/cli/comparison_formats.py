@@ -11,32 +11,44 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dicompiler.analysis.compare import Comparison
+    from dicompiler.analysis.compare import Comparison, StrategyResult
 
 HEADERS = (
-    "model", "platform", "objective", "strategy", "latency_s", "input_output_s", "period_s", "energy_j", "memory",
-    "total_bytes", "speedup", "search_s", "best", "error",
+    "model", "platform", "objective", "strategy", "value", "lower_bound", "latency_s", "input_output_s", "period_s",
+    "energy_j", "memory_bytes", "total_bytes", "speedup", "failed", "failure_latency_s", "search_s", "best", "error",
 )  # fmt: skip
-"""Names of the columns. Times are in seconds, energies in joules, and memory is in bytes.
-
-`energy_j` is empty if the platform states no powers."""
+"""Names of the columns, which `docs/use/strategies.md` explains."""
 
 
 def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each row. Numbers are not rounded; cells of a strategy without a plan are empty."""
     for model, comparison in comparisons:
-        best = comparison.best
+        problem, best = comparison.problem, comparison.best
         for result in comparison.results:
-            metrics = result.metrics
-            figures: tuple[float | str, ...] = ("",) * 7
-            if metrics is not None:
-                times = (metrics.latency_s, metrics.input_output_s, metrics.period_s)
-                speedup = metrics.speedup_over(comparison.single_device, comparison.problem.objective)
-                energy_j = metrics.energy_j or ""  # It is 0 if the platform states no powers.
-                figures = (*times, energy_j, metrics.memory, metrics.total_bytes, speedup)
-            setting = (str(model), comparison.problem.platform.name, comparison.problem.objective, result.strategy)
+            setting = (model, problem.platform.name, problem.objective, result.strategy)
+            bound = "" if comparison.lower_bound is None else comparison.lower_bound
+            value = "" if result.metrics is None else comparison.objective_value(result)
             is_best = "yes" if result is best else ""
-            yield tuple(map(str, (*setting, *figures, result.search_s, is_best, result.error)))
+            cells = (*setting, value, bound, *_figures(comparison, result), result.search_s, is_best, result.error)
+            yield tuple(map(str, cells))
+
+
+def _figures(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
+    """Return the cells from `latency_s` to `failure_latency_s`."""
+    metrics, worst = result.metrics, result.worst_failure
+    if metrics is None:
+        return ("",) * 9
+    return (
+        metrics.latency_s,
+        metrics.input_output_s,
+        metrics.period_s,
+        metrics.energy_j or "",  # It is 0 if the platform states no powers.
+        metrics.memory,
+        metrics.total_bytes,
+        metrics.speedup_over(comparison.single_device, comparison.problem.objective),
+        "" if worst is None else " ".join(worst.failed),
+        "" if worst is None else worst.metrics.latency_s,
+    )
 
 
 def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
+from dicompiler.cli.comparison_formats import HEADERS
 
 
 def compare(model: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
@@ -29,15 +31,29 @@ def test_csv_has_a_row_for_each_model_platform_and_strategy(model: Path, capsys:
         for platform in ("rpi4x2", "rpi4x3")
         for strategy in ("single", "modnn")
     ]
-    assert all(float(row["latency_s"]) > 0 and int(row["memory"]) > 0 for row in rows)
+    assert all(float(row["latency_s"]) > 0 and int(row["memory_bytes"]) > 0 for row in rows)
     assert [row["best"] for row in rows].count("yes") == 4
+
+
+def test_csv_has_bounds_and_the_longest_latency_after_a_failure(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--objective", "throughput", "--tolerate-failures", "1", "--format", "csv"]
+    rows = list(csv.DictReader(compare(model, capsys, *more).splitlines()))
+    assert all(row["value"] == row["period_s"] and 0 < float(row["lower_bound"]) <= float(row["value"]) for row in rows)
+    assert all(row["failed"].startswith("pi0") and float(row["failure_latency_s"]) > 0 for row in rows)
+
+
+def test_all_columns_are_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs/use/strategies.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", text.split("#### Columns")[1].split("\n## ")[0], re.MULTILINE) == [*HEADERS]
 
 
 def test_markdown_has_the_same_rows(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = compare(model, capsys, "--format", "markdown").splitlines()
     assert len(lines) == 2 + 8
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
-    assert lines[0].startswith("| model | platform | objective | strategy | latency_s |")
+    assert lines[0].startswith("| model | platform | objective | strategy | value | lower_bound | latency_s |")
 
 
 def test_json_is_a_list_of_comparisons(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
