@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
 from dicompiler.base.objectives import objective_terms
 from dicompiler.base.process import gc_paused
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
@@ -413,10 +413,28 @@ class RemoteEvaluator:
         """The pickled problem, which is the same for every plan."""
         model = self.problem.model
         problem = replace(self.problem, executor=None, model=None, file_graph=None)
-        if model is None:
-            return pickle.dumps((problem, None, {}))
-        weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
-        return pickle.dumps((problem, model.proto.SerializeToString(), weights))
+        proto, weights = None, {}
+        if model is not None:
+            proto = model.proto.SerializeToString()
+            weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
+        try:
+            return pickle.dumps((problem, proto, weights))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # Plugins may have local functions.
+            place, cause = _describe_unpicklable(problem), one_line(str(error))
+            raise DicompilerError(
+                f"{place} cannot be sent to the processes of the executor ({cause}): "
+                "define its functions at the top of a module, or use no executor"
+            ) from error
+
+
+def _describe_unpicklable(problem: Problem) -> str:
+    """Return a description of the first operator rule that cannot be pickled, or else of the cost model."""
+    for (domain, op), rule in problem.layers.rules.items():
+        try:
+            pickle.dumps(rule)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return f"the operator rule of {domain + '::' if domain else ''}{op}"
+    return f"the cost model {problem.cost_model.name!r}"
 
 
 # The latest problems are kept for further plans, because each problem caches facts about its layers. A search uses only

@@ -7,6 +7,7 @@ node for each region. onnxruntime runs these nodes and the whole node.
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -132,7 +133,8 @@ def check_operator_rule(
 
     For each case and seed, the node is split at a random region, and the result is compared with that of the whole
     node. The bits must be equal unless the case is inexact. If the rule has a reduction, partial sums over ranges of
-    the input channels are checked too. The cost of each piece must be an OpCost. The rule need not be registered.
+    the input channels are checked too. The cost of each piece must be an OpCost. The rule must be picklable, because
+    executors evaluate plans in other processes. The rule need not be registered.
 
     Args:
         rule: The rule.
@@ -143,7 +145,7 @@ def check_operator_rule(
     Raises:
         AssertionError: A piece does not cover its region, reads outside an input, computes other values than the whole
             node, or sends other bytes than predicted; no axis of a case can be cut; a function of the rule returns a
-            value of another type, changes its arguments, ends the process, or does not end.
+            value of another type, changes its arguments, ends the process, or does not end; the rule is not picklable.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")
@@ -162,6 +164,8 @@ def check_operator_rule(
                 for seed in range(seeds):
                     with error_context(f"seed {seed}"):
                         check_split(layers, model, case, expected, Random(seed).randint)
+    with error_context(f"{name}: it cannot be sent to other processes: define its functions at the top of a module"):
+        pickle.dumps(rule)
 
 
 def _with_argument_checks(rule: OperatorRule) -> OperatorRule:

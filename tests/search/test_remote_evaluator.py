@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
@@ -40,6 +41,17 @@ def test_weights_are_not_pickled() -> None:
     held = sum(weight.nbytes for weight in problem.model.weights.values())
     assert held > 100_000
     assert len(pickle.dumps(RemoteEvaluator(problem))) < held / 4
+
+
+def test_rule_with_a_local_function_is_named() -> None:
+    problem = random_problem(4)
+    key, rule = next(iter(problem.layers.rules.items()))
+    local = replace(rule, cost=lambda *arguments: rule.cost(*arguments))
+    layers = replace(problem.layers, rules={**problem.layers.rules, key: local})
+    with pytest.raises(
+        DicompilerError, match=rf"the operator rule of .*{key[1]} cannot be sent .*: define its functions"
+    ):
+        pickle.dumps(RemoteEvaluator(replace(problem, layers=layers)))
 
 
 def test_pickled_evaluator_returns_errors() -> None:

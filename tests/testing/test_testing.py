@@ -57,6 +57,7 @@ STRATEGIES = {
     "replicate": "replicate",
     "single": "single",
     "stahl": "stahl",
+    "teams": "teams{tries=2}",
 }
 LEAVES_MEMORY = ("modnn", "pipeline", "replicate", "single", "stahl")
 """Those that make one plan, whatever memory there is: the compiler says where it does not fit."""
@@ -90,7 +91,9 @@ def test_all_built_in_things_are_tested() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_built_in_strategies_pass(name: str) -> None:
-    few = FEW if name != "replicate" else tuple(samples(["branches"], [FEW[0].platform], ["throughput"]))
+    few = FEW
+    if name in ("replicate", "teams"):  # They refuse the objective latency.
+        few = tuple(samples(["branches"], [FEW[0].platform], ["throughput"]))
     check_strategy(registry().make("strategies", STRATEGIES[name]), few, memory=name not in LEAVES_MEMORY)
 
 
@@ -352,6 +355,11 @@ def test_wrong_rule_is_caught(fault: str, text: str) -> None:
     error = fails(check_operator_rule, bad.bad_rule(fault), [POOL])
     assert error.startswith("rule MaxPool, case 0")
     assert text in error
+
+
+def test_rule_with_local_functions_is_caught() -> None:
+    error = fails(check_operator_rule, bad.bad_rule("local"), [POOL])
+    assert error.startswith("rule MaxPool: it cannot be sent to other processes: define its functions at the top of a")
 
 
 @pytest.mark.parametrize(
