@@ -238,7 +238,8 @@ def compare(
 def parse_strategies(strategies: str | Sequence[str | Strategy]) -> dict[str, Strategy]:
     """Return strategies by their text. Raises UsageError for unknown names."""
     if isinstance(strategies, str):
-        return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(strategies)}
+        specs = parse_pipeline(strategies, "strategies", "strategy")
+        return {str(spec): registry().make("strategies", spec) for spec in specs}
     resolved = [registry().resolve("strategies", strategy) for strategy in strategies]
     return {str(spec_of(strategy)): strategy for strategy in resolved}
 

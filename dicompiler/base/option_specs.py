@@ -75,7 +75,7 @@ def _quote(value: str) -> str:
 
 
 class _SpecParser:
-    """Recursive-descent parser of one text. `label` ("spec", "pipeline") begins its error messages."""
+    """Recursive-descent parser of one text. `label` ("spec", "pipeline", "strategies") begins its error messages."""
 
     def __init__(self, text: str, label: str) -> None:
         self.text, self.label, self.position = text, label, 0
@@ -164,16 +164,19 @@ def parse_spec(text: str, label: str = "spec") -> Spec:
     return spec
 
 
-def parse_pipeline(text: str) -> tuple[Spec, ...]:
-    """Parse one or more specs that are separated by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`."""
-    parser = _SpecParser(text, "pipeline")
+def parse_pipeline(text: str, label: str = "pipeline", item: str = "pass") -> tuple[Spec, ...]:
+    """Parse one or more specs that are separated by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`.
+
+    A syntax error begins with `label`, and calls the things that the specs describe `item`.
+    """
+    parser = _SpecParser(text, label)
     specs: list[Spec] = []
     while not specs or parser.accept(","):
         parser.skip_blanks()
         specs.append(parser.parse_spec())
         parser.skip_blanks()
     if not parser.is_at_end():
-        raise parser.syntax_error("',' before the next pass or the end")
+        raise parser.syntax_error(f"',' before the next {item} or the end")
     return tuple(specs)
 
 

@@ -124,7 +124,8 @@ def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) 
     print_table(headers, rows[:MAX_SHOWN_PLANS], right=range(len(headers)))
     if len(rows) > MAX_SHOWN_PLANS:
         click.echo(f"… and {len(rows) - MAX_SHOWN_PLANS} more")
-    counts = f"{front.evaluations} plans evaluated on {platform}, {len(rows)} kept"
+    plans = f"{front.evaluations} plan{'' if front.evaluations == 1 else 's'}"
+    counts = f"{plans} evaluated on {platform}, {len(rows)} kept"
     searched = f"{counts}; the values are from {_describe_level(front)}"
     click.echo(f"\n{wrap_text(searched)}\nwritten: {output}")
 

@@ -108,7 +108,7 @@ def command(
 def _split(strategies: str | None) -> tuple[str, ...]:
     from dicompiler.base.option_specs import parse_pipeline
 
-    return tuple(map(str, parse_pipeline(strategies))) if strategies else ()
+    return tuple(map(str, parse_pipeline(strategies, "strategies", "strategy"))) if strategies else ()
 
 
 def _make_runner(hosts_file: Path | None, truth: str | None, frames: int, options: RunOptions) -> Runner:

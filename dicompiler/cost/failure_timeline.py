@@ -10,6 +10,7 @@ frames, and the first frame after a change always uses the first replica.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from dicompiler.cost.simulation_result import SimulationResult, Span
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
+
+log = logging.getLogger("dicompiler")
 
 FAILURE_DETECTION_S = 0.3
 """Largest number of seconds from the end of a device's process until all other devices know of the failure.
@@ -155,6 +158,13 @@ def simulate_outages(
             raise DicompilerError(
                 f"simulate: the {stream} ends after {format_seconds(end)}, before {outage.device} fails at "
                 f"{format_seconds(outage.start)}: simulate more frames (--frames)"
+            )
+        if end <= outage.end < math.inf:
+            log.warning(
+                "the stream ends after %s, before %s returns at %s: simulate more frames (--frames)",
+                format_seconds(end),
+                outage.device,
+                format_seconds(outage.end),
             )
     return tuple(intervals)
 

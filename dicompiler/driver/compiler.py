@@ -27,8 +27,8 @@ import onnx
 
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError, check_type
+from dicompiler.base.objectives import format_objective
 from dicompiler.base.process import gc_paused
-from dicompiler.base.units import format_number
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compile_options import (
@@ -390,8 +390,8 @@ def add_metrics(
         log.warning(
             "this plan's predicted %s is worse than that of one device (%s instead of %s; --strategy single)",
             objective,
-            format_number(metrics.objective_value(objective), 3),
-            format_number(single.objective_value(objective), 3),
+            format_objective(objective, metrics.objective_value(objective)),
+            format_objective(objective, single.objective_value(objective)),
         )
     if doubt := metrics.describe_implausible_gain(single, objective):
         log.warning("this plan is predicted to be %s", doubt)

@@ -104,6 +104,10 @@ class TestUsage:
             (["run"], "run: missing argument 'DIR'; see 'dicompiler run --help'"),
             (["list", "pases"], "list: unknown kind 'pases' (did you mean 'passes'?)"),
             (["opt", "m.onnx", "-p", "a b", "-o", "o"], "pipeline 'a b': expected ',' before the next pass"),
+            (
+                ["compare", __file__, "--platform", "rpi4x2", "--strategies", "single dp"],
+                "strategies 'single dp': expected ',' before the next strategy",
+            ),
             (["opt", "m.onnx", "-p", "fold", "-o", "o"], "unknown pass 'fold'"),
             (["opt", "m.onnx", "-p", "partition", *SHAPE, "-o", "o"], "opt: shape is an option of pass 'infer-shapes'"),
             (["compile", "m", "--strategy", "a", "--plan", "b", "-o", "o"], "compile: --strategy and --plan exclude"),

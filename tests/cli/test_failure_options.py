@@ -79,6 +79,13 @@ def test_simulate_plays_failures(tiny: Path, tmp_path: Path, capsys: pytest.Capt
     assert "interruption s" in run_command(capsys, "simulate", *common, "--fail", "pi03@20ms")
 
 
+def test_simulate_warns_of_a_return_after_the_stream(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["simulate", str(tiny), "--platform", "rpi4x3", "--strategy", "modnn", "--frames", "20"]
+    assert main([*line, "--fail", "pi03@20ms-60s"]) == 0
+    warning = capsys.readouterr().err
+    assert "before pi03 returns at 60.0 s: simulate more frames (--frames)" in warning
+
+
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
