@@ -263,6 +263,19 @@ def plugin_kind(value: Any) -> str:
     )
 
 
+def check_registrable(value: Any) -> None:
+    """Check that a class, operator rule or platform family could be registered.
+
+    Args:
+        value: The class, rule or family.
+
+    Raises:
+        TypeError: It is of no kind of plugin, is abstract, has no name, or has an option of an unsupported type.
+        ValueError: Its name is invalid.
+    """
+    _get_valid_name(PLUGIN_KINDS[plugin_kind(value)], value)
+
+
 @functools.cache
 def load_installed() -> Registry:
     """Load all installed plugins, and log the warnings."""

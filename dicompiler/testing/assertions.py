@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dicompiler.base.errors import describe_exception, one_line
-from dicompiler.plugin.registry import plugin_kind
+from dicompiler.plugin.registry import check_registrable, plugin_kind
 from dicompiler.plugin_api import registry
 from dicompiler.testing.fingerprints import field_fingerprints
 
@@ -125,8 +125,11 @@ def describe(plugin: Any) -> str:
 
 
 def as_instance(plugin: Any) -> Any:
-    """Return the object, or an instance with the default options if the object is a class."""
-    if not isinstance(plugin, type):
-        return plugin
-    with error_context(f"{plugin.__module__}.{plugin.__name__}()"):
-        return plugin()
+    """Return the object, or an instance with the default options if the object is a class.
+
+    Raises AssertionError if the class could not be registered.
+    """
+    cls = plugin if isinstance(plugin, type) else type(plugin)
+    with error_context(f"{cls.__module__}.{cls.__name__}"):
+        check_registrable(cls)
+        return plugin() if plugin is cls else plugin

@@ -177,14 +177,6 @@ class BadPass(Pass):
         "none", "numbers", "illegal", "changes", "random", "provides", "outputs", "layers", "exit", "loop"
     ] = "none"
 
-    @property
-    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("layers",) if self.fault == "layers" else ()
-
-    @property
-    def provides(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("routing",) if self.fault == "provides" else ()
-
     def run(self, compilation: PipelineState) -> PipelineState:
         end_or_loop(self.fault)
         if self.fault == "layers" and compilation.layers is not None:
@@ -207,6 +199,24 @@ class BadPass(Pass):
                 node.output[:] = [f"{name}'" if name == first else name for name in node.output]
             proto.graph.output[0].name = f"{first}'"
         return replace(compilation, model=replace(compilation.model, proto=proto))
+
+
+class ReadingPass(BadPass):
+    """The pass with a field that it requires."""
+
+    requires = ("layers",)
+
+
+class ProvidingPass(BadPass):
+    """The pass with a field that it provides."""
+
+    provides = ("routing",)
+
+
+def bad_pass(fault: Any) -> BadPass:
+    """Return the pass that can have the fault."""
+    kinds: dict[str, type[BadPass]] = {"layers": ReadingPass, "provides": ProvidingPass}
+    return kinds.get(fault, BadPass)(fault)
 
 
 @dataclass(frozen=True)

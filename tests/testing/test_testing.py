@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,9 +18,12 @@ from support import bad_plugins as bad
 from dicompiler.base.errors import UsageError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
 from dicompiler.measure.profile_package import run_package, write_package
 from dicompiler.plugin.pass_base import Pass
 from dicompiler.plugin.registry import PLUGIN_KINDS, registry
+from dicompiler.search.problem import Problem
+from dicompiler.search.strategy import Strategy
 from dicompiler.testing import (
     CHECKS,
     RuleCase,
@@ -312,7 +316,7 @@ def test_detects_a_target_that_does_not_tolerate_failures_as_declared() -> None:
     ],
 )
 def test_wrong_pass_is_caught(fault: Any, text: str) -> None:
-    error = fails(check_pass, bad.BadPass(fault), ["branches"])
+    error = fails(check_pass, bad.bad_pass(fault), ["branches"])
     assert error.startswith("pass 'bad-pass' of module support.bad_plugins on branches: ")
     assert text in error
 
@@ -355,6 +359,22 @@ def test_wrong_rule_is_caught(fault: str, text: str) -> None:
     error = fails(check_operator_rule, bad.bad_rule(fault), [POOL])
     assert error.startswith("rule MaxPool, case 0")
     assert text in error
+
+
+def test_class_that_could_not_be_registered_is_caught() -> None:
+    class Nameless(Strategy):
+        def plan(self, problem: Problem) -> Plan:
+            return problem.best_single_device[0]
+
+    @dataclass(frozen=True)
+    class WithTable(Nameless):
+        name: ClassVar[str] = "with-table"
+        table: dict[str, int] = field(default_factory=dict)
+
+    assert "Nameless: TypeError: Nameless has no name" in fails(check_strategy, Nameless, FEW)
+    assert "WithTable.table: dict[str, int] is not a type that an option can have" in fails(
+        check_strategy, WithTable, FEW
+    )
 
 
 def test_rule_with_local_functions_is_caught() -> None:
