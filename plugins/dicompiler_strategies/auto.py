@@ -25,6 +25,7 @@ from dicompiler_strategies.cpsat import DEFAULT_TRIES, MAX_GRADIENT_SIZE, CpSat
 from dicompiler_strategies.layer_moves import improve_by_moves, is_plan_of_whole_layers
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables
+from dicompiler_strategies.teams.strategy import Teams
 from dicompiler_strategies.transformer_heads import best_row_plans, has_attention, reduced_choices
 
 log = logging.getLogger("dicompiler")
@@ -55,6 +56,8 @@ NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
 """Strategies that are not asked for the latency or memory of a network with attention, because `heads` finds better
 plans in a tenth of the time.
 """
+MOVES_SHARE = 0.2
+"""Share of the remaining budget that may be used to move layers of a plan to other devices."""
 EXACT_OBJECTIVES = ("memory", "communication")
 """Objectives with exact values: bytes are counted, but seconds and joules are only predicted."""
 PROVEN_RATIO = 1 + 1e-6
@@ -308,9 +311,20 @@ class _AutoSearch:
                 self.search.accept_best([refined])
                 self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
-        plan = strategy.plan_within(problem, self.search.budget)
+        if isinstance(strategy, Teams):
+            known = () if self.search.best is None else (self.search.best.plan,)
+            plan = strategy.plan_from(problem, self.search.budget, known)
+        else:
+            plan = strategy.plan_within(problem, self.search.budget)
         self.search.try_plans([(plan, name)], is_always=True)
         if is_plan_of_whole_layers(plan):
-            moved = improve_by_moves(self.problem, plan, self.search.budget)
-            self.search.try_plans([(moved, "layer moves")], is_always=True)
+            self._move_layers(plan)
         return plan
+
+    def _move_layers(self, plan: Plan) -> None:
+        """Move layers of a plan of whole layers to other devices, within MOVES_SHARE of the remaining budget."""
+        budget = self.search.budget
+        share = WorkBudget(MOVES_SHARE * budget.remaining_s, budget.deadline)
+        moved = improve_by_moves(self.problem, plan, share)
+        budget.spend(share.spent_s)
+        self.search.try_plans([(moved, "layer moves")], is_always=True)

@@ -19,7 +19,7 @@ MAX_MOVED_LAYERS = 32
 """Largest number of layers that are moved at once."""
 MAX_RUNS = 2500
 """Largest number of runs of layers that are considered in a step."""
-PLAN_LAYER_DEVICE_S = 5e-8
+PLAN_LAYER_DEVICE_S = 2.2e-8
 """Seconds of the reference computer to evaluate a plan, for each layer and device."""
 MIN_GAIN = 1e-6
 """Smallest relative gain for which the search goes on."""

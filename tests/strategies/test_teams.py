@@ -24,6 +24,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.work_budget import WorkBudget
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.partition import PartitionPass
+from dicompiler_strategies.layer_moves import improve_by_moves
 from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
 from dicompiler_strategies.teams.run_search import RunSearch
@@ -72,6 +73,13 @@ def test_search_improves_the_value_and_gives_the_same_plan_again() -> None:
     assert objective.values(found[None])[0] < objective.values(start[None])[0]
     assert (search.improve(found) == found).all()
     assert Teams(tries=3).plan(problem) == Teams(tries=3).plan(problem)
+
+
+def test_search_also_begins_with_known_plans() -> None:
+    problem = network("mobilenet_v2", "jetson-nx2", "memory")
+    known = improve_by_moves(problem, problem.best_single_device[0], WorkBudget())
+    plan, without = Teams(tries=0).plan_from(problem, WorkBudget(), [known]), Teams(tries=0).plan(problem)
+    assert problem.evaluate(plan).memory < problem.evaluate(without).memory
 
 
 def test_memory_of_squeezenet_is_below_that_of_whole_layers() -> None:

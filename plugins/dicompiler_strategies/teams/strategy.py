@@ -75,6 +75,10 @@ class Teams(Strategy):
         return replace(plan, note=budget.note())
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
+        return self.plan_from(problem, budget)
+
+    def plan_from(self, problem: Problem, budget: WorkBudget, known: Sequence[Plan] = ()) -> Plan:
+        """Return the best plan found; the search also begins with the `known` plans of whole layers."""
         if problem.objective not in SUPPORTED_OBJECTIVES:
             raise UsageError(
                 f"teams: objective {problem.objective!r} is not supported: use {' or '.join(SUPPORTED_OBJECTIVES)}"
@@ -89,22 +93,22 @@ class Teams(Strategy):
                 raise
             return single
         runs = RunSearch(tables.choices, build_objective(tables), budget)
-        for selection in self._selections(tables, runs):
+        for selection in self._selections(tables, runs, known):
             search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
         search.trim()
         return single if search.best is None else search.best.plan
 
-    def _selections(self, tables: CostTables, runs: RunSearch) -> Iterator[Selections]:
+    def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
         """Yield the selections that the local search finds, beginning with several plans and with changes of the best.
 
-        The search begins with a single device, with whole layers in the stages of `pipeline`, and with all devices as
-        one team.
+        The search begins with the known plans, with a single device, with whole layers in the stages of `pipeline`, and
+        with all devices as one team.
         """
         problem = tables.problem
-        starts = [np.zeros(len(tables.choices), np.intp)]
-        stages = tables.find_selection(Pipeline(turns=False).plan(problem))
-        if stages is not None:
-            starts.append(np.array(stages, np.intp))
+        plans = [*known, Pipeline(turns=False).plan(problem)]
+        selections = map(tables.find_selection, plans)
+        starts = [np.array(selection, np.intp) for selection in selections if selection is not None]
+        starts.append(np.zeros(len(tables.choices), np.intp))
         names = " ".join(device.name for device in devices_by_rate(problem))
         starts += [runs.uniform_selection(label) for label in runs.labels if label.endswith(f" on {names}")]
         found = []
