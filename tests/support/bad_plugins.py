@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -276,39 +277,47 @@ class Careful(CostModel):
 
 def bad_rule(fault: str) -> OperatorRule:
     """Return the operator rule of MaxPool, except for the fault."""
-
-    def piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-        end_or_loop(fault)
-        if fault == "mutates":
-            operation.node.attributes["pads"] = [0, 0, 0, 0]  # type: ignore[index]
-        right = pool(operation, region, reduce)
-        (need,) = right.needs
-        assert need is not None
-        if fault == "short" and need[2][1] - need[2][0] > 3:  # The halo misses one row.
-            return replace(right, needs=((*need[:2], (need[2][0], need[2][1] - 1), need[3]),))
-        if fault == "shifted" and need[2][1] < operation.input_shape(0)[2]:
-            return replace(right, needs=((*need[:2], (need[2][0] + 1, need[2][1] + 1), need[3]),))
-        if fault == "outside":
-            return replace(right, needs=((*need[:2], (need[2][0], 99), need[3]),))
-        if fault == "less":
-            return replace(right, out=((*right.out[:3], (0, 1))))
-        if fault == "whole":
-            return Piece(full_region(operation.out_shape), operation.full_needs())
-        return right
-
-    def cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Any:
-        return 1.5 if fault == "cost" else cost_per_output(operation, out, needs)
-
-    def reduction_length(_operation: Operation) -> Any:
-        return "many" if fault == "length" else None
-
-    def read_share(_operation: Operation) -> Any:
-        return 3 if fault == "share" else 1.0
-
-    is_elementwise = fault == "elementwise"
     return OperatorRule(
-        "MaxPool", piece, "", is_elementwise, reduction_length=reduction_length, cost=cost, read_share=read_share
+        "MaxPool",
+        partial(_bad_piece, fault),
+        "",
+        is_elementwise=fault == "elementwise",
+        reduction_length=partial(_bad_reduction_length, fault),
+        cost=(lambda *arguments: cost_per_output(*arguments)) if fault == "local" else partial(_bad_cost, fault),
+        read_share=partial(_bad_read_share, fault),
     )
+
+
+def _bad_piece(fault: str, operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    end_or_loop(fault)
+    if fault == "mutates":
+        operation.node.attributes["pads"] = [0, 0, 0, 0]  # type: ignore[index]
+    right = pool(operation, region, reduce)
+    (need,) = right.needs
+    assert need is not None
+    if fault == "short" and need[2][1] - need[2][0] > 3:  # The halo misses one row.
+        return replace(right, needs=((*need[:2], (need[2][0], need[2][1] - 1), need[3]),))
+    if fault == "shifted" and need[2][1] < operation.input_shape(0)[2]:
+        return replace(right, needs=((*need[:2], (need[2][0] + 1, need[2][1] + 1), need[3]),))
+    if fault == "outside":
+        return replace(right, needs=((*need[:2], (need[2][0], 99), need[3]),))
+    if fault == "less":
+        return replace(right, out=((*right.out[:3], (0, 1))))
+    if fault == "whole":
+        return Piece(full_region(operation.out_shape), operation.full_needs())
+    return right
+
+
+def _bad_cost(fault: str, operation: Operation, out: Shape, needs: Sequence[Shape]) -> Any:
+    return 1.5 if fault == "cost" else cost_per_output(operation, out, needs)
+
+
+def _bad_reduction_length(fault: str, _operation: Operation) -> Any:
+    return "many" if fault == "length" else None
+
+
+def _bad_read_share(fault: str, _operation: Operation) -> Any:
+    return 3 if fault == "share" else 1.0
 
 
 def broken(*_: object) -> Any:
