@@ -396,6 +396,8 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     """
     name = _get_valid_name(PLUGIN_KINDS[kind], value)
     code = value if PLUGIN_KINDS[kind].provides_classes else getattr(value, "piece", None) or value.make
+    while isinstance(code, functools.partial):
+        code = code.func
     entry = RegistryEntry(name, value, plugin.distribution, plugin.version, plugin.name)
     if is_builtin_distribution(plugin.distribution):
         return entry
