@@ -395,9 +395,8 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     Raises TypeError if the value is not of this kind.
     """
     name = _get_valid_name(PLUGIN_KINDS[kind], value)
-    code = value if PLUGIN_KINDS[kind].provides_classes else getattr(value, "piece", None) or value.make
-    while isinstance(code, functools.partial):
-        code = code.func
+    is_class = PLUGIN_KINDS[kind].provides_classes
+    code = value if is_class else _innermost_function(getattr(value, "piece", None) or value.make)
     entry = RegistryEntry(name, value, plugin.distribution, plugin.version, plugin.name)
     if is_builtin_distribution(plugin.distribution):
         return entry
@@ -406,6 +405,13 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     }
     guard = plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, entry.origin, str(plugin), frozenset(packages))
     return replace(entry, value=plugin_wrappers.wrap_provided(value, name, guard))
+
+
+def _innermost_function(function: Any) -> Any:
+    """Return the function inside decorators and partials, because the module of a partial is functools."""
+    while (inner := getattr(function, "__wrapped__", getattr(function, "func", function))) is not function:
+        function = inner
+    return function
 
 
 def _get_base_class(kind: PluginKind) -> Any:
