@@ -16,7 +16,13 @@ from dicompiler.plugin_api import UsageError
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.search import OBJECTIVES
 from dicompiler_strategies.joint.variable_elimination import EliminationOrder, build_elimination_order
-from dicompiler_strategies.tables.choice_footprints import Floats, box_elements, device_host_matrix, state_slots
+from dicompiler_strategies.tables.choice_footprints import (
+    Floats,
+    box_elements,
+    device_host_matrix,
+    output_bytes,
+    state_slots,
+)
 from dicompiler_strategies.tables.cost_tables import (
     CostTables,
     LayerEdge,
@@ -193,13 +199,11 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
     layers, host_matrix = tables.problem.layers, device_host_matrix(tables.problem.platform)
     host_bytes = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
-        device_bytes = np.zeros(footprint.final_seconds.shape)
+        device_bytes = output_bytes(layers, layer, footprint)
         names = dict(enumerate(layer.inputs)) | {slot: name for name, slot in state_slots(layers, layer).items()}
         for slot, needs in footprint.needs.items():
             item_bytes = raw_nbytes(layers.tensors[names[slot]].dtype, (1,))
             device_bytes += item_bytes * sum(need.sign * box_elements(need.boxes) for need in needs)
-        for slot, boxes in footprint.produced.items():
-            device_bytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
         host_bytes.append(device_bytes @ host_matrix)
     return tuple(host_bytes)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Layer, LayerGraph, LayerShare, Part, Platform, Problem, Region
 from dicompiler.plugin_api.costs import FREE_RUNTIME, AnalyticModel, count_lookup_copies, sent_nbytes, weight_regions
+from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, TensorKey, full_region, make_share_task, named_axes, volume
 from dicompiler_strategies.tables.channel_runs import find_run_before, find_run_of, layer_signature
 from dicompiler_strategies.tables.choices import Choice
@@ -254,6 +255,14 @@ def box_elements(boxes: Ints) -> Ints:
     """Return the number of elements of each box of an array of shape (…, axes, 2)."""
     elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
     return elements
+
+
+def output_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) -> Floats:
+    """Return the bytes of a layer's outputs that each device computes, of shape (choices, devices)."""
+    nbytes = np.zeros(footprint.final_seconds.shape)
+    for slot, boxes in footprint.produced.items():
+        nbytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
+    return nbytes
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:

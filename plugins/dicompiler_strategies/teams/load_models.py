@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler_strategies.joint.joint_model import activation_bytes
-from dicompiler_strategies.tables.choice_footprints import Floats, box_elements, device_host_matrix, source_and_sink
+from dicompiler_strategies.tables.choice_footprints import Floats, device_host_matrix, output_bytes, source_and_sink
 from dicompiler_strategies.tables.cost_tables import (
     BoxFlow,
     CostTables,
     LayerEdge,
     bytes_between_devices,
     find_edges,
+    find_state_edges,
     flows_at_ends,
     flows_on_edge,
 )
@@ -76,7 +77,7 @@ class SentTensors:
 
     @property
     def entries(self) -> int:
-        """Number of table entries for a selection."""
+        """Number of table entries for a selection; the inputs of a layer count like an edge."""
         edges = sum(len(tables) for _, tables in self.edges)
         return (edges + len(self.inputs)) * math.prod(self.inputs[0].shape[1:])
 
@@ -123,25 +124,39 @@ def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, i
     return nbytes
 
 
+def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
+    """Return the choices that would send a state to another device, for each pair of layers that compute and read it.
+
+    The arrays have the shape (choices of the first layer, choices of the second layer).
+    """
+    layers, sent = tables.problem.layers, {}
+    for (i, j), slots in find_state_edges(layers).items():
+        shape = len(tables.choices[i]), len(tables.choices[j])
+        nbytes = _sum_flows(tables, flows_on_edge(layers, (i, j), slots, tables.footprints), shape)
+        sent[i, j] = np.asarray(nbytes.any(axis=(2, 3)))
+    return sent
+
+
 @dataclass(frozen=True, eq=False)
 class PeriodModel:
     """Seconds for which each device and each link works for a frame.
 
     Attributes:
-        compute: For each layer, the seconds of each device, of shape (choices, loads); 0 for links.
+        layer_seconds: For each layer, the seconds of computing, and of sending the network's inputs to it and its
+            outputs to sinks, of shape (choices, loads).
         sent: The tensors that are sent.
         byte_seconds: Seconds of each load for a byte from one device to another, of shape (pairs of devices, loads).
         message_seconds: The same for each message.
     """
 
-    compute: Sequence[Floats]
+    layer_seconds: Sequence[Floats]
     sent: SentTensors
     byte_seconds: Floats
     message_seconds: Floats
 
     @property
     def layers(self) -> int:
-        return len(self.compute)
+        return len(self.layer_seconds)
 
     @property
     def entries(self) -> int:
@@ -149,19 +164,17 @@ class PeriodModel:
 
     def loads(self, selections: Selections) -> Floats:
         columns = selections.T
-        loads: Floats = np.sum(_look_up(self.compute, columns), axis=0)
-        for ends in (self.sent.inputs, self.sent.outputs):
-            for table, c in zip(ends, columns, strict=True):
-                if table.any():
-                    loads += self._sending_seconds(table)[c]
+        loads: Floats = np.sum(_look_up(self.layer_seconds, columns), axis=0)
         for _, sent in self.sent.sent_on_edges(columns):
-            loads += self._sending_seconds(sent)
+            loads += _sending_seconds(sent, self.byte_seconds, self.message_seconds)
         return loads
 
-    def _sending_seconds(self, sent: Floats) -> Floats:
-        pairs = sent.reshape(len(sent), -1)
-        seconds: Floats = pairs @ self.byte_seconds + (pairs > 0) @ self.message_seconds
-        return seconds
+
+def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats) -> Floats:
+    """Return the seconds of each load for the sent bytes, which have the shape (…, senders, receivers)."""
+    pairs = sent.reshape(len(sent), -1)
+    seconds: Floats = pairs @ byte_seconds + (pairs > 0) @ message_seconds
+    return seconds
 
 
 def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
@@ -173,13 +186,14 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
     message_seconds[..., devices:] = links.message_seconds.reshape(devices, devices, -1)
     if links.runtime is not None:
         _add_runtime_seconds(links.runtime, byte_seconds, message_seconds)
-    padding = ((0, 0), (0, links.byte_seconds.shape[1]))
-    return PeriodModel(
-        [np.pad(seconds, padding) for seconds in tables.compute_seconds],
-        sent,
-        byte_seconds.reshape(devices**2, -1),
-        message_seconds.reshape(devices**2, -1),
-    )
+    byte_seconds, message_seconds = (array.reshape(devices**2, -1) for array in (byte_seconds, message_seconds))
+    layer_seconds = [
+        np.pad(seconds, ((0, 0), (0, links.byte_seconds.shape[1])))
+        + _sending_seconds(inputs, byte_seconds, message_seconds)
+        + _sending_seconds(outputs, byte_seconds, message_seconds)
+        for seconds, inputs, outputs in zip(tables.compute_seconds, sent.inputs, sent.outputs, strict=True)
+    ]
+    return PeriodModel(layer_seconds, sent, byte_seconds, message_seconds)
 
 
 def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
@@ -204,30 +218,31 @@ class HostMemoryModel:
     The host needs the largest of these sums.
 
     Attributes:
-        weights: For each layer, the bytes of weights, of shape (choices, hosts).
+        constants: For each layer, the bytes of weights, and of network outputs that sinks receive, of shape
+            (choices, hosts).
         activations: For each layer, the bytes of its inputs and outputs, of shape (choices, hosts).
         produced: For each layer, the bytes of its outputs, of shape (choices, hosts).
-        received: The tensors that are sent, with the bytes that each host receives.
-        source_buffers: For each layer, the bytes of the network inputs that no later layer reads, of shape (hosts).
-            They are 0 for all hosts without a source.
+        inputs: For each layer, the bytes of network inputs that hosts receive for it, and of those that sources store
+            until it is computed, of shape (choices, hosts).
+        received: The other tensors that are sent, with the bytes that each host receives.
         kept: For each layer whose output is stored while other layers are computed that neither read nor compute it:
             these other layers.
     """
 
-    weights: Sequence[Floats]
+    constants: Sequence[Floats]
     activations: Sequence[Floats]
     produced: Sequence[Floats]
+    inputs: Sequence[Floats]
     received: SentTensors
-    source_buffers: Floats
     kept: Mapping[int, Sequence[int]]
 
     @property
     def layers(self) -> int:
-        return len(self.weights)
+        return len(self.constants)
 
     @property
     def entries(self) -> int:
-        hosts, kept = len(self.source_buffers[0]), sum(map(len, self.kept.values()))
+        hosts, kept = len(self.constants[0][0]), sum(map(len, self.kept.values()))
         return hosts * (4 * self.layers + kept) + self.received.entries
 
     def loads(self, selections: Selections) -> Floats:
@@ -235,17 +250,13 @@ class HostMemoryModel:
         stored = _look_up(self.activations, columns)
         for layer, others in self.kept.items():
             stored[others] += self.produced[layer][columns[layer]]
-        received = np.repeat(self.source_buffers[:, None], len(selections), axis=1)
-        outputs = np.zeros(received.shape[1:])
-        for layer, c in enumerate(columns):
-            received[layer] += self.received.inputs[layer][c]
-            outputs += self.received.outputs[layer][c]
+        received = _look_up(self.inputs, columns)
         for last_reader, nbytes in self.received.sent_on_edges(columns):
             received[last_reader] += nbytes
         later = received[::-1].cumsum(axis=0)[::-1]
         stored[:-1] += later[1:]
         tensors = np.maximum(stored.max(axis=0), later[0])
-        loads: Floats = np.sum(_look_up(self.weights, columns), axis=0) + outputs + tensors
+        loads: Floats = np.sum(_look_up(self.constants, columns), axis=0) + tensors
         return loads
 
 
@@ -257,23 +268,30 @@ def _look_up(tables: Sequence[Floats], columns: Selections) -> Floats:
 def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
     """Return the model of the memory of each host."""
     layers, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
-    produced = []
-    for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
-        nbytes = np.zeros(footprint.final_seconds.shape)
-        for slot, boxes in footprint.produced.items():
-            nbytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
-        produced.append(nbytes @ hosts)
+    received = sent.received_by(hosts)
     kept = {}
     for last_reader, edges in sent.edges:
         (producer,), readers = {i for i, _ in edges}, {j for _, j in edges}
         if others := [layer for layer in range(producer + 1, last_reader) if layer not in readers]:
             kept[producer] = others
-    weights = [nbytes @ hosts for nbytes in tables.weight_bytes]
-    received = sent.received_by(hosts)
-    return HostMemoryModel(weights, activation_bytes(tables), produced, received, _source_buffers(tables), kept)
+    weights = zip(tables.weight_bytes, received.outputs, strict=True)
+    inputs = zip(received.inputs, _source_buffers(tables), strict=True)
+    outputs = zip(layers.layers, tables.footprints, strict=True)
+    return HostMemoryModel(
+        [nbytes @ hosts + of_outputs for nbytes, of_outputs in weights],
+        activation_bytes(tables),
+        [output_bytes(layers, layer, footprint) @ hosts for layer, footprint in outputs],
+        [nbytes + buffers for nbytes, buffers in inputs],
+        received,
+        kept,
+    )
 
 
 def _source_buffers(tables: CostTables) -> Floats:
+    """Return the bytes of the network inputs that sources store until each layer is computed, of shape (layers, hosts).
+
+    A network input is stored until its last reader.
+    """
     problem, layers = tables.problem, tables.problem.layers
     sources = {problem.platform.host_of[name] for name in source_and_sink(problem)[0]}
     is_source = np.array([host.name in sources for host in problem.platform.hosts], np.float64)

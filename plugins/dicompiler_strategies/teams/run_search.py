@@ -71,6 +71,10 @@ class RunObjective:
             values = values + PENALTY * is_sent[selections[:, i], selections[:, j]]
         return values
 
+    def value(self, selection: Selections) -> float:
+        """Return the value of one selection, given as an array of shape (layers)."""
+        return float(self.values(selection[None])[0])
+
 
 class RunSearch:
     """Improves selections by moves of runs of layers.
@@ -110,7 +114,7 @@ class RunSearch:
         The length of the runs goes from all layers down to one, and again from the beginning, until no move improves
         the selection or the budget is exceeded.
         """
-        current, value, improved = selection, float(self.objective.values(selection[None])[0]), True
+        current, value, improved = selection, self.objective.value(selection), True
         while improved:
             improved = False
             for length in run_lengths(len(selection)):

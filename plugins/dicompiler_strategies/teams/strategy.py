@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -15,22 +14,16 @@ from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, WorkBudget, free_memo
 from dicompiler_strategies.candidate_search import CandidateSearch
 from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.tables.choices import ChoiceSet, devices_by_rate
-from dicompiler_strategies.tables.cost_tables import (
-    CostTables,
-    build_cost_tables,
-    bytes_between_devices,
-    find_state_edges,
-    flows_on_edge,
-)
+from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables
 from dicompiler_strategies.teams.load_models import (
     Selections,
     build_memory_model,
     build_period_model,
+    find_sent_states,
     find_sent_tensors,
 )
 from dicompiler_strategies.teams.run_search import RunObjective, RunSearch
 
-log = logging.getLogger("dicompiler")
 SUPPORTED_OBJECTIVES = ("throughput", "memory")
 MAX_FREE_DEVICES = 4
 """Up to this number of devices, every set of devices is a team."""
@@ -115,17 +108,14 @@ class Teams(Strategy):
         for start in starts:
             found.append(runs.improve(start))
             yield found[-1]
-        best = min(found, key=lambda selection: float(runs.objective.values(selection[None])[0]))
-        value = float(runs.objective.values(best[None])[0])
+        best = min(found, key=runs.objective.value)
         random = np.random.default_rng(self.seed)
         limit_s = runs.budget.spent_s + RESTART_SHARE * runs.budget.remaining_s
         for _ in range(self.tries if len(runs.labels) > 1 else 0):
             if runs.budget.is_exceeded() or runs.budget.spent_s > limit_s:
                 return
             changed = runs.improve(runs.perturb(best, random))
-            changed_value = float(runs.objective.values(changed[None])[0])
-            if changed_value <= value:
-                best, value = changed, changed_value
+            best = min(changed, best, key=runs.objective.value)
             yield changed
 
 
@@ -163,11 +153,7 @@ def build_objective(tables: CostTables) -> RunObjective:
     problem, sent = tables.problem, find_sent_tensors(tables)
     memory = build_memory_model(tables, sent)
     limits = np.array([free_memory(problem)[host.name] for host in problem.platform.hosts], np.float64)
-    sent_states = {}
-    for (i, j), slots in find_state_edges(problem.layers).items():
-        flows = flows_on_edge(problem.layers, (i, j), slots, tables.footprints)
-        nbytes = sum(bytes_between_devices(*flow).sum(axis=(2, 3)) for flow in flows)
-        sent_states[i, j] = np.asarray(nbytes) > 0
+    sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
     # On one device, all weights and tensors are on one host. A team may store some tensors twice.
