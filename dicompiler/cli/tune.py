@@ -106,9 +106,9 @@ def command(
 
 
 def _split(strategies: str | None) -> tuple[str, ...]:
-    from dicompiler.base.option_specs import parse_pipeline
+    from dicompiler.analysis.compare import parse_strategies
 
-    return tuple(map(str, parse_pipeline(strategies, "strategies", "strategy"))) if strategies else ()
+    return tuple(parse_strategies(strategies)) if strategies else ()
 
 
 def _make_runner(hosts_file: Path | None, truth: str | None, frames: int, options: RunOptions) -> Runner:

@@ -181,8 +181,9 @@ def tune(
         DicompilerError: No strategy has a plan, or no run succeeded; the message gives the reason of the last failure.
         UsageError: The directory has a tuning of another model or with other options.
     """
-    problem = load_problem(model, options.platform, objective=options.objective, target=options.target)
-    setup = _TuningSetup(model, options, problem, run, directory, time.monotonic() + options.budget_s, progress)
+    target: Target = registry().resolve("targets", options.target)
+    problem = load_problem(model, options.platform, objective=options.objective, target=target)
+    setup = _TuningSetup(model, options, target, problem, run, directory, time.monotonic() + options.budget_s, progress)
     identity = _identity(model, options)
     tuning = _load_tuning(directory, identity, options.platform)
     while not tuning.reason:
@@ -206,6 +207,7 @@ class _TuningSetup:
 
     model: Model
     options: TuneOptions
+    target: Target
     problem: Problem
     run: Runner
     directory: Path
@@ -219,8 +221,7 @@ def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
     reason = _end_reason(options, tuning, setup.deadline)
     if reason:
         return replace(tuning, reason=reason)
-    target: Target = registry().resolve("targets", options.target)
-    problem = on_platform(setup.problem, tuning.platform, target)
+    problem = on_platform(setup.problem, tuning.platform, setup.target)
     progress("searching" if not tuning.trials else f"searching again after {len(tuning.trials)} measured plans")
     chosen = _choose_plan(problem, options, tuning)
     if chosen is None:
@@ -240,7 +241,7 @@ def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
             tuning.platform,
             plan=chosen.plan,
             objective=options.objective,
-            target=options.target,
+            target=setup.target,
             output=artifact,
         )
         trial = _measure(trial, compiled.program, setup.run, artifact, place / LOG_FILE)

@@ -409,8 +409,8 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
 
 def _innermost_function(function: Any) -> Any:
     """Return the function inside decorators and partials, because the module of a partial is functools."""
-    while (inner := getattr(function, "__wrapped__", getattr(function, "func", function))) is not function:
-        function = inner
+    while isinstance(function := inspect.unwrap(function), functools.partial):
+        function = function.func
     return function
 
 

@@ -59,6 +59,8 @@ MIN_SPLIT_GAIN = 1.03
 Predictions are a few percent off. On emulated clusters, every plan with at least this predicted speedup was faster than
 the best single device.
 """
+PICKLING_ERRORS = pickle.PicklingError, AttributeError, TypeError
+"""Errors of `pickle.dumps` for an object that cannot be pickled, for example because it has a local function."""
 
 
 @dataclass(frozen=True)
@@ -419,7 +421,7 @@ class RemoteEvaluator:
             weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
         try:
             return pickle.dumps((problem, proto, weights))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:  # Plugins may have local functions.
+        except PICKLING_ERRORS as error:
             place, cause = _describe_unpicklable(problem), one_line(str(error))
             raise DicompilerError(
                 f"{place} cannot be sent to the processes of the executor ({cause}): "
@@ -432,7 +434,7 @@ def _describe_unpicklable(problem: Problem) -> str:
     for (domain, op), rule in problem.layers.rules.items():
         try:
             pickle.dumps(rule)
-        except (pickle.PicklingError, AttributeError, TypeError):
+        except PICKLING_ERRORS:
             return f"the operator rule of {domain + '::' if domain else ''}{op}"
     return f"the cost model {problem.cost_model.name!r}"
 

@@ -46,7 +46,7 @@ def test_csv_has_bounds_and_the_longest_latency_after_a_failure(
 
 def test_all_columns_are_documented() -> None:
     text = (Path(__file__).parents[2] / "docs/use/strategies.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \|", text.split("#### Columns")[1].split("\n## ")[0], re.MULTILINE) == [*HEADERS]
+    assert re.findall(r"^\| `(\w+)` \|", text.split("### Columns")[1].split("\n## ")[0], re.MULTILINE) == [*HEADERS]
 
 
 def test_markdown_has_the_same_rows(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
