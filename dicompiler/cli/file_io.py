@@ -14,8 +14,6 @@ from dicompiler.base.schema import load_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.ir.plan import Plan
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, atomically."""
@@ -32,20 +30,6 @@ def write_json(path: Path, document: Any) -> None:
             text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "]"
         rows.append(f" {json.dumps(key)}: {text}")
     write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
-
-
-def read_plan(path: Path) -> Plan:
-    """Read a plan file; raise DicompilerError if it lists a part twice, which is always a mistake."""
-    from dicompiler.base.schema import format_key_path
-    from dicompiler.ir.plan import load_plan
-
-    plan = load_plan(path)
-    for name, parts in plan.layers.items():
-        for i, part in enumerate(parts):
-            if part in parts[:i]:
-                place = format_key_path(("layers", name, i))
-                raise DicompilerError(f"{path}: {place}: the part is listed twice: remove one")
-    return plan
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:

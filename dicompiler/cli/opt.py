@@ -132,18 +132,16 @@ def command(
 
 def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Sequence[Instrument]) -> PipelineState:
     """Load the model and the plan of the request, and run the passes."""
-    from dicompiler.cli.file_io import read_plan
     from dicompiler.cli.progress import progress
     from dicompiler.driver.optimize import opt
 
-    options, plan = request.options, request.options.plan
-    assert plan is None or isinstance(plan, Path)
+    options = request.options
     with progress(f"running passes over {request.model.name}"):
         return opt(
             sys.stdin.buffer.read() if request.model == STREAM else request.model,
             passes,
             platform=options.platform,
-            plan=None if plan is None else read_plan(plan),
+            plan=options.plan,
             wire_dtype=options.wire_dtype,
             wire_samples=options.wire_samples,
             instruments=instruments,

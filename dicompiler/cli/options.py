@@ -232,12 +232,7 @@ class CompileRequest:
         return plan(self.model, **self._keyword_options(changes))
 
     def _keyword_options(self, changes: dict[str, Any]) -> dict[str, Any]:
-        from dicompiler.cli.file_io import read_plan
-
-        options = {field.name: getattr(self.options, field.name) for field in fields(self.options)} | changes
-        if options["plan"] is not None:
-            options["plan"] = read_plan(options["plan"])
-        return options
+        return {field.name: getattr(self.options, field.name) for field in fields(self.options)} | changes
 
 
 def make_plugins(**specs: object) -> dict[str, Any]:

@@ -55,7 +55,12 @@ from dicompiler.partition.lowering import lower
 from dicompiler.partition.routing import route_on_platform
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.registry import registry
-from dicompiler.search.constraints import check_constraints, check_program_memory, check_target_support
+from dicompiler.search.constraints import (
+    check_constraints,
+    check_plan_devices,
+    check_program_memory,
+    check_target_support,
+)
 from dicompiler.search.failover_planning import add_failover_plans
 from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.problem import Problem
@@ -124,7 +129,7 @@ def plan(model: ModelSource, options: CompileOptions) -> CompileResult:
 
 def _compile(model: ModelSource, options: CompileOptions) -> CompileResult:
     """Do the work of `compile` and `plan`."""
-    with forward_progress(options.progress):
+    with forward_progress(options.progress), plans.plan_file_in_errors(options.plan):
         setup = resolve_options(model, options)
         compilation = prepare_model(setup)
         problem = build_problem(compilation, setup)
@@ -195,6 +200,10 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
         )
     platform = resolve_platform(options.platform, strategy)
     failures.check_platform(platform)
+    if given_plan is not None:
+        check_plan_devices(platform, given_plan)
+        for name, engine in given_plan.engines.items():
+            check_engine(engine, target, f"plan: engines.{name}")
     return CompileSetup(
         options,
         model,
@@ -224,7 +233,8 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
         Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states
     )
     check_loadable(compilation.reference or compilation.model)
-    compilation = apply_wire_types(compilation, setup.wire_format)
+    place = "plan: wire_dtype" if setup.given_plan is not None and options.wire_dtype is None else "wire"
+    compilation = apply_wire_types(compilation, setup.wire_format, place)
     assert compilation.layers is not None
     given = None if setup.given_plan is None else setup.given_plan.engines
     platform = choose_engines(compilation.layers, setup.platform, setup.cost_model, setup.target, options.engine, given)

@@ -34,25 +34,25 @@ MIN_STATED_SHARE = 0.5
 """An engine with rates by kind of layer is chosen if these kinds have at least this share of a network's operations."""
 
 
-def check_engine(engine: str | None, target: Target | None) -> None:
+def check_engine(engine: str | None, target: Target | None, place: str = "engine") -> None:
     """Raise UsageError if the option `engine` is not valid, or if the target cannot use the engine.
 
     Args:
         engine: Name of an engine, "auto", or None.
         target: The target; None if there is none.
+        place: The option or the key of a plan that names the engine, for the error message.
     """
     if engine in (None, AUTO_ENGINE, DEFAULT_ENGINE):
         return
-    if engine not in registry().engines:
-        registry().find("engines", engine or "")
-    _check_target(engine or "", target)
-
-
-def _check_target(engine: str, target: Target | None) -> None:
+    assert engine is not None
+    try:
+        registry().find("engines", engine)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
     if target is not None and not _can_use(target, engine):
         usable = " and ".join((DEFAULT_ENGINE, *target.usable_engines))
         raise UsageError(
-            f"engine: target {target.name!r} computes with {usable} only, not with {engine}: use --engine "
+            f"{place}: target {target.name!r} computes with {usable} only, not with {engine}: use --engine "
             f"{DEFAULT_ENGINE}, or --target sockets"
         )
 

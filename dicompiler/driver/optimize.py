@@ -13,7 +13,7 @@ from dicompiler.driver.prepare import resolve_platform
 from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.ir.plan import Plan, load_plan
+from dicompiler.ir.plan import Plan, load_user_plan, plan_file_in_errors
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.pass_base import Instrument, Pass
@@ -64,7 +64,7 @@ def opt(
     state = PipelineState(
         model=Model.load(model),
         platform=None if platform is None else resolve_platform(platform),
-        plan=load_plan(plan) if isinstance(plan, str | Path) else plan,
+        plan=load_user_plan(plan) if isinstance(plan, str | Path) else plan,
     )
     state = PassManager(passes, instruments).run(state)
     sets_wire_types = wire_dtype is not None or wire_samples is not None
@@ -75,7 +75,8 @@ def opt(
     if sets_wire_types:
         state = _set_wire_types(state, wire_dtype, wire_samples)
     partition = registry().make("passes", PARTITION_PASS)
-    state = PassManager([partition], instruments, first_index=len(passes) + 1).run(state)
+    with plan_file_in_errors(plan):
+        state = PassManager([partition], instruments, first_index=len(passes) + 1).run(state)
     warn_not_narrowed(state)
     return state
 

@@ -37,7 +37,7 @@ def resolve_wire_types(
     Raises:
         UsageError: A type is unknown, int8 has neither samples nor value ranges, or samples are given without int8.
     """
-    loaded = plan if isinstance(plan, Plan) or plan is None else plans.load_plan(plan)
+    loaded = plan if isinstance(plan, Plan) or plan is None else plans.load_user_plan(plan)
     wire_format = parse_wire_format(wire_dtype)
     if loaded is not None:
         planned = loaded.wire_format
@@ -56,10 +56,13 @@ def resolve_wire_types(
     return loaded, wire_format
 
 
-def apply_wire_types(compilation: PipelineState, wire_format: WireFormat) -> PipelineState:
-    """Set the wire types of the layers, so that costs and strategies use the bytes that are really sent."""
+def apply_wire_types(compilation: PipelineState, wire_format: WireFormat, place: str = "wire") -> PipelineState:
+    """Set the wire types of the layers, so that costs and strategies use the bytes that are really sent.
+
+    Error messages begin with `place`: the option or the key of a plan that states the types.
+    """
     assert compilation.layers is not None
-    return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire_format.dtypes))
+    return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire_format.dtypes, place))
 
 
 def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:

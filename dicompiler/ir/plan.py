@@ -7,12 +7,14 @@ against the layers of a model.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dicompiler.base.schema import load_json, validate
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import format_key_path, load_json, validate
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.wire_dtype import WireFormat, wire_format_from_json, wire_format_to_json
 
@@ -202,6 +204,45 @@ def load_plan(path: str | Path) -> Plan:
         DicompilerError: The file cannot be read or violates the schema.
     """
     return plan_from_json(load_json(path), str(path))
+
+
+def load_user_plan(path: str | Path) -> Plan:
+    """Return the plan in a file that a user may have written.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        DicompilerError: The file cannot be read, violates the schema, or lists a part twice, which is always a mistake.
+    """
+    plan = load_plan(path)
+    for name, parts in plan.layers.items():
+        for i, part in enumerate(parts):
+            if part in parts[:i]:
+                place = format_key_path(("layers", name, i))
+                raise DicompilerError(f"{path}: {place}: the part is listed twice: remove one")
+    return plan
+
+
+@contextmanager
+def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
+    """Name the file of a plan in the DicompilerErrors of the block that begin with "plan: ".
+
+    Args:
+        source: The file of the plan. Errors are not changed if it is a Plan or None.
+
+    Raises:
+        DicompilerError: The error of the block, with the name of the file.
+    """
+    try:
+        yield
+    except DicompilerError as error:
+        if not isinstance(source, str | Path) or not str(error).startswith("plan: "):
+            raise
+        raise DicompilerError(f"{source}: {str(error).removeprefix('plan: ')}") from error
 
 
 def dumps(plan: Plan) -> str:

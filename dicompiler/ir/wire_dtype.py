@@ -124,12 +124,15 @@ def range_name(key: TensorKey) -> str:
 
 
 @memoized
-def with_wire_dtypes(layers: LayerGraph, types: WireDtypes) -> LayerGraph:
-    """Return the layers with the wire types; raise UsageError if a name is neither a layer nor a model input."""
+def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire") -> LayerGraph:
+    """Return the layers with the wire types; raise UsageError if a name is neither a layer nor a model input.
+
+    The error message begins with `place`.
+    """
     names = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
     for name, _ in types:
         if name not in names:
-            raise UsageError(f"wire: the network has no layer and no input {name!r}{did_you_mean(name, names)}")
+            raise UsageError(f"{place}: the network has no layer and no input {name!r}{did_you_mean(name, names)}")
     return replace(layers, wire_dtypes=types)
 
 

@@ -9,7 +9,7 @@ from dicompiler.base.lazy_module import lazy_module
 if TYPE_CHECKING:
     from dicompiler.base.input_arrays import check_index_range, coerce_input
     from dicompiler.ir.cluster import DEFAULT_ENGINE
-    from dicompiler.ir.plan import load_plan
+    from dicompiler.ir.plan import load_user_plan, plan_file_in_errors
     from dicompiler.ir.program import DeviceState
     from dicompiler.target.engine import BoardPackage, EngineFiles, LoadedNetwork, UnsupportedByEngine
     from dicompiler.target.engine_check import allowed_difference, measure_difference
@@ -73,9 +73,10 @@ __all__ = [
     "format_checksummed_json",
     "format_json",
     "load_artifact",
-    "load_plan",
+    "load_user_plan",
     "make_file_record",
     "measure_difference",
+    "plan_file_in_errors",
     "read_checksummed_json",
     "ssh",
 ]  # fmt: skip

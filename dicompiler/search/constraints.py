@@ -95,6 +95,30 @@ def check_states(problem: Problem, plan: Plan) -> None:
                 )
 
 
+def check_plan_devices(platform: Platform, plan: Plan) -> None:
+    """Raise DicompilerError if a plan names a device that the platform does not have.
+
+    Args:
+        platform: The platform.
+        plan: The plan. Its failure plans are checked too; its replicas are checked by `check_constraints`.
+
+    Raises:
+        DicompilerError: The message states the place in the plan, and the nearest name.
+    """
+    named = {f"layers.{name}[{i}]": part.device for name, parts in plan.layers.items() for i, part in enumerate(parts)}
+    named |= {f"{key}[{i}]": name for key in ("source", "sink") for i, name in enumerate(getattr(plan, key))}
+    named |= {f"engines.{name}": name for name in plan.engines}
+    for place, name in named.items():
+        if name not in platform.host_of:
+            close = did_you_mean(name, platform.host_of)
+            raise DicompilerError(
+                f"plan: {place}: platform {platform.name!r} has no device {name!r}{close}: use one of its devices"
+            )
+    for failure in plan.failures:
+        with failure_plan_in_errors(plan, failure.failed):
+            check_plan_devices(platform, failure.plan)
+
+
 def check_compute(platform: Platform, plan: Plan) -> None:
     """Raise DicompilerError if a plan places a layer on a device without compute.
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dicompiler.plugin_api import Device, DicompilerError, Layer, LayerGraph, Part, Plan, Platform, Problem, Strategy
-from dicompiler.plugin_api.artifacts import load_plan
+from dicompiler.plugin_api.artifacts import load_user_plan, plan_file_in_errors
 from dicompiler.plugin_api.onnx import Node, NodeOrigins
 from dicompiler.plugin_api.regions import tile_layer
+from dicompiler.plugin_api.search import check_constraints, check_plan_devices
 from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_strategies.autodice import MappingKey, find_device, load_mapping, platform_from_mapping
 
@@ -54,7 +55,11 @@ class Manual(Strategy):
             DicompilerError: The file does not fit the problem. The error names the file.
         """
         if self.file:
-            return _load_known_plan(problem, self.file)
+            plan = load_user_plan(self.file)
+            with plan_file_in_errors(self.file):
+                check_plan_devices(problem.platform, plan)
+                check_constraints(problem, plan)
+            return plan
         self.own_platform()  # Raises an error if platform.txt does not have the hosts and cores of the keys.
         mapping = load_mapping(self.mapping)
         devices = {key: find_device(key, problem.platform, self.mapping) for key in mapping}
@@ -65,17 +70,6 @@ class Manual(Strategy):
         return problem.build_plan(
             {layer.name: _layer_parts(layers, layer, homes[layer.name], self.mapping) for layer in layers.layers}
         )
-
-
-def _load_known_plan(problem: Problem, path: str) -> Plan:
-    plan = load_plan(path)
-    known = problem.platform.host_of
-    for name in plan.devices:
-        if name not in known:
-            raise DicompilerError(
-                f"{path}: device {name!r} is not on platform {problem.platform.name!r}{did_you_mean(name, known)}"
-            )
-    return plan
 
 
 def _warn_of_core_mismatch(devices: Mapping[MappingKey, Device]) -> None:

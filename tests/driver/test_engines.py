@@ -37,9 +37,9 @@ def problem(network: str = "resnet8", platform: Platform | str = "rpi4x2", engin
 
 def test_unknown_engines_are_named_with_the_nearest_one() -> None:
     for call in (dicompiler.compile, load_problem):
-        with pytest.raises(UsageError, match=r"^unknown engine 'ncn' \(did you mean 'ncnn'\?\)$"):
+        with pytest.raises(UsageError, match=r"^engine: unknown engine 'ncn' \(did you mean 'ncnn'\?\)$"):
             call(networks.build("lenet", 0), "rpi4x2", engine="ncn")  # type: ignore[operator]
-    with pytest.raises(UsageError, match=r"^unknown engine 'ncm'"):
+    with pytest.raises(UsageError, match=r"^engine: unknown engine 'ncm'"):
         problem(platform=rpi4().with_engines({"pi02": "ncm"}))
 
 
@@ -64,7 +64,7 @@ def test_engines_are_written_to_plans_and_read_from_them(tmp_path: Path) -> None
     assert [device.engine for device in again.program.devices] == ["ncnn", "ncnn"]
     other = dicompiler.compile(model, "rpi4x2", plan=tmp_path / "plan.json", engine="onnxruntime")
     assert other.plan.engines == {} and "engines" not in dumps(other.plan)
-    with pytest.raises(DicompilerError, match=r"unknown device 'pi3'"):
+    with pytest.raises(DicompilerError, match=r"^plan: engines\.pi3: platform 'rpi4x2' has no device 'pi3'"):
         dicompiler.compile(model, "rpi4x2", plan=replace(planned.plan, engines={"pi3": "ncnn"}))
 
 

@@ -79,7 +79,7 @@ def test_uses_plan_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(dumps(plan), encoding="utf-8")
     assert Manual(file=str(path)).plan(Problem(graph, uniform_platform(2))) == plan
-    with pytest.raises(DicompilerError, match=r"plan\.json: device 'd1' is not on platform 'uniform' \(known: d0\)"):
+    with pytest.raises(DicompilerError, match=r"plan\.json: layers\.conv1\[0\]: platform 'uniform' has no device 'd1'"):
         Manual(file=str(path)).plan(Problem(graph, uniform_platform(1)))
 
 
