@@ -187,7 +187,8 @@ def load_report_data(
     assert compilation.platform is not None and compilation.plan is not None and problem.model is not None
     emulated = None if ran is None else runlog.emulation_host(ran, target)
     digest = compilation.plan.model_digest or problem.model.digest()
-    compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
+    if isinstance(comparison, Path):
+        comparison = load_comparison(comparison, digest, compilation.platform.name)
     return ReportData(
         artifact.resolve().name,
         compilation,
@@ -205,7 +206,7 @@ def load_report_data(
         target.memory_overhead(program),
         objective_bound(problem),
         ran,
-        compared,
+        comparison,
         None if front is None else load_front(front, digest),
     )
 
@@ -225,25 +226,39 @@ def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
     return courses
 
 
-def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
-    """Load and check the output of `dicompiler compare --json`.
+def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, Any]:
+    """Return the comparison of a model on a platform from the output of `dicompiler compare --json`.
 
-    If `network` is not empty, it is a digest that must equal the model digest in the file.
+    A file with one comparison need not be of this platform. From a list of several, the one with this model and
+    platform is returned.
     """
-    return _load_document(path, "comparison", network, "compare")
+    document = load_json(path)
+    if not isinstance(document, list):
+        return _check_document(document, path, "comparison", model_digest, "compare")
+    for i, entry in enumerate(document):
+        validate(entry, "comparison", f"{path}: entry {i}")
+    for entry in document:
+        if (entry["model_digest"], entry["platform"]) == (model_digest, platform):
+            found: dict[str, Any] = entry
+            return found
+    raise DicompilerError(
+        f"{path}: none of its {len(document)} comparisons is of this network on platform {platform!r}: run "
+        "'dicompiler compare' for both"
+    )
 
 
-def load_front(path: Path, network: str = "") -> dict[str, Any]:
+def load_front(path: Path, model_digest: str = "") -> dict[str, Any]:
     """Load and check a front.json, given as a file or as its directory.
 
-    If `network` is not empty, it is a digest that must equal the model digest in the file.
+    If `model_digest` is not empty, it must be the model digest in the file.
     """
-    return _load_document(path / FRONT if path.is_dir() else path, "front", network, "explore")
+    file = path / FRONT if path.is_dir() else path
+    return _check_document(load_json(file), file, "front", model_digest, "explore")
 
 
-def _load_document(path: Path, schema: str, network: str, command: str) -> dict[str, Any]:
-    document: dict[str, Any] = load_json(path)
+def _check_document(document: Any, path: Path, schema: str, model_digest: str, command: str) -> dict[str, Any]:
     validate(document, schema, str(path))
-    if network and document.get("model_digest", network) != network:
+    checked: dict[str, Any] = document
+    if model_digest and checked.get("model_digest", model_digest) != model_digest:
         raise DicompilerError(f"{path}: it belongs to another network: run 'dicompiler {command}' for the compiled one")
-    return document
+    return checked

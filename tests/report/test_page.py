@@ -22,7 +22,7 @@ import dicompiler
 from dicompiler.cli import main
 from dicompiler.networks import build
 from dicompiler.report.page import render_report
-from dicompiler.report.report_data import load_report_data
+from dicompiler.report.report_data import load_comparison, load_report_data
 from dicompiler.report.timeline import measured_bars, predicted_bars
 from dicompiler.target.integrity import write_integrity
 
@@ -247,6 +247,26 @@ class TestBadInput:
         (tmp_path / "c.json").write_bytes(process.stdout)
         line = refused(1, "report", lenet, "--compare", tmp_path / "c.json", "-o", tmp_path / "r.html")
         assert "another network" in line
+
+    def test_comparison_of_the_artifact_is_taken_from_a_list(
+        self, lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+    ) -> None:
+        model = tmp_path / "lenet.onnx"
+        onnx.save(build("lenet"), model)
+        strategies = {"rpi4x2": "single", "rpi4x3": "modnn"}
+        entries = []
+        for platform, strategy in strategies.items():
+            assert main(["compare", str(model), "--platform", platform, "--strategies", strategy, "--json"]) == 0
+            entries.append(json.loads(capsys.readouterr().out))
+        (tmp_path / "c.json").write_text(json.dumps(entries))
+        digest = entries[0]["model_digest"]
+        for entry in entries:
+            assert load_comparison(tmp_path / "c.json", digest, entry["platform"]) == entry
+        options = ["--compare", str(tmp_path / "c.json"), "-o", str(tmp_path / "r.html")]
+        assert main(["report", str(lenet), *options]) == 0
+        (tmp_path / "c.json").write_text(json.dumps(entries[:1] * 2))
+        line = refused(1, "report", lenet, *options)
+        assert "none of its 2 comparisons is of this network on platform 'rpi4x3'" in line
 
     def test_rejects_options_that_exclude_each_other(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
         both = ("--compare", "c.json", "--strategies", "single")
