@@ -13,6 +13,7 @@ from dicompiler.cli.options import (
     PATH,
     CompileRequest,
     allow_worse_option,
+    complete_search_option,
     cost_option,
     engine_option,
     executor_option,
@@ -43,6 +44,7 @@ from dicompiler.cli.options import (
 )
 @objective_option
 @allow_worse_option
+@complete_search_option
 @tolerate_failures_option
 @cost_option
 @engine_option

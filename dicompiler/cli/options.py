@@ -149,6 +149,11 @@ objective_option = click.option(
     help="Minimize this: latency, throughput, energy, memory, communication, or a sum such as latency+0.5*energy (in "
     "seconds, joules, bytes). Default: latency.",
 )
+complete_search_option = click.option(
+    "--require-complete-search",
+    is_flag=True,
+    help="Fail if the budget or Ctrl-C ends the search, because another run may then give another plan.",
+)
 allow_worse_option = click.option(
     "--allow-worse", is_flag=True, help="Do not warn if the plan is worse than one device."
 )

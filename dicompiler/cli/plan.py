@@ -11,6 +11,7 @@ from dicompiler.cli.options import (
     CompileRequest,
     allow_worse_option,
     check_output_file,
+    complete_search_option,
     cost_options,
     make_plugins,
     objective_option,
@@ -29,6 +30,7 @@ from dicompiler.cli.options import (
 @strategy_option
 @objective_option
 @allow_worse_option
+@complete_search_option
 @tolerate_failures_option
 @wire_options
 @cost_options

@@ -87,6 +87,8 @@ class CompileOptions:
         tolerate_failures: Device failures to make plans for: the maximum number of failed devices, "hosts" (all devices
             of one host), or names of devices ("pi02,pi03").
         allow_worse: True to log no warning if the plan is worse than one device.
+        require_complete_search: True to raise an error if the budget or an interrupt ended the search, because another
+            run may then give another plan.
         executor: Executor that evaluates the plans of a search in parallel, see `open_executor`.
         instruments: Observers of the passes, see `Instrument`.
         progress: Function that is called with a message before each step. An exception that it raises ends the
@@ -109,6 +111,7 @@ class CompileOptions:
     wire_samples: str | Path | None = None
     tolerate_failures: int | str | FailureSelection = 0
     allow_worse: bool = False
+    require_complete_search: bool = False
     executor: Executor | None = None
     instruments: Sequence[Instrument] = ()
     progress: Callable[[str], object] | None = None

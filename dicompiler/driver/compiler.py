@@ -64,7 +64,8 @@ from dicompiler.search.constraints import (
 from dicompiler.search.failover_planning import add_failover_plans
 from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
+from dicompiler.search.work_budget import BUDGET_NOTE
 from dicompiler.target.integrity import write_integrity
 from dicompiler.target.manifest import (
     ARTIFACT_FILE,
@@ -265,6 +266,8 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
     if setup.failures:
         planner = setup.strategy or registry().make("strategies", DEFAULT_STRATEGY)
         plan = add_failover_plans(problem, planner, plan, setup.failures, plan_is_fixed=setup.strategy is None)
+    if setup.options.require_complete_search:
+        check_search_is_complete(plan)
     if setup.strategy is not None:
         plan = drop_unread_parts(problem, plan)
     compilation = replace(compilation, plan=with_engines(plan, problem.platform))
@@ -287,6 +290,15 @@ def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
         plan = replace(plan, note=f"based on the measurements of cost model {problem.cost_model.name!r}")
     strategy.check_feasible(problem, plan)
     return plan
+
+
+def check_search_is_complete(plan: Plan) -> None:
+    """Raise DicompilerError if the note of a plan says that a budget or an interrupt ended the search."""
+    if any(text in plan.note for text in (BUDGET_NOTE, INTERRUPTED_NOTE)):
+        raise DicompilerError(
+            f"plan: {plan.note}, so that another run may give another plan: use a larger budget, as in "
+            "auto{budget=120}, a strategy without budget, or omit --require-complete-search"
+        )
 
 
 def check_given_plan(problem: Problem, plan: Plan) -> Plan:

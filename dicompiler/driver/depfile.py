@@ -24,11 +24,16 @@ _PATTERN_CHARACTER = "%"
 
 
 def format_rule(target: str, prerequisites: Iterable[str | Path]) -> str:
-    """Return the text of a depfile; raise DicompilerError if Make or Ninja cannot read one of the names."""
+    """Return the text of a depfile; raise DicompilerError if Make or Ninja cannot read one of the names.
+
+    Each prerequisite has an empty rule, like with gcc's -MP, so that Make does not stop if one was deleted.
+    """
     if _PATTERN_CHARACTER in target:
         raise _unsupported_name_error(target, _PATTERN_CHARACTER)
-    lines = [f"{_escape_name(target)}:", *(f" {_escape_name(str(path))}" for path in prerequisites)]
-    return " \\\n".join(lines) + "\n"
+    names = [_escape_name(str(path)) for path in prerequisites]
+    rule = " \\\n".join([f"{_escape_name(target)}:", *(f" {name}" for name in names)])
+    empty_rules = [f"{name}:" for name in names if _PATTERN_CHARACTER not in name]
+    return "\n".join([rule, *empty_rules]) + "\n"
 
 
 def _escape_name(name: str) -> str:

@@ -16,6 +16,10 @@ STEP_S, ELEMENT_S = 2e-5, 5e-9
 """Seconds of the reference computer for one step of a table search, and for each table element that a step reads."""
 
 
+BUDGET_NOTE = "the search ended after its budget"
+"""Beginning of the note in a plan whose search has exceeded its budget."""
+
+
 class BudgetExceeded(Exception):
     """The budget was used up before there was any result."""
 
@@ -143,4 +147,4 @@ class WorkBudget:
         Returns:
             The note; "" if the budget was never exceeded.
         """
-        return f"the search ended after its budget of {self.limit_s:g} s" if self._exceeded else ""
+        return f"{BUDGET_NOTE} of {self.limit_s:g} s" if self._exceeded else ""

@@ -155,13 +155,14 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
     (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
     arguments = (
         'NAME net MODEL net.onnx PLATFORM rpi4x2 TARGET "mpi{threads=2}" PLAN plan.json OBJECTIVE memory '
-        'COST "analytic{pools=false}" SHAPE input=1x1x32x32 DEPENDS net.data'
+        'COST "analytic{pools=false}" SHAPE input=1x1x32x32 DEPENDS net.data '
+        "OPTIONS --tolerate-failures pi02 --allow-worse"
     )
     made = f"add_custom_command(OUTPUT net.onnx net.data COMMAND {sys.executable} ${{CMAKE_CURRENT_SOURCE_DIR}}/make.py"
     (tmp_path / "sub" / "CMakeLists.txt").write_text(f"{made} DEPENDS make.py)\ndicompiler_compile({arguments})\n")
     script = tmp_path / "sub" / "make.py"
     script.write_text(MAKE)
-    plan = plans.dumps(compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline").plan)
+    plan = plans.dumps(compile(networks.build("lenet"), platform="rpi4x2", strategy="modnn").plan)
     (tmp_path / "sub" / "plan.json").write_text(plan)
     configure(tmp_path, "-G", generator)
     build(tmp_path)
@@ -174,7 +175,8 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
     assert (artifact / "artifact.json").read_bytes() != before
     idle(tmp_path)
     assert '"threads": 2' in (artifact / "pi01" / "manifest.json").read_text()
-    assert (artifact / "plan.json").read_bytes() == (tmp_path / "sub" / "plan.json").read_bytes()
+    written, given = (plans.load_plan(place / "plan.json") for place in (artifact, tmp_path / "sub"))
+    assert written.layers == given.layers and [failure.failed for failure in written.failures] == [("pi02",)]
     (tmp_path / "sub" / "plan.json").write_text("{")
     said = build(tmp_path, code=1 if generator == "Ninja" else 2)
     assert "dicompiler: error: " in said and "plan.json" in said

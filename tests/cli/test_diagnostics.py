@@ -27,6 +27,15 @@ def test_worse_plan_is_a_warning_that_can_be_turned_off(model: Path, capsys: pyt
         assert "written: " in printed.out
 
 
+def test_search_that_its_budget_ended_can_be_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(model, "--strategy", "dp{budget=0.0001}") == 0
+    assert "the search ended after its budget of 0.0001 s" in (model.parent / "plan.json").read_text()
+    assert plan(model, "--strategy", "dp{budget=0.0001}", "--require-complete-search") == 1
+    error = capsys.readouterr().err
+    assert "the search ended after its budget of 0.0001 s, so that another run may give another plan: use" in error
+    assert plan(model, "--strategy", "dp", "--require-complete-search") == 0
+
+
 @pytest.mark.parametrize("is_before", [True, False])
 def test_quiet_prints_results_and_errors(
     is_before: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -55,6 +55,19 @@ class TestNames:
             assert run(tmp_path, "ninja", "-v") == f"[1/1] touch n{i}\n", name
             os.utime(tmp_path / name, (1e9, 1e9))
 
+    def test_make_and_ninja_build_again_if_a_file_was_deleted(self, tmp_path: Path) -> None:
+        names = [name for name in HARD if "%" not in name]
+        for name in names:
+            (tmp_path / name).touch()
+        (tmp_path / "t.d").write_text(depfile.format_rule("t", names))
+        (tmp_path / "Makefile").write_text("t:\n\ttouch $@\ninclude t.d\n")
+        (tmp_path / "build.ninja").write_text("rule touch\n  command = touch t\n  depfile = t.d\nbuild t: touch\n")
+        run(tmp_path, "make")
+        for name in names:
+            (tmp_path / name).unlink()
+            assert run(tmp_path, "make") == "touch t\n", name
+            assert run(tmp_path, "ninja", "-v") == "[1/1] touch t\n", name
+
     def test_escapes_targets(self, tmp_path: Path) -> None:
         name = "my $ #1: net"
         (tmp_path / "in").touch()
@@ -77,7 +90,7 @@ class TestNames:
                 depfile.format_rule(target, [prerequisite])
 
     def test_rejects_target_with_percent_sign(self) -> None:
-        assert depfile.format_rule("a", ["100%"]) == "a: \\\n 100%\n"
+        assert depfile.format_rule("a", ["100%", "b c"]) == "a: \\\n 100% \\\n b\\ c\nb\\ c:\n"
         with pytest.raises(DicompilerError, match="cannot read '%'"):
             depfile.format_rule("100%", ["a"])
 
@@ -98,6 +111,7 @@ class TestPrerequisites:
         assert (place / "net.d").read_text() == (
             "net/artifact.json: \\\n net.onnx \\\n net.data \\\n in\\ put/c.toml \\\n "
             f"{place}/in\\ put/plan.json \\\n in\\ put/p.json\n"
+            f"net.onnx:\nnet.data:\nin\\ put/c.toml:\n{place}/in\\ put/plan.json:\nin\\ put/p.json:\n"
         )
 
     def test_plan_lists_files_of_its_strategy(self, place: Path) -> None:
@@ -107,14 +121,14 @@ class TestPrerequisites:
         (place / "platform.txt").write_text("nx01, arm, slots=0-5\n")
         strategy = "manual{mapping=mapping.json platform=platform.txt}"
         dicompiler(place, "plan", "net.onnx", "--strategy", strategy, "-o", "plan.json", "--depfile", "plan.d")
-        rule = "plan.json: \\\n net.onnx \\\n net.data \\\n mapping.json \\\n platform.txt\n"
-        assert (place / "plan.d").read_text() == rule
+        names = ["net.onnx", "net.data", "mapping.json", "platform.txt"]
+        assert (place / "plan.d").read_text() == depfile.format_rule("plan.json", names)
 
     def test_opt_lists_samples_of_quantise(self, place: Path) -> None:
         write_npz(place / "s.npz", {"input": np.random.default_rng(0).random((4, 1, 1, 32, 32), np.float32)})
         line = ("opt", "net.onnx", "-p", "quantise{samples=s.npz}", "-o", "int8.onnx", "--depfile", "o.d")
         dicompiler(place, *line, "--depfile-target", "my out")
-        assert (place / "o.d").read_text() == "my\\ out: \\\n net.onnx \\\n net.data \\\n s.npz\n"
+        assert (place / "o.d").read_text() == depfile.format_rule("my out", ["net.onnx", "net.data", "s.npz"])
 
     def test_lists_modules_of_third_party_plugins(self, place: Path) -> None:
         site = place / "site"
@@ -132,8 +146,8 @@ class TestPrerequisites:
         line = ("compile", "net.onnx", "--platform", "rpi4x2", "--strategy", "acme{start=start}", "-o", "net")
         dicompiler(place, *line, "--depfile", "net.d", PYTHONPATH=path)
         modules = ("acme/__init__.py", "acme/dealing.py", "acme/plugin.py", "acme_tables.py")
-        words = (place / "net.d").read_text().replace(" \\\n", "").split()
-        assert words == ["net/artifact.json:", "net.onnx", "net.data", "start", *(f"{site}/{name}" for name in modules)]
+        names = ["net.onnx", "net.data", "start", *(f"{site}/{name}" for name in modules)]
+        assert (place / "net.d").read_text() == depfile.format_rule("net/artifact.json", names)
 
     @pytest.mark.slow
     def test_rejects_unwritable_depfile_before_the_work(self, place: Path) -> None:

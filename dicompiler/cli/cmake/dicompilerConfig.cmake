@@ -1,37 +1,40 @@
 # The CMake package of dicompiler: find_package(dicompiler CONFIG) gives the function dicompiler_compile.
 #
-#   dicompiler_COMMAND   what is run: by default the program `dicompiler` beside this package's Python, else on PATH;
-#                        a list where it takes several words: -Ddicompiler_COMMAND="python3;-m;dicompiler.cli"
-cmake_minimum_required(VERSION 3.21...3.25) # depfiles for Makefiles
+# The variable dicompiler_COMMAND is the command to run. Default: the program `dicompiler` of the Python environment that
+# has this package, or else the one on PATH. A command of several words is a list:
+#
+#   -Ddicompiler_COMMAND="python3;-m;dicompiler.cli"
+cmake_minimum_required(VERSION 3.21...3.25) # 3.21 is the first version with depfiles for Makefiles.
 
 if(NOT dicompiler_COMMAND)
-  # …/lib/python3.11/site-packages/dicompiler/cmake
+  # This directory is …/lib/python3.11/site-packages/dicompiler/cli/cmake.
   find_program(dicompiler_COMMAND dicompiler HINTS "${CMAKE_CURRENT_LIST_DIR}/../../../../../bin"
-    DOC "What compiles models: a program, or a list of words")
+    DOC "Command that compiles models: a program, or a list of words")
 endif()
 if(NOT dicompiler_COMMAND)
   set(dicompiler_FOUND FALSE)
   set(dicompiler_NOT_FOUND_MESSAGE
-    "there is no program 'dicompiler': activate its Python environment, or say what to run (-Ddicompiler_COMMAND=…)")
+    "there is no program 'dicompiler': activate its Python environment, or give the command (-Ddicompiler_COMMAND=…)")
   return()
 endif()
 
-# Compiles a model into programs for the devices of a platform, whenever something that they depend on has changed.
+# Add a target that compiles a model into programs for the devices of a platform.
 #
 #   dicompiler_compile(NAME n MODEL m PLATFORM p
 #     [TARGET t] [STRATEGY s | PLAN f] [OBJECTIVE o] [COST c] [SHAPE input=1x3x224x224 …]
-#     [OUTPUT dir] [DEPENDS file-or-target …])
+#     [OPTIONS option-of-compile …] [OUTPUT dir] [DEPENDS file-or-target …])
 #
-# Adds the target n, part of `all`, which fills the directory dir (n in the binary directory unless it is given; relative
-# to that). Its main file, dir/artifact.json, is new whenever anything in dir is: let other commands depend on it. The
-# target's property DICOMPILER_OUTPUT is dir.
+# The target n belongs to `all`. It writes the artifact to the directory dir, which is relative to the binary directory
+# (default: n), and compiles again if a file that was read, an argument or dicompiler has changed. The file
+# dir/artifact.json is rewritten whenever a file in dir changes: let other commands depend on it. The target property
+# DICOMPILER_OUTPUT is dir.
 #
-# MODEL, PLAN and a PLATFORM that is a file are relative to the source directory, or to the binary directory where the
-# build makes them; files that TARGET, STRATEGY and COST name in braces are given in full. DEPENDS: what else the
-# artifact depends on; all that dicompiler reads is known without.
+# MODEL, PLAN and a PLATFORM that is a file are looked up in the source directory, then in the binary directory. Files in
+# the braces of TARGET, STRATEGY and COST, and files in OPTIONS, need full paths. OPTIONS are further options of
+# `dicompiler compile`. DEPENDS are further prerequisites; the files that dicompiler reads are prerequisites anyway.
 function(dicompiler_compile)
   set(single NAME MODEL PLATFORM TARGET STRATEGY PLAN OBJECTIVE COST OUTPUT)
-  set(multiple SHAPE DEPENDS)
+  set(multiple SHAPE OPTIONS DEPENDS)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "${single}" "${multiple}")
   _dicompiler_check_arguments("${single};${multiple}")
 
@@ -39,7 +42,7 @@ function(dicompiler_compile)
   set(line compile "${model}")
   set(depends "${model}")
   if(DEFINED arg_PLATFORM)
-    # As dicompiler sees it: a name with an ending or a directory is that of a file.
+    # Like dicompiler: a name with an ending or a directory is the name of a file.
     if(arg_PLATFORM MATCHES "[./]")
       _dicompiler_path(arg_PLATFORM "${arg_PLATFORM}")
       list(APPEND depends "${arg_PLATFORM}")
@@ -59,6 +62,7 @@ function(dicompiler_compile)
   foreach(shape IN LISTS arg_SHAPE)
     list(APPEND line --shape "${shape}")
   endforeach()
+  list(APPEND line ${arg_OPTIONS})
 
   if(NOT DEFINED arg_OUTPUT)
     set(arg_OUTPUT "${arg_NAME}")
@@ -66,7 +70,8 @@ function(dicompiler_compile)
   cmake_path(ABSOLUTE_PATH arg_OUTPUT BASE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}" NORMALIZE)
   cmake_path(GET arg_OUTPUT PARENT_PATH parent)
   set(own "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${arg_NAME}.dir")
-  # CMake's translation of depfiles for Ninja loses the escapes of $ and # (up to CMake 4 at least): Ninja gets ours.
+  # CMake's translation of depfiles for Ninja loses the escapes of $ and # (also in CMake 4). With policy CMP0116 OLD,
+  # Ninja reads the depfile of dicompiler unchanged.
   set(target "${own}/artifact.stamp")
   set(byproducts "")
   if(CMAKE_GENERATOR MATCHES "Ninja")
@@ -79,19 +84,19 @@ function(dicompiler_compile)
       set(CMAKE_WARN_DEPRECATED OFF)
     endif()
     cmake_policy(SET CMP0116 OLD)
-    cmake_path(RELATIVE_PATH target BASE_DIRECTORY "${CMAKE_BINARY_DIR}") # Ninja's name for it
+    cmake_path(RELATIVE_PATH target BASE_DIRECTORY "${CMAKE_BINARY_DIR}") # Ninja's name of the target
   endif()
   list(APPEND line -o "${arg_OUTPUT}" --depfile "${own}/artifact.d" --depfile-target "${target}")
 
-  # Makefiles do not see by themselves that a command has become another: this file changes with it.
+  # Makefiles do not notice a changed command. This file contains the command and is a prerequisite.
   list(JOIN line "\n" text)
   file(CONFIGURE OUTPUT "${own}/artifact.options" CONTENT "${text}\n" @ONLY)
-  # An upgrade of dicompiler writes its program anew.
+  # An upgrade of dicompiler rewrites its program.
   list(GET dicompiler_COMMAND 0 program)
   if(IS_ABSOLUTE "${program}")
     list(APPEND depends "${program}")
   endif()
-  # dicompiler leaves what has not changed alone: that it ran is told by a file of its own.
+  # dicompiler does not touch unchanged files. Therefore a stamp file records that it ran.
   add_custom_command(
     OUTPUT "${own}/artifact.stamp"
     ${byproducts}
@@ -103,14 +108,14 @@ function(dicompiler_compile)
     COMMENT "Compiling ${arg_NAME}: ${arg_MODEL}"
     VERBATIM)
   add_custom_target(${arg_NAME} ALL DEPENDS "${own}/artifact.stamp")
-  # Makefiles know what other targets make by its file alone: whoever uses this one waits for our target.
+  # In Makefiles, a command that depends on artifact.json needs a rule for this file, which waits for the target.
   if(NOT byproducts)
     add_custom_command(OUTPUT "${arg_OUTPUT}/artifact.json" COMMAND ${CMAKE_COMMAND} -E true DEPENDS ${arg_NAME})
   endif()
   set_target_properties(${arg_NAME} PROPERTIES DICOMPILER_OUTPUT "${arg_OUTPUT}")
 endfunction()
 
-# Of dicompiler_compile: whether its arguments, arg_…, are complete and known.
+# Check the arguments of dicompiler_compile (the variables arg_…): all are known, and none is missing.
 macro(_dicompiler_check_arguments known)
   string(REPLACE ";" ", " names "${known}")
   if(DEFINED arg_UNPARSED_ARGUMENTS)
@@ -134,14 +139,14 @@ macro(_dicompiler_check_arguments known)
   if(DEFINED arg_STRATEGY AND DEFINED arg_PLAN)
     message(FATAL_ERROR "dicompiler_compile: STRATEGY and PLAN exclude each other: a plan needs no strategy")
   endif()
-  # A strategy may bring its own: manual{mapping=… platform=…}
+  # Some strategies have a platform of their own: manual{mapping=… platform=…}
   if(NOT DEFINED arg_PLATFORM AND NOT arg_STRATEGY MATCHES "platform=")
     message(FATAL_ERROR
       "dicompiler_compile: argument PLATFORM is missing: give a TOML file, or a built-in one such as rpi4x4")
   endif()
 endmacro()
 
-# Sets `variable` to the full path of a file: in the source directory where it is there, else in the binary directory.
+# Set `variable` to the full path of a file: in the source directory if it exists there, else in the binary directory.
 function(_dicompiler_path variable given)
   set(path "${given}")
   cmake_path(ABSOLUTE_PATH path BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" NORMALIZE)
