@@ -100,7 +100,8 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
 
     Args:
         platform: The platform.
-        plan: The plan. Its failure plans are checked too; its replicas are checked by `check_constraints`.
+        plan: The plan. Its failure plans are checked too. Names that its replicas rename need not be devices;
+            `check_constraints` checks the devices that replace them.
 
     Raises:
         DicompilerError: The message states the place in the plan, and the nearest name.
@@ -108,8 +109,9 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
     named = {f"layers.{name}[{i}]": part.device for name, parts in plan.layers.items() for i, part in enumerate(parts)}
     named |= {f"{key}[{i}]": name for key in ("source", "sink") for i, name in enumerate(getattr(plan, key))}
     named |= {f"engines.{name}": name for name in plan.engines}
+    renamed = {name for renaming in plan.replicas for name in renaming}
     for place, name in named.items():
-        if name not in platform.host_of:
+        if name not in platform.host_of and name not in renamed:
             close = did_you_mean(name, platform.host_of)
             raise DicompilerError(
                 f"plan: {place}: platform {platform.name!r} has no device {name!r}{close}: use one of its devices"
