@@ -182,7 +182,7 @@ def draw_front(front: ParetoFront, platform: Platform) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         raise DicompilerError(
-            "explore: matplotlib is not installed, which draws front.svg: pip install 'dicompiler[explore]'"
+            "explore: matplotlib, which draws front.svg, is not installed: pip install 'dicompiler[explore]'"
         ) from None
     first, *others = front.objectives
     with matplotlib.rc_context({"svg.hashsalt": "dicompiler"}):

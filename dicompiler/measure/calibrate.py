@@ -282,7 +282,7 @@ def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: P
         factor, document = _scale_profile(case, runs, profile)
         figures = [Figure(f"seconds of {profile}", "", 1.0, factor)]
     if warnings and not force:
-        raise DicompilerError(f"{warnings[0]}: run it again on an idle machine, or use it anyway (--force)")
+        raise DicompilerError(f"{warnings[0]}: repeat the run on an idle machine, or use this run anyway (--force)")
     frames = tuple(_compare_frame(case, run, platform, factor) for run in runs)
     description = (platform.description.removesuffix(CALIBRATED_NOTE) + CALIBRATED_NOTE).strip()
     return Calibration(replace(platform, description=description), document, tuple(figures), frames, tuple(warnings))
@@ -326,7 +326,7 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
 
 
 def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[Figure]]:
-    """Return the platform with corrected rates of its devices, and these rates as figures."""
+    """Return the platform with corrected rates of its devices, and each rate before and after the correction."""
     start = platform = case.problem.platform
     names = [device.device for device in case.program.devices]
     measured_s = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]

@@ -241,7 +241,7 @@ RULES = (
     *counted_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=zero_cost),
     OperatorRule("Tile", tile, cost=zero_cost),
-    # Partial sums of a Gather divide the rows of an embedding table.
+    # For partial sums of a Gather, each part has some rows of the embedding table, and gives zeros for other rows.
     OperatorRule(
         "Gather", gather, reduction_length=table_rows, cost=zero_cost, stand_in="indexed", constant_stand_ins="shift -"
     ),

@@ -130,8 +130,8 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
     mergers = [align_region(layers, layer, part.region or whole) for part in parts if part.reduce is None]
     if not mergers:
         raise DicompilerError(
-            f"plan: layers.{layer.name}: no part adds the partial sums: add a part without 'reduce' "
-            '(for instance {"device": …, "region": "all"})'
+            f"plan: layers.{layer.name}: all parts are partial sums, and no part merges them: append a part "
+            'without \'reduce\' (for instance {"device": …, "region": "all"})'
         )
     extent = reduction_length(layers, layer)
     for region in mergers:

@@ -118,8 +118,8 @@ class Engine(ABC):
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:
         """Convert a sub-model. The same sub-model must give the same bytes.
 
-        The caller compares the results with those of onnxruntime, so an engine need not recognise all operators that
-        it computes differently.
+        The caller compares the results with those of onnxruntime. An engine therefore need not know all operators for
+        which its results are wrong.
 
         Args:
             model: The sub-model.

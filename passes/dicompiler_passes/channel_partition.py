@@ -143,8 +143,8 @@ class FusePass(AnnotationPass):
         if reduce[0] < reduce[1] and _region_of_first(graph, first, between, last, reduce) == tile:
             return reduce
         raise self.error(
-            f"channels {start}:{stop} of {first.name!r} do not become one range of input channels of {last.name!r}: "
-            "fuse other layers"
+            f"channels {start}:{stop} of {first.name!r} are not one range of input channels of {last.name!r}: "
+            "choose another first or last layer"
         )
 
 

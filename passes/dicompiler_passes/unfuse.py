@@ -24,11 +24,11 @@ SKIP_NORMALIZATIONS = {
 
 
 def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace fused operators by their parts; return True if the graph was changed.
+    """Replace fused operators by simpler ones that can be split; return True if the graph was changed.
 
-    Attention(x, w, b, mask), without a past     ⇒  MatMul, Add → q, k, v → MultiHeadAttention
-    SkipLayerNormalization(x, y) → n, s (read)   ⇒  Add(x, y) → s → LayerNormalization → n
-    MatMulNBits(x, w, scales: N·B)               ⇒  MatMulNBits(x, w, scales: N × B)
+    Attention(x, w, b, mask), without input `past`            ⇒  MatMul, Add → q, k, v → MultiHeadAttention
+    SkipLayerNormalization(x, y) → n, s, if the sum s is read  ⇒  Add(x, y) → s → LayerNormalization → n
+    MatMulNBits(x, w, scales of shape (N·B))                   ⇒  MatMulNBits(x, w, scales of shape (N, B))
 
     `open_attention` rewrites the other attention operators, `unfuse_product` separates products from activations.
     """

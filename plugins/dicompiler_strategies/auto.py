@@ -214,7 +214,10 @@ class _AutoSearch:
         return objective_bound(self.problem) or 0.0
 
     def budget_note(self) -> str:
-        """Return the note of the budget, with the steps that were left out; empty if the plan is optimal anyway."""
+        """Return the note for a plan whose search the budget has ended, with the steps that were left out.
+
+        The note is empty if the budget was not exceeded, or if the plan is optimal anyway.
+        """
         note = "" if self._is_done() else self.search.budget.note()
         return f"{note} and left out: {', '.join(self.left_out)}" if note and self.left_out else note
 

@@ -327,10 +327,10 @@ def neighbours(
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
-    """Return the selection with the choices of a random sequence of layers replaced by optimal ones.
+    """Return the selection with new choices for some consecutive layers, which begin at a random layer.
 
-    The optimum is computed for a random factor λ on the times of sending, and with random errors on all times. The
-    result is None if the sequence has so many parallel branches that the tables of the exact search
+    The new choices minimise times with random errors, in which the times of sending are multiplied by a random factor.
+    The result is None if the layers have so many parallel branches that the tables of the exact search
     (`minimise_exactly`) would be too large.
     """
     count = len(selection)

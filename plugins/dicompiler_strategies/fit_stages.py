@@ -267,7 +267,7 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return a copy of `partial` in which another board computes the next whole stages (stages on one board)."""
+        """Return a copy of `partial` whose next stages are computed by `board`, unless they are split over boards."""
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )

@@ -92,7 +92,10 @@ PLANS: dict[str, tuple[Any, str]] = {
     "overlapping ranges": (("y", ("all",), [0, 9], [8, 16]), "layers.y: reduce ranges overlap at 8"),
     "gap between ranges": (("y", ("all",), [0, 7], [8, 16]), "layers.y: reduce ranges leave a gap at 7"),
     "range outside": (("y", ("all",), [0, 8], [8, 17]), "layers.y[2].reduce: [8, 17] is empty or outside 0..16"),
-    "nobody merges": (("y", (), [0, 8], [8, 16]), "layers.y: no part adds the partial sums: add a part without"),
+    "nobody merges": (
+        ("y", (), [0, 8], [8, 16]),
+        "layers.y: all parts are partial sums, and no part merges them: append a part without",
+    ),
     "no range here": (("z", ("all",), [0, 2], [2, 4]), "layers.z[1].reduce: this MaxPool has no input channels"),
 }
 

@@ -156,7 +156,7 @@ def test_keeps_links_without_a_timeline(changed: Callable[[Changes], Path]) -> N
         (lambda log: log["devices"][0]["sent_bytes"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
         (
             lambda log: log["frames_s"].__setitem__(slice(1, None), [9, 25, 33, 41, 49, 9, 25]),
-            r"the machine was busy: a frame takes 9.00 s to .* \(the median\): run it again on an idle machine",
+            r"the machine was busy: a frame takes 9.00 s to .* \(the median\): repeat the run on an idle machine",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes],
     for change, words in ((slow_segment, "of pi01 takes"), (late, "unexplained waits: ")):
         path = changed(change)
         assert any(words in doubt for doubt in calibrate([path], force=True).warnings)
-        with pytest.raises(DicompilerError, match="idle machine, or use it anyway"):
+        with pytest.raises(DicompilerError, match="idle machine, or use this run anyway"):
             calibrate([path])
 
 

@@ -67,7 +67,7 @@ def test_accepts_a_valid_plan(layers: LayerGraph) -> None:
         ({"whole": (conv(reduce=(0, 2)),)}, "this layer cannot be split"),
         ({"grouped": (conv(reduce=(0, 2)), Part("a"))}, "this Conv has no input channels to sum over"),
         ({"conv": (conv(reduce=(0, 5)), Part("a"))}, "[0, 5] is empty or outside 0..4"),
-        ({"conv": (conv(reduce=(0, 4)),)}, "no part adds the partial sums"),
+        ({"conv": (conv(reduce=(0, 4)),)}, "all parts are partial sums, and no part merges them"),
         ({"conv": (conv(reduce=(0, 3)), conv(reduce=(2, 4)), Part("a"))}, "reduce ranges overlap at 2"),
         ({"conv": (conv(reduce=(0, 1)), conv(reduce=(2, 4)), Part("a"))}, "reduce ranges leave a gap at 1"),
         ({"conv": (conv(reduce=(0, 3)), Part("a"))}, "reduce ranges end at 3"),

@@ -62,7 +62,10 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to its first input modulo an odd number, which keeps the outputs small."""
+    """Return nodes that apply the operator to the remainder of its first input (see `centred_mod`).
+
+    The outputs thus stay small.
+    """
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 

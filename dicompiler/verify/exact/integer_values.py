@@ -23,10 +23,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MagnitudeSchedule:
-    """Limits on the values of a check model.
+    """Limits on the values of a check model, which has random integers instead of the model's weights.
 
     Attributes:
-        seeds: Number of consecutive seeds that together must read every kernel position and input channel.
+        seeds: Number of check models that are made with consecutive seeds. Together, their filters must have an element
+            other than 0 at every kernel position and input channel.
         taps: Number of elements of ±1 in each filter. Entry i is for filters behind i other layers with weights, and
             the last entry also for those behind more layers. More elements are used if coverage within `seeds` seeds
             requires them.

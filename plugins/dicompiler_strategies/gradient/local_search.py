@@ -49,7 +49,7 @@ class LocalSearch:
         return tuple(map(tuple, joined))
 
     def penalised_cost(self, selections: Selections) -> Floats:
-        """Return the cost of each selection with the penalty for exceeded memory limits, shape (plans,)."""
+        """Return the cost of each selection, with the penalty for exceeded memory limits, of shape (selections)."""
         costs = self.tables.values(selections)
         if len(self.tables.limits):
             costs = costs + self.tables.excess_price * self.tables.relative_excess(self.tables.weight_loads(selections))

@@ -89,7 +89,8 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
     """Return the blocks as `LayerRun`s (consecutive layers that the devices split in one way) of the strategy `dp`.
 
-    Layers between two layers of the chain belong to the first one.
+    The chain has only the convolutional and fully connected layers of the model. Each of them forms runs together with
+    the layers between it and the next one.
     """
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
@@ -116,7 +117,9 @@ def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock
 
 
 def _output_form(block: LayerBlock, r: int) -> TensorForm:
-    """Return how a fully connected layer's output is distributed: channel shares (model form) or the whole sum.
+    """Return the form of a fully connected layer's output after the layer was computed.
+
+    The form is "channels" if each device has some channels, and "whole" if each device has all channels.
 
     `r` is the position of the layer in the chain.
     """

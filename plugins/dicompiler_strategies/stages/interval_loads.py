@@ -150,7 +150,8 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
-    # inner[b, e]: bytes of the stage's own tensors while block b is computed, if the stage ends before block e.
+    # For the stage from block `start` to the block before e, inner[b, e] has the bytes that are stored while block b is
+    # computed, of tensors that the stage itself computes.
     inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:

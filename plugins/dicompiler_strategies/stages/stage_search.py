@@ -89,8 +89,9 @@ class _Step:
 def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSolution | None:
     """Return the stages that minimise the largest load, and then the traffic; None if nothing fits.
 
-    With `is_ordered`, the stages are in the order of the kinds of devices. A solution has at most MAX_ROUND_FRAMES
-    frames in a round.
+    With `is_ordered`, stages use the kinds of devices in the order of `model.kinds`. The solution has at most
+    MAX_ROUND_FRAMES frames in a round: after a round, each stage whose devices take frames in turn begins again with
+    the first device.
     """
     solution = _find_stages(model, is_ordered)
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:

@@ -397,8 +397,8 @@ class ClusterState:
             cause = min(suspicions, key=lambda suspicion: suspects.index(suspicion.device))
             raise RunError(f"{self.processes[cause.device].title}: {cause.message}")
         for name in chosen:
-            # The reason is the end of the device's process. Otherwise it is the first report about the device or, if
-            # the device is not reported itself, the first of its own reports.
+            # If the device's process has ended, that is the reason. Otherwise it is the first report about the device
+            # or, if no other device has reported it, the first of its own reports.
             reports = sorted(suspicions, key=lambda suspicion: (suspicion.device != name, suspicion.reporter != name))
             self._mark_failed(replace(reports[0], device=name))
 

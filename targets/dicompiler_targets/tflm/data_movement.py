@@ -103,7 +103,9 @@ def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
     order = node.get_attribute("perm", list(range(rank))[::-1])
     form = writer.get_form(name)
     if rank == 4:
-        wanted = [order[axis] for axis in NCHW_TO_NHWC]  # The input's ONNX axis for each axis of the output image.
+        wanted = [
+            order[axis] for axis in NCHW_TO_NHWC
+        ]  # Entry i is the input's axis (in ONNX) that becomes axis i of the output in NHWC order.
         writer.set_alias(
             node.output,
             "image",

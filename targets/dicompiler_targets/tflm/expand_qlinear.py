@@ -161,7 +161,8 @@ def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onn
         try:
             REWRITES.get(node.op_type, _copy_node)(rewriter, node)
         except KeyError:
-            raise _make_refusal(node, "its scales are computed", "quantise with samples (--quantize-samples)") from None
+            remedy = "quantise with samples (--quantize-samples)"
+            raise _make_refusal(node, "its scales are computed during the run", remedy) from None
     del copy.graph.node[:]
     copy.graph.node.extend(rewriter.nodes)
     return copy

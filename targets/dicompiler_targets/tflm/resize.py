@@ -114,7 +114,8 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
 def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
     """Return True if TFLite-micro resizes 8-bit integers as precisely as floats.
 
-    For integers, TFLite-micro rounds positions to multiples of 1/1024 pixel in mode linear.
+    In mode linear, TFLite-micro rounds the positions of integers to multiples of 1/1024 pixel. Other positions are
+    therefore less precise.
     """
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"
@@ -126,7 +127,9 @@ def _read_scales(writer: TfliteWriter, node: SegmentNode) -> list[float] | None:
     index = 1 if node.op == "Upsample" or node.opset < 11 else 2
     value = writer.graph.constants.get(node.inputs[index]) if node.has_input(index) else None
     if value is None and node.has_input(index):
-        raise make_refusal(node, "its scales are computed", "TFLite-micro requires constants; use target sockets")
+        raise make_refusal(
+            node, "its scales are computed during the run", "TFLite-micro requires constants; use target sockets"
+        )
     if value is None or value.size == 0:
         return None
     along = node.get_attribute("axes", range(4))

@@ -173,11 +173,13 @@ class StepExecutor:
         can_stop: bool = False,
         report_overdue: ReportOverdue = raise_overdue,
     ) -> None:
-        """Create the executor with the sessions of all roles' segments (normal plan, replicas and failure plans).
+        """Create the executor of a device.
 
-        `min_segment_s` has the minimum seconds of each segment's call, to emulate slower boards. `schedule` maps frames
-        to roles; by default, the manifest's schedule is used. `can_stop` allows `stop_before` even if the schedule
-        tolerates no failures.
+        A role is the normal plan, a replica or a failure plan. `sessions` are those of the segments of all roles.
+        `mailbox` has the received tensors. `post` is called with each result that must be sent, and `report_overdue`
+        if a received tensor is late. `min_segment_s` has the minimum seconds of each segment's call, to emulate slower
+        boards. `schedule` maps frames to roles; by default, the manifest's schedule is used. `can_stop` allows calls of
+        `stop_before` also if the schedule tolerates no failures.
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
@@ -318,7 +320,7 @@ class StepExecutor:
         """Return a received tensor or stored state in the form in which the steps of the frame read it."""
         buffer_set = frame.buffer_set or self._take_buffers(frame)
         view = buffer_set.views.get(name)
-        if isinstance(payload, ort.OrtValue):  # A state that `_keep_states` did not copy.
+        if isinstance(payload, ort.OrtValue):  # A state of the previous frame, which `_keep_states` has not copied.
             if view is None:
                 return payload
             payload = value_to_bytes(payload, frame.role.received[name])
