@@ -19,10 +19,14 @@ from dicompiler.operators.matmul import contraction, contraction_length, matmul_
 
 
 def _parameter_need(operation: Operation, index: int, tensor_region: Region, axis: int | None) -> Region | None:
-    """Return the region of a scale or zero point (the input with index `index`) that a piece reads.
+    """Return the region of a scale or zero point that a piece reads; None if the node has no such input.
 
-    `tensor_region` is the region that the piece reads of the quantized tensor. The scale or zero point can have one
-    number per index of this tensor's axis `axis`. If `axis` is None, all numbers are read.
+    Args:
+        operation: The quantized operator.
+        index: Index of the scale or zero point among the inputs.
+        tensor_region: Region of the quantized tensor that the piece reads.
+        axis: Axis of the quantized tensor. The scale or zero point has one number in total, or one for each position
+            along this axis. None: the piece reads all numbers.
     """
     shape = operation.input_shape(index) if operation.has_input(index) else None
     if shape is None or shape in ((), (1,)) or axis is None:

@@ -370,17 +370,26 @@ class PlacedGraphBuilder:
         place: NodePlacement,
         piece: Piece,
     ) -> None:
-        """Add the lookup (a Gather) of a device that has only some rows of the table; the result is 0 for other rows.
+        """Add the lookup (a Gather) of a device that has only some rows of a table; the result is 0 for other rows.
 
-        The results of all devices are added afterwards. The device has the rows `piece.table_rows` of the table, in the
-        tensor `table`. `indices` are indices of the whole table, which has `row_count` rows.
+        The sum of the results of all devices is the result of the whole lookup. The zeros are selected by a Where and
+        not by a multiplication, because rows can contain NaN.
 
-        The zeros are selected by a Where and not by a multiplication, because rows can contain NaN. An index outside of
-        the whole table is given to the Gather unchanged. It is also outside of the device's rows, so that onnxruntime
-        reports an error. This error names the Gather, so the Gather's name contains the table and the indices. In the
-        exact check of `verify`, indices wrap around.
+        An index outside of the whole table is given to the Gather unchanged, so that onnxruntime reports an error. This
+        error shows only the name of the Gather, which therefore contains the table and the indices. In the exact check
+        of `verify`, indices wrap around instead.
 
         The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
+
+        Args:
+            node: Name of the Gather in the model.
+            name: Beginning of the name of the new Gather.
+            table: Tensor with the rows of the device, `piece.table_rows`.
+            indices: Indices into the whole table.
+            row_count: Number of rows of the whole table.
+            output: The result of the device.
+            place: Device, lane and layer of the new nodes.
+            piece: The piece of the Gather that the device computes.
         """
         assert piece.table_rows is not None
         (start, stop), kind = piece.table_rows, helper.tensor_dtype_to_np_dtype(indices.dtype)

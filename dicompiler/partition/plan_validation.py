@@ -83,7 +83,7 @@ def _check_replicas(plan: Plan) -> None:
             new = renaming.get(name, name)
             if new in old_names:
                 fault = f"{old_names[new]!r} and {name!r} both become {new!r}"
-                raise DicompilerError(f"plan: replicas[{i}]: {fault}: rename them to different devices")
+                raise DicompilerError(f"plan: replicas[{i}]: {fault}: map each device of the plan to another device")
             old_names[new] = name
 
 

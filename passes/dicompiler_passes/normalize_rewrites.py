@@ -21,7 +21,9 @@ _FIRST_SUPPORTED_OPSET, _FIRST_OPSET_WITH_SHAPE_INPUT = 7, 5
 
 
 def raise_opset(graph: ModelGraph) -> None:
-    """Raise an opset below 7 to the newest opset up to 7 that defines the graph's operators in the same way.
+    """Raise an opset below 7 to at most 7: to the newest one in which the graph's operators have the same meaning.
+
+    Reshape is the only operator that is rewritten if its meaning has changed:
 
     Reshape(x), shape as an attribute (opset 4)  ⇒  Reshape(x, shape) (opset 7)
 

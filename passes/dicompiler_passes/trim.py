@@ -68,7 +68,10 @@ class Trim(Pass):
 
 
 def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: Mapping[str, Region | None]) -> Model:
-    """Return the model without the elements that are not read, as if it was partitioned for a single device."""
+    """Return the model without the elements that are not read.
+
+    The partitioner makes it, from a plan that gives the read region of each layer to one device.
+    """
     cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
     # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
     # only the regions that its operator rule returns, even if it computes its full output. All other nodes are not

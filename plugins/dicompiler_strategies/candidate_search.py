@@ -147,8 +147,8 @@ class CandidateSearch:
     def try_plans(self, plans: Iterable[tuple[Plan, str]], is_always: bool = False) -> bool:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
-        Plans that were evaluated before are skipped, and so are plans that would exceed the budget, unless `is_always`
-        is True. The first plan is always evaluated.
+        Plans that this search has evaluated before are always skipped. If a plan would exceed the budget, this plan and
+        the later ones are skipped too, unless `is_always` is True or the search has no best plan yet.
         """
         new = []
         for plan, origin in plans:

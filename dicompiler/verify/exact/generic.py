@@ -191,8 +191,8 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
 def ones_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that compute ones of the output shape (zeros in integer types).
 
-    They replace an excluded node that plans may split. The layers that read the ones are checked, but a piece that is
-    read from a wrong place is not noticed.
+    They replace a node that the exact check cannot compute exactly and that plans may split. The readers of the ones
+    are still checked. But as all ones are equal, the check does not notice if a reader gets a piece from a wrong place.
     """
     return _filled_body(call, 1)
 

@@ -110,10 +110,10 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 def lp_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in (exact integer function) of LpNormalization.
 
-    A group consists of the elements along the axis of the calling node. The function knows this axis only as an
-    attribute of the call. Since opset 13, the axis is passed to ReduceSum as an input. Older versions of ReduceSum
-    have no such input, so TopK, which has the attribute `axis` too, finds the largest element of the group. The
-    stand-in is then x minus this element.
+    A group consists of the elements along the axis of the calling node. Since opset 13, the stand-in subtracts from
+    x the group's sum modulo 16 (ReduceSum, which gets the axis as an input). Before, ReduceSum has the axes in an
+    attribute `axes`, and a function cannot compute this from the attribute `axis` of its call. TopK has an
+    attribute `axis`, so the stand-in is then x minus the largest element of the group.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})

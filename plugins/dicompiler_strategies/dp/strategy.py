@@ -31,18 +31,19 @@ _LARGE_NETWORK_LAYERS = 300
 
 @dataclass(frozen=True)
 class Dp(Strategy):
-    """CoopAI's MLS, generalised: blocks of layers in fused height tiles, and fully connected layers in shares.
+    """Dynamic program that divides the layers into blocks of fused height tiles, and splits other layers by channels.
 
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7
 
-    Within a block nothing is sent. Each device computes its rows of the block's last layer, and the rows of the earlier
+    It generalises MLS, the method of CoopAI, which the strategy `coopai` implements as published. Devices send nothing
+    within a block. Each device computes its rows of the block's last layer, and the rows of the earlier
     layers that these rows need, including the halo. A dynamic program chooses the blocks, the number of devices, and
     how every other layer is computed: by channels, by partial sums over input channels, on each device, or on one
     device.
 
-    The barrier model predicts the times: a block computes, then missing elements are sent. For a chain of layers the
-    plan is optimal over these choices. With branches, blocks are runs in layer order, and only a limited number of
-    states of the open branches is kept. The strategy `coopai` is the published method.
+    Times are predicted with the barrier model: all devices compute a block, then they send missing elements. For a
+    chain of layers the plan is optimal over these choices. For a network with branches it may not be: the program
+    remembers only the cheapest ways to distribute the tensors that are still to be read.
     """
 
     name: ClassVar[str] = "dp"

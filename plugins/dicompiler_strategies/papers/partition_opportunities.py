@@ -158,10 +158,11 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the partition opportunities of each layer.
+        """Return the partition opportunities of each layer: the ways to split it, alone or fused with later layers.
 
         They are computed from the last layer to the first, because the opportunities of a layer determine in which ways
-        the layers before it can be fused with it. `joined` has the pairs of layers that are connected.
+        the layers before it can be fused with it. The keys of `joined` are the pairs of connected layers; its values
+        are not used.
         """
         before: dict[int, list[int]] = {}
         for i, j in joined:

@@ -1,15 +1,14 @@
 """The strategy `stahl` (Stahl et al., SAMOS 2019): layers in LOP, LIP or FUSE, chosen by an ILP.
 
-    IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication between N devices
-    Problem → IlpLayers → schemes → Plan
-
 LOP splits the output channels of a layer, LIP splits its input channels, and FUSE is a layer in LOP with the next one
-in LIP, between which nothing is sent. Names are the paper's letters, with equation numbers.
+in LIP, between which nothing is sent. `solve_ilp` chooses one of these schemes for each layer: it solves the paper's
+ILP, which minimises the communication between N devices. `Stahl` translates a problem to this ILP, and its solution to
+a plan. Names are the paper's letters, with equation numbers.
 
 The paper contradicts itself in one point. Eq. (7), the cost of LOP, subtracts inputs that devices already have from the
-previous layer; eq. (9), the cost of FUSE, does not. The optimum 22 of the paper's example needs this reuse in eq. (9)
-as well (option `reuse`); with eq. (9) as printed, the optimum is 26. Table 2 of the paper is computed without this
-reuse.
+previous layer; eq. (9), the cost of FUSE, does not. With eq. (9) as printed, which is the default here and was used for
+Table 2 of the paper, the optimum of the paper's example is 26. The paper states 22, which is the optimum if eq. (9)
+subtracts these inputs too (option `reuse`).
 """
 
 from __future__ import annotations

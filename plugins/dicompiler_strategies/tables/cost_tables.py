@@ -124,7 +124,16 @@ class CostTables:
 
 
 def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selections: NDArray[np.integer]) -> Floats:
-    """Return the sum of the layers' and edges' costs for each selection of an array of shape (selections, layers)."""
+    """Return the cost of each selection: the sum of the costs of its layers and of its edges.
+
+    Args:
+        node: For each layer, the cost of each of its choices.
+        edge: For two connected layers, the cost of each pair of their choices.
+        selections: The number of the choice of each layer, of shape (selections, layers).
+
+    Returns:
+        The costs, of shape (selections).
+    """
     columns = np.ascontiguousarray(np.asarray(selections).T)
     sums = np.zeros(columns.shape[1])
     for layer_costs, column in zip(node, columns, strict=True):

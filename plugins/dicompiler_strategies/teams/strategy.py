@@ -71,7 +71,10 @@ class Teams(Strategy):
         return self.plan_from(problem, budget)
 
     def plan_from(self, problem: Problem, budget: WorkBudget, known: Sequence[Plan] = ()) -> Plan:
-        """Return the best plan found; the search also begins with the `known` plans of whole layers."""
+        """Return the best plan that the search finds within the budget.
+
+        The search begins at several plans. The `known` plans that this strategy can express are among them.
+        """
         if problem.objective not in SUPPORTED_OBJECTIVES:
             raise UsageError(
                 f"teams: objective {problem.objective!r} is not supported: use {' or '.join(SUPPORTED_OBJECTIVES)}"

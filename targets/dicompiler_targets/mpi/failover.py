@@ -66,7 +66,7 @@ class _FailoverRun:
 
     Attributes:
         down: The devices that are down.
-        roles: The roles of the next call (see `MpiArtifact.find_roles`).
+        roles: Index and number of the roles by which the next call computes its frames (see `MpiArtifact.find_roles`).
         finished: The outputs of the frames that earlier calls have finished.
         events: The failures and takeovers so far.
     """

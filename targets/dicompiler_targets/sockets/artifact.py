@@ -295,7 +295,9 @@ def from_payload(payload: Any, value: Mapping[str, Any]) -> Any:
         dims: Sequence[int] = payload[: len(payload) // 8 * 8].view(np.int64)
         rank = int(dims[0]) if len(dims) and 0 <= dims[0] < len(dims) else -1
         if rank < 0:
-            raise ValueError(f"output {value['name']!r}: {len(payload)} bytes do not contain a valid shape")
+            raise ValueError(
+                f"output {value['name']!r}: the message of {len(payload)} bytes does not begin with the output's shape"
+            )
         shape, start = [int(size) for size in dims[1 : rank + 1]], 8 * (rank + 1)
     array: NDArray[Any] = payload[start:].view(numpy_type(value["dtype"])).reshape(shape)
     return array

@@ -160,9 +160,15 @@ def _average_block(
 ) -> int:
     """Return the tensor with the averages of a block of windows.
 
-    `blocks` are the windows along height and along width. AVERAGE_POOL_2D computes the averages. If input and output
-    have different quantizations, DEPTHWISE_CONV_2D computes the averages instead. Its weights are 1 / (number of
-    elements of a window).
+    AVERAGE_POOL_2D computes the averages. If input and output have different quantizations, DEPTHWISE_CONV_2D computes
+    the averages instead. Its weights are 1 / (number of elements of a window).
+
+    Args:
+        writer: The writer of the model.
+        node: The average pool.
+        x: The image.
+        blocks: The windows of the block along height and along width.
+        windows: All windows of the pool along height and along width; only their strides are used.
     """
     batch, _, _, channels = writer.get_shape(x)
     out, spans = [block.out for block in blocks], [block.span for block in blocks]

@@ -43,7 +43,10 @@ def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str)
 
 
 def add_strided_slice(writer: TfliteWriter, name: str, output: str, ranges: Sequence[tuple[int, int, int]]) -> None:
-    """Add a STRIDED_SLICE. `ranges` has (start, stop, step) for each axis in ONNX's order."""
+    """Add a STRIDED_SLICE of the tensor `name`, which computes the tensor `output`.
+
+    `ranges` has (start, stop, step) for each axis in ONNX's order.
+    """
     form = writer.get_form(name)
     ordered = permute(ranges, NCHW_TO_NHWC) if form == "image" else tuple(ranges)  # type: ignore[arg-type]
     x = writer.read_tensor(name, form)

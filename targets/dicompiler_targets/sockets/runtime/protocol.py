@@ -42,7 +42,7 @@ class MessageType(IntEnum):
     INPUT = 5  # C to D: an input or an initial state of a frame.
     TENSOR = 6  # D to D: a transfer of a frame.
     OUTPUT = 7  # D to C: an output of a frame.
-    DONE = 8  # D to C: a frame is finished; the index is its microseconds on the device, or 0 if no segment ran.
+    DONE = 8  # D to C: a frame is finished. Header.index: microseconds since its first segment began; 0: no segment.
     FINISH = 9  # C to D: there are no more frames.
     BYE = 10  # D to D: the sender sends no more tensors.
     REPORT = 11  # D to C: measurements of the run (JSON).

@@ -228,7 +228,7 @@ MemoryCopy = tuple[Any, Any]
 class RegionCopy:
     """Copies a region of one tensor to a region of another, in blocks that are contiguous in both tensors.
 
-    A SegmentIO creates the object from the manifest. `views` turns it into a copy between two memories.
+    The object knows shapes and regions, but no memory. `views` returns the two arrays to copy for given memory.
     """
 
     def __init__(self, source: RegionOfShape, target: RegionOfShape, element_bytes: int) -> None:
