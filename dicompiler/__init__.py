@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dicompiler.driver.deployment import Deployment, deploy
     from dicompiler.driver.executors import open_executor
     from dicompiler.driver.optimize import opt
+    from dicompiler.driver.swap import Swap, SwappableSession, connect_swappable
     from dicompiler.emulation.emulate import EmulationResult, emulate
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison", "CompileOptions", "CompileResult", "Deployment", "DicompilerError", "EmulationResult", "Model",
-    "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError", "RunOptions", "Session", "StrategyResult",
-    "UsageError", "__version__", "compare", "compile", "connect", "deploy", "emulate", "open_executor", "opt", "plan",
-    "run", "write_report",
+    "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError", "RunOptions", "Session",
+    "StrategyResult", "Swap", "SwappableSession", "UsageError", "__version__", "compare", "compile", "connect",
+    "connect_swappable", "deploy", "emulate", "open_executor", "opt", "plan", "run", "write_report",
 ]  # fmt: skip
 
 # If type checkers saw `__getattr__`, they would accept every name as an attribute of this module.

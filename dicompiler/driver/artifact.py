@@ -6,7 +6,7 @@ An artifact is the directory that `dicompiler.compile` writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -353,6 +353,39 @@ def verify_run(
 
     `directory` is the artifact that was run, `result` the result of `run`, and `inputs` the inputs of the run.
     """
+    return _verify_frames(directory, lambda _inputs, _count: result, inputs)
+
+
+def verify_session(
+    directory: str | Path, infer: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
+) -> Verification:
+    """Compute a frame with random inputs in a session, and compare its outputs with onnxruntime.
+
+    Args:
+        directory: The artifact of the session.
+        infer: The method `infer` of the session. With replicas, it is called once for each replica.
+
+    Returns:
+        The comparison of each output.
+
+    Raises:
+        DicompilerError: The directory is not an artifact.
+        RunError: A device failed; the message names it.
+    """
+    return _verify_frames(
+        directory, lambda inputs, count: RunResult(tuple(dict(infer(inputs)) for _ in range(count)), ()), None
+    )
+
+
+def _verify_frames(
+    directory: str | Path,
+    compute: Callable[[Mapping[str, NDArray[Any]], int], RunResult],
+    inputs: Mapping[str, NDArray[Any]] | None,
+) -> Verification:
+    """Compare frames of an artifact with onnxruntime.
+
+    `compute` takes the inputs of a frame and the number of frames to compute, one for each replica.
+    """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
     from dicompiler.verify.wire_error import wire_error_bound
@@ -365,6 +398,7 @@ def verify_run(
         assert layers is not None
         extra_tolerance = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
     frames = [first] * len(plan.replica_roles)
+    result = compute(first, len(frames))
     return Verification(tuple(_compare_outputs(model, frames, result, target, plan.engines, extra_tolerance)))
 
 

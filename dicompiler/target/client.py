@@ -156,9 +156,39 @@ def connect(
         RunError: A device cannot be started.
         UsageError: An argument has the wrong type.
     """
+    check_type(directory, (str, Path), "connect: directory", "a path")
+    return _find_client(Path(directory))(
+        Path(directory), resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    )
+
+
+def resolve_connect_options(
+    options: RunOptions | None,
+    timeout: float | None,
+    hosts: str | Path | Hosts | None,
+    keys: str | Path | None,
+    in_flight: int | None,
+    on_event: Callable[[RunEvent], None] | None,
+) -> RunOptions:
+    """Combine the arguments of `connect` to the options of a session.
+
+    Args:
+        options: Default: `RunOptions()` with three frames in flight for each device.
+        timeout: Seconds allowed for the start, and for each frame.
+        hosts: A hosts.toml, or its parsed content.
+        keys: Directory made by `dicompiler keys`.
+        in_flight: Maximum number of frames in flight.
+        on_event: Function that is called with each event.
+
+    Returns:
+        The options. Each argument that is not None replaces a field of `options`.
+
+    Raises:
+        DicompilerError: The hosts file is invalid.
+        UsageError: An argument has the wrong type.
+    """
     from dicompiler.target.remote.hosts import Hosts
 
-    check_type(directory, (str, Path), "connect: directory", "a path")
     check_type(options, (RunOptions, NoneType), "connect: options", "RunOptions")
     check_type(timeout, (int, float, NoneType), "connect: timeout", "seconds")
     check_type(hosts, (str, Path, Hosts, NoneType), "connect: hosts", "the path of a hosts.toml")
@@ -166,14 +196,12 @@ def connect(
     check_type(in_flight, (int, NoneType), "connect: in_flight", "a number of frames")
     if on_event is not None and not callable(on_event):
         raise UsageError(f"connect: on_event must be a function that takes a RunEvent, not {on_event!r}")
-    path = Path(directory)
     run_options = (options or RunOptions(in_flight=0)).with_timeout(timeout)
-    open_session = _find_client(path)
     if hosts is not None:
         run_options = replace(run_options, hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts))
     given = {"keys": None if keys is None else Path(keys), "in_flight": in_flight, "on_event": on_event}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return open_session(path, replace(run_options, **changes))
+    return replace(run_options, **changes)
 
 
 def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:

@@ -108,23 +108,24 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A device failure that did not end the run, or a consequence of that failure.
+    """A device failure that did not end the run, a consequence of that failure, or a swap of artifacts.
 
     Attributes:
         kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
-            `return` of a failed device.
-        device: The device that failed or returned. For a takeover, the device that failed last.
-        reason: The cause of the failure; empty for the other kinds.
+            `return` of a failed device; `swap` to another artifact.
+        device: The device that failed or returned. For a takeover, the device that failed last. Empty for a swap.
+        reason: For a failure, its cause. For a swap, the directory of the new artifact. Empty for the other kinds.
         down: All devices that are down after the event.
         at_s: Seconds from the start of the run to the event.
-        finished_frames: Number of frames that were finished before the event.
+        finished_frames: Number of frames that were finished before the event. For a swap, the number of the first frame
+            that the new artifact computes.
         replayed_frames: Number of frames that are computed again (takeovers only).
         interruption_s: Seconds without a finished frame although frames were in flight: from the last frame before the
             failure to the first one after it (takeovers only).
         takeover_s: The part of `interruption_s` after the failure was noticed.
     """
 
-    kind: Literal["failure", "takeover", "return"]
+    kind: Literal["failure", "takeover", "return", "swap"]
     device: str
     reason: str
     down: tuple[str, ...]
@@ -137,6 +138,8 @@ class RunEvent:
     @property
     def message(self) -> str:
         """A one-line description of the event."""
+        if self.kind == "swap":
+            return f"{self.reason} computes all frames from number {self.finished_frames} on"
         plan = f"without {', '.join(map(repr, self.down))}" if self.down else "with the original plan"
         if self.kind == "failure":
             return f"device {self.device!r} has failed: {self.reason}; frames continue {plan}"

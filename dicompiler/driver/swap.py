@@ -1,0 +1,519 @@
+"""Sessions whose artifact can be replaced while they run.
+
+    with dicompiler.connect_swappable("build") as session:
+        for outputs in session.stream(pictures):
+            ...  # another thread calls session.swap("build-2")
+
+Directory of the new artifact ⇒ checks of inputs, outputs, devices and memory ⇒ new devices start ⇒ comparison of one
+frame with onnxruntime ⇒ switch. The session counts frames from 0. Frames before the switch are computed by the old
+artifact, all later ones by the new artifact, and no frame by a mixture of both. If anything fails before the switch,
+the old artifact stays in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type, did_you_mean
+from dicompiler.base.units import format_bytes
+from dicompiler.driver.artifact import reopen_artifact, verify_session
+from dicompiler.ir.platform import Platform
+from dicompiler.target.client import Session, connect, resolve_connect_options
+from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import PLATFORM_FILE
+from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = logging.getLogger("dicompiler")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A replacement of a session's artifact.
+
+    Attributes:
+        old: Directory of the replaced artifact.
+        new: Directory of the artifact that is in force since.
+        first_frame: Number of the first frame that the new artifact computes.
+        seconds: Seconds from the call of `swap` to the switch.
+    """
+
+    old: Path
+    new: Path
+    first_frame: int
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Use:
+    """A call of a session that has not ended.
+
+    Attributes:
+        version: The artifact that the call uses.
+        thread: The thread that has used the call last.
+    """
+
+    version: _Version
+    thread: int = field(default_factory=threading.get_ident)
+
+
+@dataclass(eq=False)
+class _Version:
+    """An artifact of a swappable session, with its running devices.
+
+    Attributes:
+        directory: The artifact.
+        session: The session with the artifact's devices.
+        uses: The calls that use it.
+    """
+
+    directory: Path
+    session: Session
+    uses: set[_Use] = field(default_factory=set)
+
+
+class SwappableSession(Session):
+    """A session whose artifact can be replaced while frames are in flight. `connect_swappable` creates it.
+
+    Attributes:
+        reports: Measurements of the devices of the last artifact; empty until the session was closed without an error.
+        swaps: The replacements so far.
+    """
+
+    reports: tuple[DeviceReport, ...]
+    swaps: list[Swap]
+
+    def __init__(self, directory: Path, options: RunOptions) -> None:
+        """Start the devices of an artifact and wait until they are ready.
+
+        Args:
+            directory: The artifact.
+            options: Options of the session, and of the sessions of all later artifacts.
+
+        Raises:
+            DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
+            RunError: A device cannot be started.
+        """
+        self.reports, self.swaps = (), []
+        self._options, self._opened_at, self._process = options, time.perf_counter(), os.getpid()
+        self._swap_lock, self._condition = threading.Lock(), threading.Condition()
+        self._frame_count, self._end_reason = 0, ""
+        self._retirements: list[threading.Thread] = []
+        self._first_directory = directory.resolve()
+        self._current: _Version | None = _Version(directory, connect(directory, options))
+
+    @property
+    def directory(self) -> Path:
+        """The artifact in force; during a swap with a pause, the artifact that is being replaced."""
+        return self._in_force().directory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._end("an error left its context", lambda session: session.__exit__(kind, *error))  # type: ignore[arg-type]
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        with self._use() as use:
+            with self._condition:
+                self._frame_count += 1
+            return use.version.session.infer(inputs)
+
+    def reset(self) -> None:
+        with self._use() as use:
+            use.version.session.reset()
+
+    def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+        check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
+        source = _FrameSource(frames)
+        while not source.is_exhausted:
+            with self._use() as use:
+                part = self._part_of_stream(source, use.version)
+                for outputs in use.version.session.stream(part):
+                    yield outputs
+                    use.thread = threading.get_ident()
+
+    def _part_of_stream(self, source: _FrameSource, version: _Version) -> Iterator[Mapping[str, Any]]:
+        """Yield the frames of a stream that one artifact computes: those that are read while it is in force."""
+        while True:
+            source.read_next()
+            with self._condition:
+                if source.is_exhausted or self._current is not version:
+                    return
+                self._frame_count += 1
+            yield source.take()
+
+    # -- swaps
+
+    def swap(self, directory: str | Path, *, verify: bool = True, pause: bool = False) -> Swap:
+        """Replace the artifact. The devices of the new one start while the old ones run, while frames go on.
+
+        The old devices finish the frames that were read before the switch, and then end. If the new artifact cannot be
+        used, the old one stays in force.
+
+        Args:
+            directory: The new artifact: another plan, other weights or another model with the same inputs and outputs.
+            verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            pause: Whether to end the old devices before the new ones start, for boards without memory for both. Frames
+                wait meanwhile.
+
+        Returns:
+            The replacement.
+
+        Raises:
+            DicompilerError: The new artifact has other inputs, outputs or devices, or needs too much memory.
+            RunError: A new device could not be started, or the outputs are wrong.
+            UsageError: Another swap is under way, or the artifacts have states, or a loop over `stream` calls for a
+                swap with a pause.
+        """
+        check_type(directory, (str, Path), "swap: directory", "a path")
+        new, start = Path(directory), time.perf_counter()
+        self._check_process()
+        if not self._swap_lock.acquire(blocking=False):
+            raise UsageError("swap: another swap of this session is under way: wait until it has ended")
+        try:
+            old = self._in_force()
+            options = self._options_of(new)
+            check_replacement(old.directory, new, options)
+            if pause:
+                version = self._replace_with_pause(old, new, options, verify)
+            else:
+                check_memory_of_both(old.directory, new)
+                version = self._open(new, options, verify)
+            with self._condition:
+                self._current = version
+                first_frame = self._frame_count
+                self._condition.notify_all()
+            done = Swap(old.directory, new, first_frame, time.perf_counter() - start)
+            self.swaps.append(done)
+            if not pause:
+                self._retire(old)
+        finally:
+            self._swap_lock.release()
+        log.info("swap: %s replaces %s from frame %d on", new, old.directory, first_frame)
+        if self._options.on_event is not None:
+            at_s = time.perf_counter() - self._opened_at
+            self._options.on_event(RunEvent("swap", "", str(new), (), at_s, first_frame))
+        return done
+
+    def swap_back(self, *, verify: bool = True, pause: bool = False) -> Swap:
+        """Replace the artifact by the one that it has replaced.
+
+        Args:
+            verify: As in `swap`.
+            pause: As in `swap`.
+
+        Returns:
+            The replacement.
+
+        Raises:
+            DicompilerError: As in `swap`.
+            UsageError: As in `swap`, or no artifact was replaced.
+        """
+        if not self.swaps:
+            raise UsageError("swap: no artifact was replaced: call swap() first")
+        return self.swap(self.swaps[-1].old, verify=verify, pause=pause)
+
+    def _options_of(self, directory: Path) -> RunOptions:
+        """Return the options for an artifact. On boards, each artifact has a directory of its own."""
+        if self._options.hosts is None or directory.resolve() == self._first_directory:
+            return self._options
+        return replace(self._options, hosts=hosts_of_artifact(self._options.hosts, directory.resolve().name))
+
+    def _open(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
+        """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""
+        session = connect(directory, options)
+        try:
+            if verify and not (verification := verify_session(directory, session.infer)).passed:
+                failed = next(check for check in verification.checks if not check.passed)
+                raise RunError(
+                    f"swap: {directory}: its devices compute other outputs than onnxruntime: {failed.name}: "
+                    f"{failed.detail}: compile it again"
+                )
+        except BaseException:
+            _close_quietly(session)
+            raise
+        return _Version(directory, session)
+
+    def _replace_with_pause(self, old: _Version, new: Path, options: RunOptions, verify: bool) -> _Version:
+        """End the old devices after the frames in flight, and start the new ones; on failure, start the old ones again.
+
+        Calls of other threads wait meanwhile, because no artifact is in force.
+        """
+        with self._condition:
+            if any(use.thread == threading.get_ident() for use in old.uses):
+                raise UsageError(
+                    "swap: a loop over stream() cannot wait for its own frames: call swap(pause=True) in another thread"
+                )
+            self._current = None
+            if not self._condition.wait_for(lambda: not old.uses, self._options.timeout_s):
+                self._current = old
+                self._condition.notify_all()
+                raise RunError(
+                    f"swap: the frames in flight were not finished within {self._options.timeout_s:g} s: read all "
+                    "outputs of streams, or allow more time (timeout)"
+                )
+        try:
+            _close_quietly(old.session)
+            return self._open(new, options, verify)
+        except BaseException as error:
+            try:
+                version = _Version(old.directory, connect(old.directory, self._options_of(old.directory)))
+            except DicompilerError as second:
+                self._end_reason = f"swap: {error}; and the old artifact could not be started again: {second}"
+                version = None
+            with self._condition:
+                self._current = version
+                self._condition.notify_all()
+            raise
+
+    def _retire(self, version: _Version) -> None:
+        """End the devices of a replaced artifact after its last frame, in a thread."""
+
+        def run() -> None:
+            with self._condition:
+                self._condition.wait_for(lambda: not version.uses or self._end_reason)
+            _close_quietly(version.session)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._retirements = [*(thread for thread in self._retirements if thread.is_alive()), thread]
+        thread.start()
+
+    # -- uses and end
+
+    @contextmanager
+    def _use(self) -> Iterator[_Use]:
+        """Use the artifact in force in the context. Wait while there is none, because of a swap with a pause."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._current is not None or self._end_reason)
+            use = _Use(self._in_force())
+            use.version.uses.add(use)
+        try:
+            yield use
+        finally:
+            with self._condition:
+                use.version.uses.remove(use)
+                self._condition.notify_all()
+
+    def _in_force(self) -> _Version:
+        if self._end_reason or self._current is None:
+            raise RunError(f"the session has ended: {self._end_reason}")
+        return self._current
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RunError("swap: the session belongs to the process that opened it, and this is a fork of it")
+
+    def close(self) -> None:
+        """Finish the frames in flight and end the devices. A swap under way is finished first."""
+        self._end("it was closed", lambda session: session.close())
+
+    def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._swap_lock:
+            if self._end_reason:
+                return
+            version = self._in_force()
+            try:
+                end_session(version.session)
+                self.reports = version.session.reports
+            finally:
+                with self._condition:
+                    self._end_reason = reason
+                    self._condition.notify_all()
+                for thread in self._retirements:
+                    thread.join()
+
+
+class _FrameSource:
+    """The frames of a stream. Several sessions read them one after another.
+
+    A frame that was read and not taken is read again by the next session.
+
+    Attributes:
+        is_exhausted: Whether all frames were read.
+    """
+
+    def __init__(self, frames: Iterable[Mapping[str, Any]]) -> None:
+        self._frames = iter(frames)
+        self._next: Mapping[str, Any] | None = None
+        self.is_exhausted = False
+
+    def read_next(self) -> None:
+        """Read the next frame, unless a frame was read and not taken."""
+        if self._next is None and not self.is_exhausted:
+            try:
+                self._next = next(self._frames)
+            except StopIteration:
+                self.is_exhausted = True
+
+    def take(self) -> Mapping[str, Any]:
+        """Return the frame that was read."""
+        frame, self._next = self._next, None
+        assert frame is not None
+        return frame
+
+
+def connect_swappable(
+    directory: str | Path,
+    options: RunOptions | None = None,
+    timeout: float | None = None,
+    *,
+    hosts: str | Path | Hosts | None = None,
+    keys: str | Path | None = None,
+    in_flight: int | None = None,
+    on_event: Callable[[RunEvent], None] | None = None,
+) -> SwappableSession:
+    """Start the devices of an artifact, as `connect` does, for a session that can change to other artifacts.
+
+    Args:
+        directory: The artifact's directory.
+        options: As for `connect`, for this artifact and all later ones.
+        timeout: As for `connect`.
+        hosts: As for `connect`. If it states the directory on a host, the files of later artifacts are copied to a
+            directory next to it.
+        keys: As for `connect`.
+        in_flight: As for `connect`.
+        on_event: As for `connect`. It is also called after each swap, in the thread that has called `swap`.
+
+    Returns:
+        The session. Use it as a context manager, or close it.
+
+    Raises:
+        DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
+        RunError: A device cannot be started.
+        UsageError: An argument has the wrong type, or devices are to be started manually.
+    """
+    arguments = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    if arguments.start_manually:
+        raise UsageError("connect_swappable: devices that you start yourself cannot be swapped: use connect")
+    check_type(directory, (str, Path), "connect_swappable: directory", "a path")
+    return SwappableSession(Path(directory), arguments)
+
+
+def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
+    """Check that an artifact can replace another one in a session.
+
+    Args:
+        old: The artifact in force.
+        new: The new artifact.
+        options: Options of the session.
+
+    Raises:
+        DicompilerError: The new artifact has other inputs, outputs or devices.
+        UsageError: Both are the same artifact, or have the same name on the boards, or one has states.
+    """
+    if old.resolve() == new.resolve():
+        raise UsageError(f"swap: {new} is in force already: compile the new artifact into another directory")
+    if options.hosts is not None and old.resolve().name == new.resolve().name:
+        raise UsageError(
+            f"swap: {new} and {old} would have the same directory on the boards: rename the directory of one of them"
+        )
+    old_document, new_document = load_artifact(old), load_artifact(new)
+    for directory, document in ((old, old_document), (new, new_document)):
+        if document.get("states"):
+            raise UsageError(
+                f"swap: {directory} keeps states between frames, which a swap would lose: open a new session instead"
+            )
+    for kind in ("inputs", "outputs"):
+        if difference := _first_difference(old_document[kind], new_document[kind]):
+            raise DicompilerError(
+                f"swap: {new}: {kind.removesuffix('s')} {difference}: a swap needs the inputs and outputs of {old}; "
+                "open a new session for other ones"
+            )
+    known = [device.name for device in Platform.load(old / PLATFORM_FILE).devices]
+    for name in new_document["devices"]:
+        if name not in known:
+            raise DicompilerError(
+                f"swap: {new}: device {name!r} is not in the cluster of {old}{did_you_mean(name, known)}: compile it "
+                f"for the same platform (--platform {old / PLATFORM_FILE})"
+            )
+
+
+def _first_difference(old: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]) -> str:
+    """Return the first difference between two lists of inputs or outputs as text; "" if they are equal."""
+    before, after = ({value["name"]: value for value in values} for values in (old, new))
+    for name in dict.fromkeys((*before, *after)):
+        if name not in after:
+            return f"{name!r} is missing"
+        if name not in before:
+            return f"{name!r} is new"
+        for key in ("dtype", "shape"):
+            if before[name][key] != after[name][key]:
+                return f"{name!r} has {key} {after[name][key]} instead of {before[name][key]}"
+    return ""
+
+
+def check_memory_of_both(old: Path, new: Path) -> None:
+    """Check that each host has enough memory for the devices of two artifacts at the same time.
+
+    Args:
+        old: The artifact in force.
+        new: The new artifact. Its platform states the memory of the hosts.
+
+    Raises:
+        DicompilerError: A host has too little memory. The message names the host and the sizes.
+    """
+    platform = Platform.load(new / PLATFORM_FILE)
+    needed = {directory: _memory_by_host(directory) for directory in (old, new)}
+    for host in platform.hosts:
+        before, after = (needed[directory].get(host.name, 0) for directory in (old, new))
+        if before and after and before + after > host.memory:
+            raise DicompilerError(
+                f"swap: host {host.name!r} needs {format_bytes(after)} for {new} in addition to {format_bytes(before)} "
+                f"for {old}, {format_bytes(before + after - host.memory)} more than it has "
+                f"({format_bytes(host.memory)}): end the old devices first (pause=True)"
+            )
+
+
+def _memory_by_host(directory: Path) -> dict[str, int]:
+    compilation, target, problem = reopen_artifact(directory)
+    needed: dict[str, int] = {}
+    for device, use in replace(problem, target=target).program_memory_use(compilation).items():
+        host = problem.platform.host_of[device]
+        needed[host] = needed.get(host, 0) + use.total
+    return needed
+
+
+def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:
+    """Return the hosts with directories of their own for another artifact, where the hosts file states directories.
+
+    Args:
+        hosts: The hosts.
+        artifact_name: Name of the other artifact's directory, which is appended to the stated directories.
+
+    Returns:
+        The changed hosts.
+    """
+
+    def move(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "directory" not in settings:
+            return settings
+        return {**settings, "directory": f"{settings['directory'].rstrip('/')}.{artifact_name}"}
+
+    return replace(
+        hosts, defaults=move(hosts.defaults), entries={name: move(entry) for name, entry in hosts.entries.items()}
+    )
+
+
+def _close_quietly(session: Session) -> None:
+    """End a session that is no longer needed. Its errors concern no frame, so they are only logged."""
+    try:
+        session.close()
+    except DicompilerError as error:
+        log.warning("swap: the devices of a replaced artifact ended with an error: %s", error)

@@ -1,0 +1,91 @@
+"""Swaps of artifacts on boards: files are copied next to the running ones, and resident devices are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.boards import Cluster, cluster
+from support.running import pids
+from support.swapping import artifact_changes, compile_times, frames
+
+import dicompiler
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.cli.command_line import main
+from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.run_records import RunOptions
+
+NAMES = ("pi01", "pi02")
+
+
+@pytest.fixture(scope="module")
+def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("boards"), NAMES) as made, made.inside():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("compiled")
+    return compile_times(3, place / "three", "rpi4x2"), compile_times(5, place / "five", "rpi4x2")
+
+
+def test_new_files_are_copied_next_to_running_ones(
+    boards: Cluster, artifacts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    three, five = artifacts
+    text = boards.hosts(tmp_path / "hosts.toml").read_text()
+    (tmp_path / "hosts.toml").write_text(text.replace("[defaults]", '[defaults]\ndirectory = "nets/mine"'))
+    options = RunOptions(insecure=True, in_flight=4)
+    with dicompiler.connect_swappable(three, options, hosts=tmp_path / "hosts.toml") as session:
+        outputs = []
+        for number, found in enumerate(session.stream(frames(60)), 1):
+            outputs.append(found)
+            if number == 20:
+                there = session.swap(five)
+                places = [{path.name for path in (board.home / "nets").iterdir()} for board in boards.boards.values()]
+                assert places == [{"mine", "mine.five"}] * 2
+            if number == 40:
+                back = session.swap_back()
+        assert artifact_changes(outputs) == [(0, 3), (there.first_frame, 5), (back.first_frame, 3)]
+    assert not any(
+        pids(board.home / "nets" / name) for board in boards.boards.values() for name in ("mine", "mine.five")
+    )
+    (tmp_path / "again").mkdir()
+    same = compile_times(5, tmp_path / "again" / "three", "rpi4x2")
+    with dicompiler.connect_swappable(three, options, hosts=tmp_path / "hosts.toml") as session:
+        with pytest.raises(UsageError, match="would have the same directory on the boards: rename the directory"):
+            session.swap(same)
+        boards.known([boards.boards["pi01"].address])
+        with pytest.raises(RunError, match=r"device 'pi02' on root@10\.77\.0\.3: Host key verification failed"):
+            session.swap(five)
+        boards.known([board.address for board in boards.boards.values()])
+        assert artifact_changes(session.stream(frames(8))) == [(0, 3)]
+
+
+def test_session_swaps_to_resident_devices(boards: Cluster, artifacts: tuple[Path, Path], tmp_path: Path) -> None:
+    """`dicompiler deploy` starts the new devices while the old ones run; the session then needs no ssh."""
+    hosts, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
+    make_keys(NAMES, keys)
+
+    def deploy(directory: Path, *options: str) -> int:
+        return main(["deploy", str(directory), "--hosts", str(hosts), "--keys", str(keys), *options])
+
+    three, five = artifacts
+    try:
+        assert deploy(three, "--resident") == 0
+        with dicompiler.connect_swappable(three, keys=keys, in_flight=4) as session, ThreadPoolExecutor(1) as pool:
+            outputs = []
+            for number, found in enumerate(session.stream(frames(60)), 1):
+                outputs.append(found)
+                if number == 10:
+                    assert pool.submit(deploy, five, "--resident").result(60) == 0
+                if number == 20:
+                    there = session.swap(five)
+                if number == 40:
+                    back = session.swap_back()
+            assert artifact_changes(outputs) == [(0, 3), (there.first_frame, 5), (back.first_frame, 3)]
+    finally:
+        assert [deploy(directory, "--stop") for directory in (three, five)] == [0, 0]
