@@ -30,12 +30,15 @@ from dicompiler.target.client import Session, connect, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.manifest import PLATFORM_FILE
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
+from dicompiler.target.run_records import DeviceReport, ReplacedArtifact, RunEvent, RunOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 log = logging.getLogger("dicompiler")
+
+LINK_SHARE = 0.05
+"""The default share of the network's bandwidth with which files of a new artifact are copied to boards."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,9 @@ class SwappableSession(Session):
 
     # -- swaps
 
-    def swap(self, directory: str | Path, *, verify: bool = True, pause: bool = False) -> Swap:
+    def swap(
+        self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
+    ) -> Swap:
         """Replace the artifact. The devices of the new one start while the old ones run, while frames go on.
 
         The old devices finish the frames that were read before the switch, and then end. If the new artifact cannot be
@@ -170,6 +175,8 @@ class SwappableSession(Session):
             verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
             pause: Whether to end the old devices before the new ones start, for boards without memory for both. Frames
                 wait meanwhile.
+            link_share: The share of the network's bandwidth, as the new artifact's platform states it, with which files
+                are copied to the boards. Files that a board has already are not copied.
 
         Returns:
             The replacement.
@@ -181,6 +188,8 @@ class SwappableSession(Session):
                 swap with a pause.
         """
         check_type(directory, (str, Path), "swap: directory", "a path")
+        if not 0 < link_share <= 1:
+            raise UsageError(f"swap: link_share must be above 0 and at most 1, not {link_share!r}")
         new, start = Path(directory), time.perf_counter()
         self._check_process()
         if not self._swap_lock.acquire(blocking=False):
@@ -189,6 +198,7 @@ class SwappableSession(Session):
             old = self._in_force()
             options = self._options_of(new)
             check_replacement(old.directory, new, options)
+            options = self._options_of_replacement(old.directory, new, link_share)
             if pause:
                 version = self._replace_with_pause(old, new, options, verify)
             else:
@@ -233,6 +243,14 @@ class SwappableSession(Session):
         if self._options.hosts is None or directory.resolve() == self._first_directory:
             return self._options
         return replace(self._options, hosts=hosts_of_artifact(self._options.hosts, directory.resolve().name))
+
+    def _options_of_replacement(self, old: Path, new: Path, link_share: float) -> RunOptions:
+        """Return the options for an artifact whose files are copied to boards while another artifact runs there."""
+        options, hosts = self._options_of(new), self._options_of(old).hosts
+        if hosts is None:
+            return options
+        bytes_per_s = link_share * Platform.load(new / PLATFORM_FILE).network.bandwidth / 8
+        return replace(options, replaced=ReplacedArtifact(old, hosts, bytes_per_s))
 
     def _open(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
         """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""

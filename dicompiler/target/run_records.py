@@ -237,6 +237,24 @@ def default_in_flight(devices: int) -> int:
 
 
 @dataclass(frozen=True)
+class ReplacedArtifact:
+    """A running artifact that another artifact will replace.
+
+    Files that both artifacts have are linked on the hosts instead of sent.
+
+    Attributes:
+        directory: The artifact.
+        hosts: The hosts, with the directories of the artifact's files.
+        copy_bytes_per_s: Largest number of bytes that are sent to all hosts in a second, so that the frames of the
+            running artifact are not delayed.
+    """
+
+    directory: Path
+    hosts: Hosts
+    copy_bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """Options of a run.
 
@@ -260,6 +278,7 @@ class RunOptions:
         emulation: The emulated boards that the devices run on; None without emulation.
         start_without: Devices that are regarded as down at the start. They are not started, but may join later.
         on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
+        replaced: The artifact on the same hosts that this one will replace, for `Target.install`.
     """
 
     in_flight: int = 1
@@ -276,6 +295,7 @@ class RunOptions:
     emulation: Emulation | None = field(default=None, repr=False)
     start_without: tuple[str, ...] = ()
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
+    replaced: ReplacedArtifact | None = field(default=None, repr=False)
 
     def with_timeout(self, seconds: float | None) -> RunOptions:
         """Return a copy of the options with another timeout.

@@ -302,6 +302,15 @@ def test_rejects_artifacts_with_states(three: Path, tmp_path: Path) -> None:
             session.swap(three)
 
 
+@pytest.mark.parametrize("share", [0, 1.5])
+def test_rejects_impossible_share_of_link(three: Path, five: Path, share: float) -> None:
+    with (
+        dicompiler.connect_swappable(three) as session,
+        pytest.raises(UsageError, match=f"link_share must be above 0 and at most 1, not {share}"),
+    ):
+        session.swap(five, link_share=share)
+
+
 def test_closed_session_refuses_calls(three: Path, five: Path) -> None:
     session = dicompiler.connect_swappable(three)
     outputs = session.stream(frames())

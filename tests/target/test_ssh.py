@@ -73,6 +73,24 @@ def test_copy_holds_the_files_and_nothing_else(home: Path, files: dict[str, Path
     assert [path.name for path in target.parent.iterdir()] == ["net"]
 
 
+def test_files_that_the_host_has_are_linked_and_not_sent(home: Path, files: dict[str, Path]) -> None:
+    calls().copy_files(PLACE, "old net", files, "one")
+    kept = {"weights.bin": "old net/weights.bin", "gone": "old net/gone"}
+    rest = sum(path.stat().st_size for name, path in files.items() if name != "weights.bin")
+    assert calls().copy_files(PLACE, "new", files, "two", other_copies=kept) == rest
+    assert content(home / "new") == content(home / "old net") | {STAMP_FILE: b"two"}
+    inodes = [(home / name / "weights.bin").stat().st_ino for name in ("old net", "new")]
+    assert inodes[0] == inodes[1]
+
+
+def test_rate_of_copy_is_limited(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(100_000))
+    start = time.monotonic()
+    calls().copy_files(PLACE, "net", {"big": tmp_path / "big"}, "one", bytes_per_s=200_000)
+    assert time.monotonic() - start >= 0.5
+    assert (home / "net" / "big").read_bytes() == bytes(100_000)
+
+
 def test_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, Path], tmp_path: Path) -> None:
     calls().copy_files(PLACE, "net", files, "one")
     before = content(home)

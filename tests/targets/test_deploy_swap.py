@@ -44,9 +44,11 @@ def test_new_files_are_copied_next_to_running_ones(
         for number, found in enumerate(session.stream(frames(60)), 1):
             outputs.append(found)
             if number == 20:
+                (boards.boards["pi01"].home / "nets" / "mine" / "pi01" / "runtime" / "daemon.py").write_text("damaged")
                 there = session.swap(five)
                 places = [{path.name for path in (board.home / "nets").iterdir()} for board in boards.boards.values()]
                 assert places == [{"mine", "mine.five"}] * 2
+                check_links(boards, five)
             if number == 40:
                 back = session.swap_back()
         assert artifact_changes(outputs) == [(0, 3), (there.first_frame, 5), (back.first_frame, 3)]
@@ -63,6 +65,19 @@ def test_new_files_are_copied_next_to_running_ones(
             session.swap(five)
         boards.known([board.address for board in boards.boards.values()])
         assert artifact_changes(session.stream(frames(8))) == [(0, 3)]
+
+
+def check_links(boards: Cluster, new: Path) -> None:
+    """Check that equal files of both artifacts are linked, except for a damaged one."""
+    linked = {}
+    for name, board in boards.boards.items():
+        for path in (board.home / "nets" / "mine.five" / name).rglob("*"):
+            if path.is_file() and path.name != ".dicompiler":
+                key = f"{name}/{path.relative_to(board.home / 'nets' / 'mine.five' / name)}"
+                linked[key] = path.stat().st_nlink == 2
+                assert path.read_bytes() == (new / key).read_bytes()
+    assert linked["pi01/runtime/channel.py"] and linked["pi02/runtime/daemon.py"]
+    assert not linked["pi01/runtime/daemon.py"] and not linked["pi01/manifest.json"]
 
 
 def test_session_swaps_to_resident_devices(boards: Cluster, artifacts: tuple[Path, Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from dicompiler.base.captured_output import KEPT_BYTES, CapturedOutput
 from dicompiler.base.errors import DicompilerError, RunError, one_line
@@ -41,6 +41,8 @@ LINE_PREFIX = "dicompiler: "
 """The prefix of lines that our scripts print. Lines without it come from the login shell of the other host."""
 _MAX_FILE_NAME_CHARS = 50_000
 """Total length of file names that a command line can contain on all systems."""
+_RATE_STEP_BYTES = 16 << 10
+"""Number of bytes that are sent at once if the rate is limited."""
 SSH_OPTIONS = {
     "BatchMode": "yes",  # Never ask for a password.
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
@@ -100,7 +102,8 @@ SHELL_REMEDIES = (
 
 # The archive is unpacked into a new directory next to the target directory. The new directory replaces the target only
 # if the archive is complete, that is, if the new directory contains the stamp file, which is the archive's last file.
-# Arguments: the target directory, the name of the stamp file, and the names of files of the target that are kept.
+# Arguments: the target directory, the name of the stamp file, and for each file that is on the host already, its path
+# and its name in the target directory.
 UNPACK_SCRIPT = """
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;
@@ -108,10 +111,9 @@ if [ -e "$target" ] && ! [ -f "$target/$stamp" ] && [ -n "$(ls -A "$target")" ];
   echo "$target holds something else: give another directory, or remove it" >&2; exit 1; fi;
 trap 'rm -rf "$new"' EXIT; trap 'exit 1' HUP INT TERM PIPE;
 rm -rf "$new" "$old"; mkdir -p "$new";
-for name in "$@"; do if [ -e "$target/$name" ]; then
-  mkdir -p "$(dirname "$new/$name")";
-  ln "$target/$name" "$new/$name" 2>/dev/null || cp -pPR "$target/$name" "$new/$name";
-fi; done;
+while [ $# -gt 1 ]; do if [ -e "$1" ]; then
+  mkdir -p "$(dirname "$new/$2")"; ln "$1" "$new/$2" 2>/dev/null || cp -pPR "$1" "$new/$2";
+fi; shift 2; done;
 tar -xomf - -C "$new";
 if ! [ -f "$new/$stamp" ]; then echo "the copy was cut short" >&2; exit 1; fi;
 if [ -e "$target" ]; then mv "$target" "$old"; fi;
@@ -382,6 +384,8 @@ class RemoteCommands:
         files: Mapping[str, Path],
         stamp: str,
         kept_names: Collection[str] = (),
+        other_copies: Mapping[str, str] | None = None,
+        bytes_per_s: float = 0.0,
     ) -> int:
         """Replace the content of a directory on a device's host by local files. Return the number of bytes sent.
 
@@ -394,13 +398,21 @@ class RemoteCommands:
             files: Local files by their path in the directory.
             stamp: Text that identifies the content. It is written into the directory's STAMP_FILE.
             kept_names: Paths of files and directories in the directory that are kept, and are not sent again.
+            other_copies: Paths of equal files elsewhere on the host, by path in the directory. They are not sent, but
+                linked.
+            bytes_per_s: Largest number of bytes that are sent in a second; 0 means no limit.
         """
-        kept = sorted(kept_names)
-        if sum(map(len, kept)) > _MAX_FILE_NAME_CHARS:
-            kept = []
-        sent = {name: path for name, path in files.items() if name not in kept}
-        words = [quote_path(target), STAMP_FILE, *map(shlex.quote, kept)]
-        result = self.run(location, UNPACK_SCRIPT, words, lambda stream: _write_archive(stream, sent, stamp))
+        present = {name: f"{target}/{name}" for name in sorted(kept_names)} | dict(other_copies or {})
+        if sum(len(name) + len(path) for name, path in present.items()) > _MAX_FILE_NAME_CHARS:
+            present = {}
+        sent = {name: path for name, path in files.items() if name not in present}
+        words = [quote_path(target), STAMP_FILE]
+        words += [word for name, path in present.items() for word in (quote_path(path), shlex.quote(name))]
+
+        def send(stream: IO[bytes]) -> None:
+            _write_archive(_RateLimitedStream(stream, bytes_per_s) if bytes_per_s else stream, sent, stamp)
+
+        result = self.run(location, UNPACK_SCRIPT, words, send)
         if result.exit_code:
             raise RunError(f"{location.title}: files cannot be copied to {target}: {_find_copy_cause(result)}")
         return sum(path.stat().st_size for path in sent.values())
@@ -422,7 +434,26 @@ class RemoteCommands:
         return result.prefixed_lines[-1] == "yes"
 
 
-def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:
+class _RateLimitedStream(io.RawIOBase):
+    """A stream for writing that passes at most a number of bytes per second on to another stream."""
+
+    def __init__(self, stream: IO[bytes], bytes_per_s: float) -> None:
+        self._stream, self._bytes_per_s = stream, bytes_per_s
+        self._start_s, self._passed = time.monotonic(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        for start in range(0, len(view), _RATE_STEP_BYTES):
+            self._passed += self._stream.write(view[start : start + _RATE_STEP_BYTES])
+            self._stream.flush()
+            time.sleep(max(0.0, self._start_s + self._passed / self._bytes_per_s - time.monotonic()))
+        return len(view)
+
+
+def _write_archive(stream: IO[bytes] | _RateLimitedStream, files: Mapping[str, Path], stamp: str) -> None:
     """Write the files as a tar archive that ends with a STAMP_FILE, which contains the text `stamp`.
 
     The same files and stamp give the same bytes.

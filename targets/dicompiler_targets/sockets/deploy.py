@@ -26,6 +26,7 @@ from dicompiler.plugin_api.artifacts import (
     DEVICES_DIRECTORY,
     DeviceLocation,
     InstalledDevice,
+    ReplacedArtifact,
     check_files,
     file_digest,
     ssh,
@@ -95,17 +96,19 @@ highest = {}
 if "onnxruntime" in versions and NEEDED and not supports(*NEEDED):
     highest["IR version"] = find_highest(NEEDED[0], lambda version: supports(version, 13))
     highest["opset"] = find_highest(NEEDED[1], lambda version: supports(8, version))
-directories = []
-for directory, expected in zip(sys.argv[1:], EXPECTED):
+directories, others = [], sys.argv[1 + len(EXPECTED):]
+for directory, expected, copies in zip(sys.argv[1:], EXPECTED, OTHER_COPIES):
     intact = [name for name in sorted(expected) if is_intact(directory, name, expected[name])]
-    directories.append({"stamp": read(directory, STAMP), "intact": intact})
+    elsewhere = [name for name, (index, other) in sorted(copies.items())
+        if name not in intact and is_intact(others[index], other, expected[name])]
+    directories.append({"stamp": read(directory, STAMP), "intact": intact, "elsewhere": elsewhere})
 # If Python comes with the operating system, pip may not be allowed to install packages (PEP 668).
 managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exists(
     os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
 print(PREFIX + json.dumps({
     "versions": versions, "errors": errors, "highest": highest, "directories": directories, "managed": managed}))
 """
-RUN_PYTHON_SCRIPT = 'cd / && "$1" - "$2" "$3"'
+RUN_PYTHON_SCRIPT = 'cd / && python=$1 && shift && "$python" - "$@"'
 # The device runs in a subshell. The outer shell outlives the device, and its exit code tells which signal ended the
 # device.
 START_SCRIPT = '(cd "$1" && shift && exec "$@"); exit $?'
@@ -120,12 +123,29 @@ class DirectoryCopy:
         files: For each file name, the local file.
         digests: SHA-256 of each file, by name.
         stamp: Text that identifies the whole content. The host keeps the text in the directory.
+        other_copies: For files that another artifact on the host should have too, the directory and the name there.
     """
 
     target: str
     files: Mapping[str, Path]
     digests: Mapping[str, str]
     stamp: str
+    other_copies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a DirectoryCopy that a host has.
+
+    Attributes:
+        stamp: The stamp on the host; '' without one.
+        intact: Names of the intact files in the directory.
+        elsewhere: Names of other files, of which intact copies are in `DirectoryCopy.other_copies`.
+    """
+
+    stamp: str
+    intact: frozenset[str]
+    elsewhere: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -134,11 +154,11 @@ class DeployedState:
 
     Attributes:
         versions: Version of Python and of each needed package.
-        copies: For each DirectoryCopy, the stamp on the host ('' without one), and the names of the intact files.
+        copies: The files of each DirectoryCopy.
     """
 
     versions: Mapping[str, str]
-    copies: Sequence[tuple[str, frozenset[str]]]
+    copies: Sequence[FoundFiles]
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
@@ -150,11 +170,14 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     locations = device_locations(artifact, options)
     for name in locations:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.device_files(name)])
-    copies = {name: _plan_copies(artifact, location, options.keys) for name, location in locations.items()}
+    other_files = {} if options.replaced is None else _files_by_digest(options.replaced)
+    copies = {name: _plan_copies(artifact, at, options.keys, other_files) for name, at in locations.items()}
     # Opening a listening socket checks the coordinator's address and keys before anything is copied.
     RunAcceptor(find_listen_address(options, list(locations.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
-    commands = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
+    bytes_per_s = 0.0 if options.replaced is None else options.replaced.copy_bytes_per_s / len(locations)
+    seconds = options.timeout_s + (_longest_copy_bytes(copies) / bytes_per_s if bytes_per_s else 0.0)
+    commands = ssh.RemoteCommands(time.monotonic() + seconds, options.hosts.file)
     states, failed = dict[str, DeployedState](), dict[str, RunError]()
 
     def probe(name: str) -> None:
@@ -170,11 +193,15 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
 
     def copy(name: str) -> InstalledDevice:
         location, copied_bytes, state = locations[name], 0, states[name]
-        for wanted, (stamp, intact) in zip(copies[name], state.copies, strict=True):
-            if wanted.files and (stamp, intact) != (wanted.stamp, frozenset(wanted.files)):
-                kept = intact if stamp else ()
-                copied_bytes += commands.copy_files(location, wanted.target, wanted.files, wanted.stamp, kept)
-        if copied_bytes:
+        is_changed = False
+        for wanted, found in zip(copies[name], state.copies, strict=True):
+            if wanted.files and (found.stamp, found.intact) != (wanted.stamp, frozenset(wanted.files)):
+                kept, is_changed = found.intact if found.stamp else (), True
+                others = {name: "/".join(wanted.other_copies[name]) for name in found.elsewhere}
+                copied_bytes += commands.copy_files(
+                    location, wanted.target, wanted.files, wanted.stamp, kept, others, bytes_per_s
+                )
+        if is_changed:
             copied = _probe_host(commands, location, copies[name], artifact)
             _check_copied(location, copies[name], copied.copies)
         return InstalledDevice(name, location.ssh_destination, location.directory, copied_bytes, state.versions)
@@ -193,16 +220,51 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
         log.warning("%s; the other devices can run without this device", error)
 
 
-def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
-    """Return the directories that a device needs on its host: one with its files, and one with keys."""
+def _files_by_digest(replaced: ReplacedArtifact) -> dict[tuple[str, int | None, str], tuple[str, str]]:
+    """Return where the files of a running artifact are on the hosts.
+
+    The keys are the ssh destination and port of a host and the SHA-256 of a file, the values a directory on the host
+    and the name of the file in it.
+    """
+    artifact = SocketsArtifact.load(replaced.directory)
+    files = {}
+    for name, location in device_locations(artifact, RunOptions(hosts=replaced.hosts)).items():
+        for file in artifact.device_files(name):
+            digest = file_digest(artifact.directory / name / file)
+            files[location.ssh_destination, location.port, digest] = location.directory, file
+    return files
+
+
+def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
+    """Return the largest number of bytes that a device may have to be sent."""
+    sizes = (
+        [path.stat().st_size for wanted in of_device for path in wanted.files.values()] for of_device in copies.values()
+    )
+    return max(map(sum, sizes), default=0)
+
+
+def _plan_copies(
+    artifact: SocketsArtifact,
+    location: DeviceLocation,
+    keys: Path | None,
+    other_files: Mapping[tuple[str, int | None, str], tuple[str, str]],
+) -> list[DirectoryCopy]:
+    """Return the directories that a device needs on its host: one with its files, and one with keys.
+
+    `other_files` are the files of another artifact, as `_files_by_digest` returns them.
+    """
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
     key_digests = _file_digests(key_files)
     key_stamp = hashlib.sha256("".join(key_digests.values()).encode()).hexdigest()
     key_directory = posixpath.join(posixpath.dirname(location.directory), KEYS_DIRECTORY, location.device)
+    digests, host = _file_digests(files), (location.ssh_destination, location.port)
+    other_copies = {
+        name: other_files[(*host, digest)] for name, digest in digests.items() if (*host, digest) in other_files
+    }
     return [
-        DirectoryCopy(location.directory, files, _file_digests(files), artifact.digest),
+        DirectoryCopy(location.directory, files, digests, artifact.digest, other_copies),
         DirectoryCopy(key_directory, key_files, key_digests, key_stamp),
     ]
 
@@ -211,15 +273,13 @@ def _file_digests(files: Mapping[str, Path]) -> dict[str, str]:
     return {name: file_digest(path) for name, path in files.items()}
 
 
-def _check_copied(
-    location: DeviceLocation, copies: Sequence[DirectoryCopy], found: Sequence[tuple[str, frozenset[str]]]
-) -> None:
+def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> None:
     """Raise RunError if files on a host differ from those that were just copied to it.
 
-    `found` has, for each of `copies`, the stamp and the names of the intact files on the host.
+    `found_files` are the files on the host, for each of `copies`.
     """
-    for directory_copy, (_, intact) in zip(copies, found, strict=True):
-        if damaged := sorted(directory_copy.files.keys() - intact):
+    for directory_copy, found in zip(copies, found_files, strict=True):
+        if damaged := sorted(directory_copy.files.keys() - found.intact):
             raise RunError(
                 f"{location.title}: {directory_copy.target}/{damaged[0]} differs from the copied file: copy it again; "
                 "if that does not help, check the disk and the memory of the host"
@@ -284,9 +344,15 @@ def _probe_host(
     """
     expected = [dict(directory_copy.digests) for directory_copy in copies]
     packages, needed = artifact.required_packages(location.device), artifact.required_onnx(location.device)
-    constants = (ssh.LINE_PREFIX, ssh.STAMP_FILE, expected, tuple(packages), needed)
-    code = f"PREFIX, STAMP, EXPECTED, PACKAGES, NEEDED = {constants!r}\n{PROBE_SCRIPT}".encode()
-    arguments = [quoted_python(location), *(ssh.quote_path(directory_copy.target) for directory_copy in copies)]
+    others = sorted({directory for copy in copies for directory, _ in copy.other_copies.values()})
+    other_copies = [
+        {name: (others.index(directory), other) for name, (directory, other) in copy.other_copies.items()}
+        for copy in copies
+    ]
+    constants = (ssh.LINE_PREFIX, ssh.STAMP_FILE, expected, other_copies, tuple(packages), needed)
+    code = f"PREFIX, STAMP, EXPECTED, OTHER_COPIES, PACKAGES, NEEDED = {constants!r}\n{PROBE_SCRIPT}".encode()
+    directories = [*(directory_copy.target for directory_copy in copies), *others]
+    arguments = [quoted_python(location), *map(ssh.quote_path, directories)]
     result = commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda stream: stream.write(code))
     if not result.prefixed_lines:
         cause = f"Python {location.python!r} cannot be run ({last_error_line(result)})"
@@ -336,7 +402,11 @@ def _parse_probe(
         cause = f"onnxruntime {versions['onnxruntime']} is too old for this model, which needs {' and '.join(limits)}"
         remedy = f"run '{pip} --upgrade onnxruntime' there{hosts_file_hint}, or export the model with an older opset"
         raise RunError(f"{location.title}: {cause}: {remedy}")
-    return DeployedState(versions, [(entry["stamp"], frozenset(entry["intact"])) for entry in answer["directories"]])
+    found = [
+        FoundFiles(entry["stamp"], frozenset(entry["intact"]), frozenset(entry["elsewhere"]))
+        for entry in answer["directories"]
+    ]
+    return DeployedState(versions, found)
 
 
 def start_command(location: DeviceLocation, arguments: Sequence[str], options: RunOptions) -> list[str]:
