@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,6 +206,19 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class FrameTimes:
+    """Measured times of a finished frame.
+
+    Attributes:
+        frame_s: Seconds from sending the frame's inputs to having all its outputs.
+        compute_s: For each device that takes part in the frame, the seconds in which it computed.
+    """
+
+    frame_s: float
+    compute_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Emulation:
     """The emulated boards of a run on this host.
 
@@ -216,12 +229,15 @@ class Emulation:
         namespaces: Name of each device's network namespace.
         min_segments_s: For each device, the seconds that each of its segments must take at least: first the segments of
             the normal plan, then those of each other role (a replica or a failure plan).
+        speeds: For devices whose speed changes, the times of the changes (time.perf_counter), and the speeds from then
+            on as multiples of the original speed.
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
     addresses: Mapping[str, str]
     namespaces: Mapping[str, str]
     min_segments_s: Mapping[str, tuple[float, ...]]
+    speeds: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
 
 IN_FLIGHT_PER_DEVICE = 3
@@ -278,6 +294,8 @@ class RunOptions:
         emulation: The emulated boards that the devices run on; None without emulation.
         start_without: Devices that are regarded as down at the start. They are not started, but may join later.
         on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
+        on_frame: Function that is called with the times of each finished frame, in the thread that uses the session
+            (target `sockets`).
         replaced: The artifact on the same hosts that this one will replace, for `Target.install`.
     """
 
@@ -295,6 +313,7 @@ class RunOptions:
     emulation: Emulation | None = field(default=None, repr=False)
     start_without: tuple[str, ...] = ()
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
+    on_frame: Callable[[FrameTimes], None] | None = field(default=None, repr=False)
     replaced: ReplacedArtifact | None = field(default=None, repr=False)
 
     def with_timeout(self, seconds: float | None) -> RunOptions:

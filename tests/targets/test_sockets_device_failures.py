@@ -45,6 +45,7 @@ from dicompiler_targets.sockets.runtime.handshake import RunCredentials
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
+    COMPUTE_SECONDS,
     FrameWindow,
     MessageHeader,
     MessageType,
@@ -55,6 +56,8 @@ from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 from dicompiler_targets.sockets.session import COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S, ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 
+NO_SECONDS = COMPUTE_SECONDS.pack(0.0)
+"""The payload of DONE of a device that has not computed."""
 HEARTBEAT_S = 0.3
 MAX_DETECTION_S = 3.75 * HEARTBEAT_S
 EACH_DEVICE = [(name,) for name in DEVICES]
@@ -370,16 +373,18 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "frame", "words"),
+    ("kind", "frame", "payload", "words"),
     [
-        (MessageType.READY, 0, "received READY twice"),
-        (MessageType.ROLES_CHANGED, 0, "received ROLES_CHANGED twice for frame 0"),
-        (MessageType.ROLES_CHANGED, 1, "received ROLES_CHANGED for frame 1, at which no roles change"),
-        (MessageType.DONE, 0, "received DONE twice for frame 0"),
+        (MessageType.READY, 0, b"", "received READY twice"),
+        (MessageType.ROLES_CHANGED, 0, b"", "received ROLES_CHANGED twice for frame 0"),
+        (MessageType.ROLES_CHANGED, 1, b"", "received ROLES_CHANGED for frame 1, at which no roles change"),
+        (MessageType.DONE, 0, NO_SECONDS, "received DONE twice for frame 0"),
+        (MessageType.DONE, 0, b"123", "received DONE of 3 bytes"),
+        (MessageType.DONE, 0, COMPUTE_SECONDS.pack(float("nan")), "field 'compute_s' of its report is nan: .*"),
     ],
 )
-def test_rejects_repeated_device_messages(
-    kind: MessageType, frame: int, words: str, start_messages: StartMessages, single_failures: Survivor
+def test_rejects_repeated_and_wrong_device_messages(
+    kind: MessageType, frame: int, payload: bytes, words: str, start_messages: StartMessages, single_failures: Survivor
 ) -> None:
     player = sorted(single_failures.roles()[0].active_devices)[0]
 
@@ -388,7 +393,7 @@ def test_rejects_repeated_device_messages(
         device.take_part(single_failures.peers(player))
         device.heard(MessageType.BEGIN_FRAME)
         for _ in range(3):
-            device.control.send(kind, frame=frame)
+            device.control.send(kind, payload, frame=frame)
 
     threading.Thread(target=act, daemon=True).start()
     with (
@@ -420,7 +425,7 @@ def test_discards_late_messages_while_caller_is_slow(start_messages: StartMessag
     session._loop.let_helper_run(60.0)
     for _ in range(100):
         device.control.send(MessageType.OUTPUT, bytes(value["bytes"]), index)
-        device.control.send(MessageType.DONE)
+        device.control.send(MessageType.DONE, NO_SECONDS)
         device.control.send(MessageType.ROLES_CHANGED)
     device.control.send(MessageType.ROLES_CHANGED, frame=since)
     heard = session._cluster._messages.events

@@ -24,7 +24,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.command_line import main
-from dicompiler.target.run_records import RunOptions
+from dicompiler.target.run_records import FrameTimes, RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
@@ -298,3 +298,15 @@ def test_rejects_invalid_options(options: RunOptions, words: str, tmp_path: Path
     with pytest.raises(UsageError, match=rf"^run: {words}"):
         dicompiler.connect(emit(partial(), tmp_path), options)
     assert pids(tmp_path) == {}
+
+
+def test_times_of_each_frame_are_reported(tmp_path: Path) -> None:
+    times: list[FrameTimes] = []
+    options = RunOptions(in_flight=3, on_frame=times.append)
+    with dicompiler.connect(emit(halo(), tmp_path), options) as session:
+        list(session.stream([halo()[2]] * 7))
+        session.infer(halo()[2])
+    assert len(times) == 8
+    for report in session.reports:
+        assert sum(found.compute_s[report.device] for found in times) == pytest.approx(report.compute_s)
+    assert all(found.frame_s > max(found.compute_s.values()) > 0 for found in times)

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import RunOptions, RunResult
+from dicompiler.plugin_api import RunOptions, RunResult, UsageError
 from dicompiler.plugin_api.artifacts import Emulation
 from dicompiler_targets.mpi import failover, mpirun
 from dicompiler_targets.mpi.artifact import (
@@ -85,6 +85,8 @@ def _make_emulation_arguments(
 
     Each rank is told the minimum durations of its segments, so that it is as slow as the board.
     """
+    if emulation.speeds:
+        raise UsageError("emulate: boards of target 'mpi' cannot change their speed: compile for target sockets")
     subnet = str(ip_network(f"{next(iter(emulation.addresses.values()))}/16", strict=False))
     arguments = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet]
     arguments += ["--mca", "oob_tcp_if_include", subnet]

@@ -23,12 +23,13 @@ from dicompiler.plugin_api import RunError, UsageError
 from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import RoleIO
 from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.device_reports import read_report
+from dicompiler_targets.sockets.device_reports import read_compute_seconds, read_report
 from dicompiler_targets.sockets.runtime.addresses import bind_socket, is_loopback, join_address, split_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import (
+    COMPUTE_SECONDS,
     FrameWindow,
     MessageHeader,
     MessageType,
@@ -290,7 +291,8 @@ class DeviceMessages:
         if message_type is MessageType.OUTPUT:
             output_filter.check(header)
         elif message_type is MessageType.DONE:
-            check_no_payload(header)
+            if header.length != COMPUTE_SECONDS.size:
+                raise ProtocolError(f"received DONE of {header.length} bytes")
             if not self._is_late(header):
                 self._window.check(frame, "DONE")
                 if process.device not in self._role_ios[self._schedule.role_index(frame)].active_devices:
@@ -328,6 +330,8 @@ class DeviceMessages:
             return
         if header.type is MessageType.REPORT:
             payload = read_report(name, decode_json(payload))
+        elif header.type is MessageType.DONE:
+            payload = read_compute_seconds(payload)
         elif header.type in JSON_MESSAGE_TYPES:
             payload = decode_json(payload)
         self.events.append(DeviceEvent(name, header, payload, time.perf_counter()))

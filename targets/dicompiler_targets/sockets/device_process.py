@@ -128,6 +128,8 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
         if emulation is None:
             return launch_process(directory, manifest, [*arguments, *extra])
         extra += ["--min-seconds", ",".join(map(repr, emulation.min_segments_s[manifest["device"]]))]
+        changes = emulation.speeds.get(manifest["device"], ())
+        extra += ["--speeds", ",".join(f"{at!r}:{speed!r}" for at, speed in changes)] if changes else []
         with emulation.enter_network(manifest["device"]):
             return launch_process(directory, manifest, [*arguments, *extra])
 

@@ -12,7 +12,7 @@ from typing import Any
 from dicompiler.plugin_api import DeviceReport
 from dicompiler.plugin_api.artifacts import DeviceStatus, TimelineEntry
 from dicompiler.plugin_api.utilities import one_line
-from dicompiler_targets.sockets.runtime.protocol import ProtocolError
+from dicompiler_targets.sockets.runtime.protocol import COMPUTE_SECONDS, ProtocolError
 
 MAX_NUMBER = 2**53
 """Upper limit of the numbers in reports, because a float represents all integers below it exactly."""
@@ -37,6 +37,12 @@ def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
         int(_read_number(report, "memory_peak")),
         tuple(_read_timeline_entry(f"timeline[{index}]", entry) for index, entry in enumerate(timeline)),
     )
+
+
+def read_compute_seconds(payload: Any) -> float:
+    """Return the seconds in the DONE message of a device. Raise ProtocolError if they are not a valid number."""
+    (seconds,) = COMPUTE_SECONDS.unpack(payload)
+    return _check_number("compute_s", seconds)
 
 
 def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:

@@ -18,13 +18,13 @@ from typing import Any, Self
 import numpy as np
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session
-from dicompiler.plugin_api.artifacts import RunEvent
+from dicompiler.plugin_api.artifacts import FrameTimes, RunEvent
 from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.device_reports import read_report
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
-from dicompiler_targets.sockets.runtime.executor import StepExecutor
+from dicompiler_targets.sockets.runtime.executor import FrameExecution, StepExecutor
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.segments import one_line
@@ -147,13 +147,17 @@ class InProcessSession(Session):
             payload = to_payload(state_piece(inputs[state["state"]], state), state)
             self._mailbox.put((number, state["name"]), payload)
         self._deadline = time.monotonic() + self.options.timeout_s
+        start, finished = time.perf_counter(), list[FrameExecution]()
         with self._device_errors_as_run_errors():
-            self._executor.begin_frame(number, time.perf_counter(), math.inf)
-            self._executor.advance(lambda _: None)
+            self._executor.begin_frame(number, start, math.inf)
+            self._executor.advance(finished.append)
         self._deadline = math.inf
         if self._executor.frames:
             self._guard.check_end()
             raise timeout_error(f"device {self._device!r}", self.options)
+        if self.options.on_frame is not None:
+            times = FrameTimes(time.perf_counter() - start, {self._device: finished[0].compute_s})
+            self.options.on_frame(times)
         return self.artifact.first_outputs({self._device: self._outputs})
 
     def _store_output(self, value: Mapping[str, Any], _frame: int, payload: Any, _keep: Any) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
-from dicompiler.plugin_api.artifacts import RunEvent
+from dicompiler.plugin_api.artifacts import FrameTimes, RunEvent
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
@@ -57,7 +57,8 @@ class InFlightFrame:
             time.monotonic minus the session's `_caller_s`.
         outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
-        finished_devices: The devices that have reported the end of their work on the frame.
+        compute_s: The devices that have reported the end of their work on the frame, with the seconds in which they
+            computed.
     """
 
     inputs: Mapping[str, Any] | None
@@ -70,7 +71,7 @@ class InFlightFrame:
     deadline: float = 0.0
     outputs: dict[str, dict[int, Any]] = field(default_factory=dict)
     missing_outputs: int = 0
-    finished_devices: set[str] = field(default_factory=set)
+    compute_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def queue_wait_s(self) -> float:
@@ -344,7 +345,7 @@ class ClusterSession(Session):
         if not len(self._window):
             return sorted(self._cluster.awaiting_ack)
         oldest = self._in_flight_frames[self._window.oldest]
-        return [name for name in oldest.active_devices if name not in oldest.finished_devices]
+        return [name for name in oldest.active_devices if name not in oldest.compute_s]
 
     def _current_deadline(self) -> float:
         """Return the deadline of the oldest frame, or else of the change of roles.
@@ -391,7 +392,7 @@ class ClusterSession(Session):
         frame.number = self._window.admit_frame()
         frame.role_io = role_io = self._role_ios[self._cluster.schedule.role_index(frame.number)]
         frame.active_devices = tuple(name for name in self._cluster.up if name in role_io.active_devices)
-        frame.finished_devices, frame.deadline = set(), deadline - self._caller_s
+        frame.compute_s, frame.deadline = {}, deadline - self._caller_s
         frame.outputs = {name: {} for name, values in role_io.outputs.items() if values}
         frame.missing_outputs = sum(map(len, role_io.outputs.values()))
         self._in_flight_frames[frame.number] = frame
@@ -509,12 +510,14 @@ class ClusterSession(Session):
                 self._log_takeover()
                 self._last_finished_at = frame.finished_at
         else:
-            frame.finished_devices.add(event.device)
+            frame.compute_s[event.device] = event.payload
             if event.header.index:  # The microseconds since the device started its first segment of the frame.
                 frame.computing_since = min(frame.computing_since, event.received_at - event.header.index / 1e6)
-        if frame.missing_outputs == 0 and len(frame.finished_devices) == len(frame.active_devices):
+        if frame.missing_outputs == 0 and len(frame.compute_s) == len(frame.active_devices):
             del self._in_flight_frames[frame.number]
             self._window.finish(frame.number)
+            if self.options.on_frame is not None:
+                self.options.on_frame(FrameTimes(frame.finished_at - frame.sent_at, frame.compute_s))
 
     def _log_event(
         self,

@@ -129,6 +129,7 @@ def _end_with_stdin() -> None:
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
     # These imports load onnxruntime, which takes long. They are here, so that `_end_with_stdin` already runs meanwhile.
     from .device import DeviceRun
+    from .executor import EmulatedSpeed
     from .peers import ConnectionSettings
 
     keys = None if options.keys is None else TlsKeys(options.keys)
@@ -140,7 +141,8 @@ def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredent
     settings = ConnectionSettings(time.monotonic() + options.timeout, keys, options.insecure, options.heartbeat)
     min_segment_s = tuple(map(float, filter(None, options.min_seconds.split(","))))
     directory = options.manifest.resolve().parent
-    return DeviceRun(directory, manifest, settings, credentials, listen, min_segment_s)
+    speed = EmulatedSpeed.parse(options.speeds)
+    return DeviceRun(directory, manifest, settings, credentials, listen, min_segment_s, speed)
 
 
 def _parse_options() -> Any:
@@ -155,6 +157,7 @@ def _parse_options() -> Any:
     add("--threads", type=int, default=0, help="threads that compute (default: as in the manifest)")
     add("--cores", help="run only on the processors with these numbers (0,1,…)")
     add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of each segment, to emulate a board")
+    add("--speeds", default="", metavar="S:SPEED,…", help="changes of the emulated board's speed, and their times")
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have started")
     add("--heartbeat", type=float, default=2.0, help="seconds between heartbeats; missing three counts as a failure")
     add("--end-with-stdin", action="store_true", help="read the run's token from standard input, and end when it ends")

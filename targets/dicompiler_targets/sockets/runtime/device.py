@@ -20,12 +20,20 @@ from typing import Any
 from .addresses import bind_socket
 from .channel import MessageChannel
 from .event_loop import EventLoop
-from .executor import DEADLINE_GRACE_S, MAX_TIMELINE_ENTRIES, FrameExecution, StepExecutor
+from .executor import (
+    DEADLINE_GRACE_S,
+    FULL_SPEED,
+    MAX_TIMELINE_ENTRIES,
+    EmulatedSpeed,
+    FrameExecution,
+    StepExecutor,
+)
 from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials
 from .integrity import FileIntegrity
 from .mailbox import DeviceError, Mailbox
 from .peers import MAX_HANDSHAKE_S, ChannelCallbacks, ConnectionSettings, PeerConnections
 from .protocol import (
+    COMPUTE_SECONDS,
     MAX_FRAMES_IN_FLIGHT,
     FrameWindow,
     MessageHeader,
@@ -69,17 +77,20 @@ class DeviceRun:
         credentials: RunCredentials,
         listen: tuple[str, int] | None = None,
         min_segment_s: Sequence[float] = (),
+        emulated_speed: EmulatedSpeed = FULL_SPEED,
         is_resident: bool = False,
     ) -> None:
         """Prepare a run of the device in `directory` without connecting.
 
         Peers connect at the address `listen` (port 0: any port), by default at the address that reaches the
-        coordinator. `min_segment_s` has the minimum seconds of each segment's call, to emulate a slower board. The
-        process of a resident device continues after the coordinator has disconnected.
+        coordinator. `min_segment_s` has the minimum seconds of each segment's call, to emulate a slower board, and
+        `emulated_speed` changes of that board's speed. The process of a resident device continues after the coordinator
+        has disconnected.
         """
         self.name: str = manifest["device"]
         self._directory, self._manifest, self._settings = directory, manifest, settings
-        self._listen, self._min_segment_s, self._is_resident = listen, min_segment_s, is_resident
+        self._listen, self._is_resident = listen, is_resident
+        self._min_segment_s, self._emulated_speed = min_segment_s, emulated_speed
         self._files = FileIntegrity(directory, manifest)
         self._loop, self._mailbox = EventLoop(settings.heartbeat_s), Mailbox()
         self._loop.can_spin &= not min_segment_s
@@ -201,6 +212,7 @@ class DeviceRun:
             self._loop,
             self._post_value,
             self._min_segment_s,
+            self._emulated_speed,
             self._schedule,
             self._is_resident,
             self._report_overdue,
@@ -473,7 +485,8 @@ class DeviceRun:
         self.finished_frames += 1
         self._unacknowledged_change = None
         duration_us = int(1e6 * (time.perf_counter() - frame.started_at)) + 1 if frame.started_at else 0
-        self._get_control().post(MessageType.DONE, index=min(duration_us, 2**32 - 1), frame=frame.number)
+        payload = COMPUTE_SECONDS.pack(frame.compute_s)
+        self._get_control().post(MessageType.DONE, payload, min(duration_us, 2**32 - 1), frame.number)
 
     def _finish_run(self, executor: StepExecutor) -> None:
         """Exchange BYE messages with all peers, then send the report to the coordinator."""

@@ -119,6 +119,7 @@ class FrameExecution:
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
         started_at: Time (time.perf_counter) when the frame's first segment started; 0 before.
+        compute_s: Seconds of the frame's segments so far.
         resets_states: True if the states start with values from the coordinator, False if they start as zeros, None if
             they continue from the previous frame.
     """
@@ -130,6 +131,7 @@ class FrameExecution:
     values: dict[str, Any] = field(default_factory=dict)
     buffer_set: BufferSet | None = None
     started_at: float = 0.0
+    compute_s: float = 0.0
     resets_states: bool | None = None
 
 
@@ -144,6 +146,30 @@ ReportOverdue = Callable[[int, DeviceError], None]
 
 def raise_overdue(_: int, error: DeviceError) -> None:
     raise error
+
+
+@dataclass(frozen=True)
+class EmulatedSpeed:
+    """The speed of an emulated board, which can change during a run.
+
+    Attributes:
+        changes: Times (time.perf_counter) and the speeds from these times on, as multiples of the board's own speed.
+    """
+
+    changes: Sequence[tuple[float, float]] = ()
+
+    @staticmethod
+    def parse(text: str) -> EmulatedSpeed:
+        """Return the speed that the option --speeds describes: `SECONDS:SPEED,…`."""
+        pairs = (change.split(":") for change in text.split(",") if change)
+        return EmulatedSpeed([(float(at), float(speed)) for at, speed in pairs])
+
+    def at(self, time_s: float) -> float:
+        """Return the speed at a time."""
+        return next((speed for at, speed in reversed(self.changes) if at <= time_s), 1.0)
+
+
+FULL_SPEED = EmulatedSpeed()
 
 
 class StepExecutor:
@@ -169,6 +195,7 @@ class StepExecutor:
         loop: EventLoop,
         post: PostValue,
         min_segment_s: Sequence[float] = (),
+        emulated_speed: EmulatedSpeed = FULL_SPEED,
         schedule: RoleSchedule | None = None,
         can_stop: bool = False,
         report_overdue: ReportOverdue = raise_overdue,
@@ -176,17 +203,17 @@ class StepExecutor:
         """Create the executor of a device.
 
         A role is the normal plan, a replica or a failure plan. `sessions` are those of the segments of all roles.
-        `mailbox` has the received tensors. `post` is called with each result that must be sent, and `report_overdue`
-        if a received tensor is late. `min_segment_s` has the minimum seconds of each segment's call, to emulate slower
-        boards. `schedule` maps frames to roles; by default, the manifest's schedule is used. `can_stop` allows calls of
-        `stop_before` also if the schedule tolerates no failures.
+        `mailbox` has the received tensors. `post` is called with each result that must be sent, and `report_overdue` if
+        a received tensor is late. `min_segment_s` has the minimum seconds of each segment's call, to emulate slower
+        boards, and `emulated_speed` changes of their speed. `schedule` maps frames to roles; by default, the manifest's
+        schedule is used. `can_stop` allows calls of `stop_before` also if the schedule tolerates no failures.
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
         self._first_valid = 0  # Frames before this number were stopped.
         self._sessions, self._mailbox, self._loop = sessions, mailbox, loop
         self._post, self._report_overdue = post, report_overdue
-        self._min_segment_s = min_segment_s
+        self._min_segment_s, self._emulated_speed = min_segment_s, emulated_speed
         if min_segment_s:
             # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes them more precise.
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
@@ -367,12 +394,13 @@ class StepExecutor:
         start = time.perf_counter()
         frame.started_at = frame.started_at or start
         if self._min_segment_s:
-            with _emulated_duration(start + self._min_segment_s[number]):
+            with _emulated_duration(start + self._min_segment_s[number] / self._emulated_speed.at(start)):
                 outputs = self._compute_outputs(step, number, frame, buffer_set)
         else:
             outputs = self._compute_outputs(step, number, frame, buffer_set)
         self._last_run_s[number] = seconds = self._record_span("run", number, frame.number, start)
         self.segments_s[number] += seconds
+        frame.compute_s += seconds
         frame.values.update(outputs)
         if frame.role.states_by_tensor:
             self._keep_states(step.entry, frame, buffer_set)

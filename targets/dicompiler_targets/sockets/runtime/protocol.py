@@ -17,9 +17,11 @@ import numpy as np
 
 from .role_schedule import RoleSchedule
 
-MAGIC, PROTOCOL_VERSION = b"DICO", 5
+MAGIC, PROTOCOL_VERSION = b"DICO", 6
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
 """Fields: magic, protocol version, message type, flags (0), index, frame number, length of the payload."""
+COMPUTE_SECONDS = struct.Struct("<d")
+"""The payload of DONE."""
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
 """Length limit for JSON messages of an other end that has not proved its identity yet."""
@@ -43,6 +45,7 @@ class MessageType(IntEnum):
     TENSOR = 6  # D to D: a transfer of a frame.
     OUTPUT = 7  # D to C: an output of a frame.
     DONE = 8  # D to C: a frame is finished. Header.index: microseconds since its first segment began; 0: no segment.
+    # The payload of DONE is COMPUTE_SECONDS: the seconds of the frame's segments.
     FINISH = 9  # C to D: there are no more frames.
     BYE = 10  # D to D: the sender sends no more tensors.
     REPORT = 11  # D to C: measurements of the run (JSON).
