@@ -76,7 +76,8 @@ def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a MultiHeadAttention by batch, heads and rows of the query.
 
-    The node stays whole if its inputs are packed, or if it has a bias or past keys.
+    The node stays whole if its inputs are packed (several of query, key and value in one tensor), or if it has a bias
+    or past keys.
     """
     has_all = operation.has_input(1) and operation.has_input(2)
     is_packed = not has_all or any(len(operation.input_shape(i)) == 5 for i in (0, 1, 2))
@@ -99,7 +100,8 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a GroupQueryAttention by batch and groups of query heads that share a key head.
 
-    The node stays whole if its inputs are packed.
+    The node stays whole if its inputs are packed (query, key and value in one tensor), or if it has inputs with an
+    index above 10.
     """
     is_packed = not (operation.has_input(1) and operation.has_input(2))
     if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):
@@ -157,10 +159,17 @@ def _attention_cost(
 ) -> OpCost:
     """Return the cost of the products Q Kᵀ and P V, of projections, and of one FLOP per score.
 
-    P are the probabilities: the softmax of the scores. `key` is the shape of the keys: (batch, rows, features), (batch,
-    heads, rows, features of a head), or packed (batch, rows, …). `past` is the index of the optional input with the
-    keys of earlier frames. `query_size` is the number of elements of the query, and `projections` the number of
-    multiply-adds of projections.
+    The scores are Q Kᵀ, and P is the softmax of the scores.
+
+    Args:
+        operation: The attention operator.
+        out: Shape of the computed output region.
+        needs: Shapes of the regions that are read of the inputs.
+        key: Shape of the keys: (batch, rows, features), (batch, heads, rows, features of a head), or (batch, rows, …)
+            if several tensors are packed into one.
+        query_size: Number of elements of the query.
+        past: Index of the optional input with the keys of earlier frames.
+        projections: Number of multiply-adds of projections.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)

@@ -15,9 +15,10 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Element types of tables whose rows can be stored on different devices.
+"""Element types of the tables with rows that can be stored on different devices.
 
-Each device looks up all indices, with the result 0 for rows that it does not store, and the results are added.
+Each device looks up all indices. Its result is 0 for a row that it does not store, and the results of all devices are
+added.
 """
 
 
@@ -91,9 +92,9 @@ def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Reshape, Flatten, Squeeze or Unsqueeze: a region is extended until its elements are consecutive.
+    """Split a Reshape, Flatten, Squeeze or Unsqueeze: a region is extended until it is a region of the input too.
 
-    The elements must be consecutive in both shapes, within each group of axes that `match_axes` returns.
+    `reshape_region` extends the region.
     """
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
@@ -177,9 +178,8 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 def table_rows(operation: Operation) -> int | None:
     """Return the number of rows of a Gather's table; None if devices cannot share the rows.
 
-    Each device with some of the rows computes a partial sum, which is 0 for indices of other rows.
-    This is possible if the table is constant, the indices are computed, and onnxruntime can add values of the table's
-    element type.
+    A device with some of the rows computes a partial sum, which is 0 for indices of other rows. This is possible if the
+    table is constant, the indices are computed, and onnxruntime can add values of the table's element type.
     """
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:
@@ -202,9 +202,9 @@ def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a ScatterElements: the axis that its attribute names stays whole, and all other axes can be split.
+    """Split a ScatterElements: the axis in the attribute `axis` stays whole, and all other axes can be split.
 
-    The node stays whole if the indices are shorter than the data along one of these other axes.
+    The node stays whole if the indices and the data differ in length along one of these other axes.
     """
     axis = operation.attribute("axis", 0) % len(region)
     index_shape, data_shape = list(operation.input_shape(1)), list(operation.input_shape(0))

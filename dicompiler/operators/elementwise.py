@@ -85,14 +85,20 @@ STAND_INS = {
     "weighted_sum": "Shrink",
     "Max": "Mean",
 }
-"""Operators by the stand-in that replaces them in the exact check. Operators similar to Relu become Relu."""
+"""Operators by their stand-in: the operator or integer function that replaces them in the exact check.
+
+For example, Elu and other operators similar to Relu are replaced by Relu.
+"""
 CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
     "factor": "Mul",
     "- slope": "PRelu",
     "- min max": "Clip",
 }
-"""Operators by the kinds of integers that replace their constants in the exact check."""
+"""Operators by the kinds of integers that replace their constant inputs in the exact check.
+
+A key has one kind for each input, and the last kind is for all further inputs. An input with `-` keeps its values.
+"""
 
 
 _rule = partial(OperatorRule, is_elementwise=True)

@@ -85,7 +85,7 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMul or Einsum: an operand's axis that is also an axis of the output reads the same interval.
+    """Split a MatMul or Einsum: an operand is read in the region's intervals of the axes that the output has too.
 
     Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
     """
@@ -119,9 +119,9 @@ def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def matmul_nbits_reduction(operation: Operation) -> int | None:
     """Return the length of the reduction axis of a MatMulNBits; None if partial sums are not possible.
 
-    One unit of length is a group of quantization blocks that stay together, because their zero points are in the same
-    byte. Partial sums are not possible if rows are reordered. They are not possible either if scales or zero points are
-    a vector, because the values for a range of blocks are then not a region of this vector.
+    The length is the number of groups of quantization blocks. Blocks with zero points in the same byte form a group,
+    which stays together. Partial sums are not possible if rows are reordered. They are not possible either if scales or
+    zero points are a vector, because the values for a range of blocks are then not a region of this vector.
     """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
@@ -170,8 +170,8 @@ def contraction_length(operation: Operation) -> int | None:
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Return the cost of an Einsum.
 
-    There is one multiply-add for each combination of indices of all letters. An Einsum of one tensor only sums or moves
-    elements.
+    A letter of the equation is an axis. There is one multiply-add for each combination of indices of all letters. An
+    Einsum of one tensor only sums or moves elements.
     """
     terms = equation_of(operation)
     if len(needs) == 1:

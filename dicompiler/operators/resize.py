@@ -71,11 +71,11 @@ class ResizeAxis:
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
     """Return the computed output interval, the input interval and the written output interval of a tile.
 
-    `interval` is the requested output interval. The input interval contains all input elements that it needs, and is
+    `interval` is the requested output interval. The input interval contains all input elements that `interval` reads,
     extended to whole blocks (see the module). A Resize of the input interval outputs the written interval, which
-    contains the requested one. Written elements outside of the requested interval can be wrong, because they may need
-    input elements that the tile does not have. If none is wrong, the computed interval is the written interval,
-    otherwise the requested one.
+    contains `interval`. Written elements outside of `interval` can be wrong, because they may read input elements that
+    the tile does not have. If none is wrong, the computed interval is the written interval; otherwise, it is
+    `interval`.
     """
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.input_interval(interval)
@@ -205,7 +205,7 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GridSample: batch and channels can be split, and a tile of the image reads a tile of the grid."""
+    """Split a GridSample: a region reads the same rows and columns of the grid, and whole images of its channels."""
     needs = (
         (*region[:2], *full_region(operation.input_shape(0)[2:])),
         (region[0], *region[2:], *full_region(operation.input_shape(1)[-1:])),

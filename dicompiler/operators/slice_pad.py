@@ -22,7 +22,7 @@ def _integer_list(operation: Operation, name: str, index: int) -> list[int] | No
 
 
 def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
-    """Return the first index and the step of a Slice for each axis; None if a constant input is not known."""
+    """Return the first index and the step of a Slice for each axis; None if the model computes one of them."""
     shape = operation.input_shape(0)
     starts_and_steps = [(0, 1)] * len(shape)
     starts, axes, steps = (_integer_list(operation, *which) for which in (("starts", 1), ("axes", 3), ("steps", 4)))
@@ -60,10 +60,15 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
     """Return the tile of one padded axis, and the interval of the output that the tile's own Pad node writes.
 
-    The axis has `extent` elements, to which `pad` adds elements (number before the first, number after the last). In
-    the modes reflect and wrap, the Pad node fills its pads with copies of input elements. A tile must then read these
-    elements, and its Pad node also writes them to the output, at their own positions. If such a position is outside of
-    the requested `interval`, the written interval is larger than `interval`.
+    In the modes reflect and wrap, pads are copies of input elements. A tile must then read these elements, and its Pad
+    node also writes them to the output, at their own positions. If such a position is outside of `interval`, the
+    written interval is larger than `interval`.
+
+    Args:
+        extent: Number of input elements of the axis.
+        pad: Numbers of elements that are added before the first and after the last input element.
+        interval: The requested interval of the output.
+        mode: The attribute `mode` of the Pad.
     """
     begin, end = pad
     out = (0, extent + begin + end)
@@ -84,7 +89,7 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Pad: a region reads the input elements in it, and has pads only if it reaches over the input's border.
+    """Split a Pad: a region reads the input elements that lie in it, and pads the rest of it.
 
     Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
     """

@@ -1,7 +1,7 @@
-"""From layers and a plan to a program, in the same way for all kinds of splits.
+"""From layers and a plan to a program, by the same steps for all kinds of splits.
 
     LayerGraph + Plan --plan_validation--> a valid plan
-    Layer + Part      --bounds_inference--> Task: a Piece for each node, and the regions that it needs
+    Layer + Part      --bounds_inference--> Task: the Piece that each node computes, and the regions that the task reads
     tasks             --routing--> Routing: tasks with results that are read, and the tensor regions that they exchange
     Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a position in time
     PlacedGraph       --placed_model--> placed Model

@@ -1,4 +1,4 @@
-"""Encoder and decoder of the wire type `int8-block`, as standard ONNX operators.
+"""Encoder and decoder of the wire type `int8-block` (8-bit integers with a scale per block), as standard ONNX nodes.
 
 The values of a region, in row-major order, form blocks of BLOCK_SIZE values; the last block can be shorter. Each block
 has a scale, by which its values are divided. The scale is the smallest entry of a table for which all quotients fit
@@ -7,8 +7,8 @@ blocks, then the indices.
 
     x (float) ⇒ values (int8), scale indices (int8) ⇒ values · table[index] (float)
 
-The table has four scales per factor of two, for largest magnitudes from 2^-40 to 2^23.9. A 16-bit scale would need one
-more byte per block, and would reduce the mean error by a tenth.
+The table has four scales per factor of two, for blocks with largest magnitudes from 2^-40 to 2^23.9. A 16-bit scale
+instead of the 8-bit index would need one more byte per block, and would reduce the mean error by a tenth.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class BlockQuantizer:
 
 
 class _NodeChain:
-    """Adds nodes at one place, with outputs that are named after one tensor."""
+    """Adds nodes with the same device and position in time, and with outputs named after the tensor `name`."""
 
     def __init__(self, builder: PlacedGraphBuilder, name: str, place: NodePlacement, origin: str) -> None:
         self.builder, self.name, self.place, self.origin = builder, name, place, origin

@@ -1,7 +1,8 @@
 """Placed graph: nodes with a device and a position in time, their tensors, and the tensors that must be sent.
 
 The builder names tensors, and writes slices and sums as each opset requires. It does not use plans and layers.
-`placed_model` writes the graph as ONNX. For plans that are only simulated, it is segmented without being written.
+`placed_model` writes the graph as ONNX. If a plan is only simulated, no ONNX is written: `segmentation` reads the graph
+itself.
 """
 
 from __future__ import annotations
@@ -342,10 +343,10 @@ class PlacedGraphBuilder:
         piece: Piece | None = None,
         captured: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """Add a copy `name` of the model's node `node`.
+        """Add a copy of the model's node `node`, with the name `name`.
 
-        The copy computes `piece`, or the full outputs if `piece` is None. `captured` maps
-        each tensor that subgraphs of the node read, by its name in the model, to its name on this device.
+        The copy computes `piece`, or the full outputs if `piece` is None. `captured` is for nodes with subgraphs: it
+        maps the name in the model of each tensor that a subgraph reads to the tensor's name on this device.
         """
         copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
         if node in self.facts.control_flow_nodes:
@@ -426,7 +427,10 @@ class PlacedGraphBuilder:
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
     def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Return a tensor with a region of `tensor`: `tensor` itself if it is equal, else the output of a new Slice."""
+        """Return the given region of `tensor`: `tensor` itself if it has this region, else the output of a new Slice.
+
+        `name` is the name of the Slice's output. By default, the name is derived from that of `tensor`.
+        """
         if tensor.region == region:
             return tensor
         pairs = enumerate(zip(region, tensor.region, strict=True))
@@ -476,9 +480,11 @@ class PlacedGraphBuilder:
     ) -> PlacedGraph:
         """Return the placed graph.
 
-        `kept` are the names of initializers that only subgraphs read. They are kept although no node has them as an
-        input. `copies` has the names of further outputs of the graph, each with the model output that it copies.
-        `source` are the devices with the inputs, and `pieces` the regions of states that devices keep.
+        Args:
+            kept: Names of initializers that only subgraphs read. They are kept although no node has them as an input.
+            copies: Model output that is copied, by the name of each additional output of the graph.
+            source: Devices that have the model inputs.
+            pieces: Regions of states that devices keep.
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)

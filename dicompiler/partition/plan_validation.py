@@ -50,7 +50,8 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
                 raise DicompilerError("plan: failed: two entries name the same devices: remove one")
             if failed_devices := [name for name in failure.plan.devices if name in failure.failed]:
                 device = failed_devices[0]
-                raise DicompilerError(f"plan: it uses {device!r}, which has failed: give its part to another device")
+                fault = f"the plan uses {device!r}, which is one of the failed devices"
+                raise DicompilerError(f"plan: {fault}: give the parts of {device!r} to other devices")
             check_plan(layers, failure.plan)
 
 
@@ -135,7 +136,7 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
         )
     extent = reduction_length(layers, layer)
     for region in mergers:
-        covered, requirement = 0, f"over {_format_intervals(region)} they must cover 0..{extent}"
+        covered, requirement = 0, f"for the region {_format_intervals(region)}, they must cover 0..{extent}"
         aligned = ((part.reduce, align_region(layers, layer, part.region or whole)) for part in partials)
         for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
             if start != covered:

@@ -43,14 +43,14 @@ DeviceLane = tuple[str, int]
 StateOnDevice = tuple[str, str]
 """Model input that is a state, and device that keeps a region of the state."""
 MIN_PIECES_FOR_ONE_CONCAT = 64
-"""An assembly of more boxes than this is a single concatenation, because nested ones would be too deep."""
+"""An assembly of more boxes than this along one axis is a single Concat, because nested Concats would be too deep."""
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
     """Return the routing of a plan, with the routings of its failure plans.
 
-    `hosts` gives the host of each device; without it, each device has its own host. A DicompilerError reports a plan
-    that does not match the layers, or a region that is read but not computed.
+    `hosts` gives the host of each device; without it, each device has its own host. Raises DicompilerError if the plan
+    does not match the layers, or if a task reads a region that no part computes.
     """
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
@@ -205,9 +205,9 @@ class _Router:
     ) -> Assembly:
         """Assemble region `need` of a tensor from `boxes`, and from boxes that the device has received before.
 
-        `at` is the device and lane of the reader, and `reader` describes it in errors. The best box supplies its
-        overlap with the region. If it does not cover the region, the region is cut along one axis at the ends of the
-        overlap, and each of the two or three pieces is assembled in the same way.
+        `at` is the device and lane of the reader, and `reader` is the text for the reader in errors. The best box (see
+        `_piece_rank`) supplies its overlap with the region. If the overlap is not the whole region, the region is cut
+        along one axis at the ends of the overlap, and this function assembles each of the two or three pieces.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
@@ -224,7 +224,7 @@ class _Router:
         if not overlaps:
             raise DicompilerError(
                 f"plan: no part computes the region {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} "
-                "reads: extend the region of one of its parts"
+                "reads: extend the region of a part that computes this tensor"
             )
         if len(overlaps) > MIN_PIECES_FOR_ONE_CONCAT:
             ranked = [(overlap, *self._piece_rank(at, i, box, overlap)) for i, box, overlap in overlaps]
@@ -290,11 +290,11 @@ class _Router:
 def _cover_along_axis(
     need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
-    """Cover the region `need` by pieces that differ from it along one axis only; None if there is no such axis.
+    """Cover the region `need` by pieces; return None if they differ from it along several axes, or along none.
 
-    A piece has its region within `need`, and the four numbers of `_Router._piece_rank`. The result is the axis and a
-    list of regions that together are `need`, from left to right. Each has the index of the piece that covers it, or
-    None if no piece does.
+    A piece has its region within `need`, and the four numbers of `_Router._piece_rank`. The result is the axis along
+    which all pieces differ from `need`, and a list of regions that together are `need`, from left to right. Each of
+    these regions has the index of the piece that covers it, or None if no piece does.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
     if len(axes) != 1:
@@ -307,10 +307,10 @@ def _cover_along_axis(
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
     """Cover the interval `need` by pieces (interval, distance, order), the best piece first.
 
-    A gap is an interval that is not covered yet. The best piece has the smallest distance. Of several such pieces, it
-    is the one with the largest overlap with a gap, and then the one with the smallest order. It covers this overlap,
-    and the rest of the gap is left for the next best pieces. The function is not recursive, because there can be
-    thousands of pieces.
+    A gap is an interval that is not covered yet. The best piece has the smallest distance. Among pieces with the same
+    distance, it is the one with the largest overlap with a gap, and then the one with the smallest order. The best
+    piece covers its overlap, and the next best pieces cover the rest of the gap. The function is not recursive, because
+    there can be thousands of pieces.
 
     Returns intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or
     None if no piece does.

@@ -97,11 +97,14 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     """Group nodes into segments, as lists of node indices in the order of their first nodes.
 
     Nodes are added to their device's current segment until the segment must end:
-    - after a tensor that another device needs. It goes on if the next node computes such a tensor too, or belongs to
-      another matrix product of the same operand, so that keys and values of an attention leave together;
+    - after a node with a result that another device needs;
     - before a node that needs a tensor that another device computes after the segment's start;
     - at a change of the lane (group of the device's parts).
     Each segment therefore depends only on earlier ones.
+
+    There is one exception. A segment continues after a node with a result that another device needs, if the next node
+    has such a result too, or belongs to another matrix product of the same operand. Keys and values of an attention are
+    therefore sent together.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
     sends = {send.producer for send in graph.sends}
@@ -151,12 +154,15 @@ def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
 
 
 def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: Mapping[int, int]) -> dict[int, str]:
-    """Find the matrix products with results that are sent, and return their nodes and the operand of each.
+    """Find the matrix products with results that are sent; return the name of the product's operand by node index.
 
-    The keys of the result are the indices of the product's node and of the nodes between it and the tensor that is
-    sent. The values are the name of the product's operand. Only products with one computed operand are found: the other
-    operand is a weight. `sends` are the indices of the nodes that compute tensors that are sent. The first node of an
-    encoder stands for all its nodes.
+    The result has an entry for the node of the product, and one for each node between the product and the tensor that
+    is sent. Only products of one computed operand and a weight are found.
+
+    Args:
+        graph: The placed graph.
+        sends: Indices of the nodes that compute tensors that are sent.
+        encoder_starts: Result of `_find_encoder_starts`. Only the first node of an encoder gets an entry.
     """
     found: dict[int, str] = {}
     for producer in sends:
@@ -174,8 +180,8 @@ def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) ->
     """Yield the nodes in order, with nodes that must be in one segment grouped.
 
     A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and the
-    nodes of a layer are adjacent. The nodes of an encoder stay together, so that they count as the computation of a
-    single tensor.
+    nodes of a layer are adjacent. The nodes of an encoder (see `_find_encoder_starts`) form a group too, which counts
+    as one node with a result that is sent.
     """
     unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown and not encoder_starts:

@@ -51,8 +51,8 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
     - rank 3 or more: N, channel, height, width;
     - rank 2, integers (tokens): N and height;
     - rank 2, other types: height and channel, or N and channel if there is only one row.
-    Names are propagated through the layers. If a part of an output axis needs only a part of the layer's weights, this
-    axis is the channel axis.
+    The names of all other axes follow from those of the layer's inputs (see `_propagate_labels`). If a part of an
+    output axis needs only a part of the layer's weights, this axis is the channel axis.
 
     Args:
         layers: The model's layers.

@@ -46,11 +46,12 @@ class WireCasts:
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
     ) -> PlacedTensor:
-        """Return the tensor that is sent for a box (a region) of `tensor`, in the element type in which it is sent.
+        """Return the tensor that is sent for a box (a region) of `tensor`, in its wire type.
 
-        The cast of a whole tensor directly follows the node that computes it, at `producer_placement`. If the box is a
-        slice, its cast follows all slices at `slice_placement`: a slice between two casts would end the segment after
-        the first cast, and the tensors would not be sent together.
+        A Slice and a cast are added if they are needed. If the box is the whole tensor, its cast directly follows the
+        node that computes the tensor, at `producer_placement`. Otherwise, its cast follows all slices at
+        `slice_placement`. A slice between two casts would end the segment after the first cast, and the tensors would
+        not be sent together.
         """
         assert box.region is not None
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)

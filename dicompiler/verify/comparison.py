@@ -203,10 +203,11 @@ def _check_seed(
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
     """Compare the results of one check model with those of its split version.
 
-    The result is a tuple of four: the relaxation (changes that make the numbers exact) that the check model needed,
-    `masks` joined with the weight positions that this check model reads, the failed devices of each role (a replica or
-    failure plan), and the first failure. The first failure is the index of a role and a description of the difference,
-    or None.
+    A role is the plan itself, a replica or a failure plan. The result has four elements:
+    - the relaxation (changes that make the numbers exact) that the check model needed;
+    - `masks`, joined with the weight positions that this check model reads;
+    - the failed devices of each role;
+    - the index of the first role with other results and a description of the difference, or None.
     """
     reference = run_model(check_model.model, check_model.inputs, is_single_use=True)
     roles = split(check_model.model).roles

@@ -42,7 +42,10 @@ _CURRENT: ContextVar[tuple[Deadline, str] | None] = ContextVar("deadline", defau
 
 @contextmanager
 def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
-    """Apply a deadline to all `run_interruptibly` calls within the block; `place` begins the error message."""
+    """Apply a deadline to all `run_interruptibly` calls within the block; `place` begins the error message.
+
+    If `deadline` is None, these calls have no time limit.
+    """
     token = _CURRENT.set(None if deadline is None else (deadline, place))
     try:
         yield

@@ -43,8 +43,8 @@ class SegmentRunner(Protocol):
 class OrtSession:
     """One ONNX model in onnxruntime, on one thread.
 
-    Placeholders are initializers with their data in `weights` instead of the model. onnxruntime receives the data
-    directly, because a protobuf message cannot exceed 2 GB.
+    Large initializers are placeholders in the model, without data. onnxruntime receives their data separately, because
+    a protobuf message cannot exceed 2 GB.
 
     Args:
         proto: The model.
@@ -52,6 +52,7 @@ class OrtSession:
         place: The model's name at the start of error messages.
         optimization: Graph optimization level of onnxruntime.
         is_single_use: True if the model is run once. onnxruntime then makes no second, reordered copy of the weights.
+        log_severity: Lowest severity of the messages that onnxruntime logs, from 0 (verbose) to 4 (fatal).
 
     Raises:
         DicompilerError: onnxruntime refuses the model.
@@ -156,7 +157,7 @@ def _in_c_order(value: Any) -> Any:
 def to_ort(array: NDArray[Any]) -> ort.OrtValue:
     """Return an onnxruntime value that shares the memory of an array.
 
-    If the elements of the type are smaller than a byte, the value is a packed copy instead.
+    If the array's type has elements smaller than a byte (such as int4), the value is a packed copy instead.
     """
     if array.dtype.isbuiltin != 2:  # 2 marks a type that another package has added to NumPy.
         return ort.OrtValue.ortvalue_from_numpy(array)
@@ -182,8 +183,13 @@ def with_initial_states(
 ) -> Mapping[str, Any]:
     """Return the inputs with zeros for missing states.
 
-    States are graph outputs that become graph inputs of the next frame. If a frame is not the first one, and its inputs
-    contain no states, the inputs are returned unchanged, because the states of the previous frame are used.
+    States are graph outputs that become graph inputs of the next frame. The inputs of a later frame without any state
+    are returned unchanged, because such a frame uses the states of the previous frame.
+
+    Args:
+        states: Name, type and shape of all states.
+        inputs: Arrays by input name.
+        is_first_frame: True if there is no previous frame.
     """
     if not is_first_frame and not any(state.name in inputs for state in states):
         return inputs
@@ -319,7 +325,8 @@ class ProgramExecutor:
             The results of the frame.
 
         Raises:
-            DicompilerError: An input does not match, or a transfer or the order of the steps is not as predicted.
+            DicompilerError: An input has another type or shape, or a tensor is read or sent before it is available, or
+                sent with another type or shape than predicted.
         """
         program = self.program
         feed = with_initial_states(program.states, inputs, not self._kept_states)
@@ -359,9 +366,9 @@ class ProgramExecutor:
             transfer = self.program.transfers[index]
             name, received = transfer.value.name, memory[transfer.receiver]
             if name not in memory[transfer.sender]:
-                raise DicompilerError(f"{_describe_transfer(transfer)}: the sender does not have it yet")
+                raise DicompilerError(f"{_describe_transfer(transfer)}: the sender does not have the tensor yet")
             if name in received:
-                raise DicompilerError(f"{_describe_transfer(transfer)}: the receiver has it already")
+                raise DicompilerError(f"{_describe_transfer(transfer)}: the receiver has the tensor already")
             received[name] = _check_sent_array(transfer, memory[transfer.sender][name])
             sent[index] += received[name].nbytes
 

@@ -68,8 +68,9 @@ def _find_reshape_target(
 ) -> tuple[int, ...] | None:
     """Return a valid target shape for a Reshape that reads its shape from the graph input `shape_input`.
 
-    It is the shape of the Reshape's output if that is static. Otherwise, it has as many extents as the graph input has
-    elements. If these are n, the shape keeps the first n - 1 axes of the data and merges all others into one.
+    If the Reshape's output has a static shape, this shape is returned. Otherwise, the target shape has as many axes as
+    `shape_input` has elements. If these are n, the first n - 1 axes are those of the data, and the last one merges all
+    other axes. The result is None if a shape is unknown.
     """
     output, data, target = (tensors.get(name) for name in (node.output[0], node.input[0], shape_input))
     if output is not None and output.shape is not None:
@@ -108,7 +109,8 @@ InputTensors = list[TensorInfo | None]
 def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProto, InputTensors], int | None]:
     """Return a function that returns the extent of one input of a node along an axis.
 
-    `index` is the index of the input. If `axis` is None, the axis is the node's attribute `axis`.
+    `index` is the index of the input. If `axis` is None, the axis is the node's attribute `axis`. The returned function
+    returns None if the extent is unknown.
     """
 
     def count(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
@@ -122,7 +124,7 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 
 
 def _nd_index_limit(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n for which the indices of a ScatterND or GatherND are valid in 0 … n-1.
+    """Return the number n if the indices of a ScatterND or GatherND must be in 0 … n-1; None if n is unknown.
 
     An index is a vector with one number for each axis that it addresses. The same limit is used for all these numbers,
     so it is the smallest extent of these axes.
@@ -142,7 +144,7 @@ def _mask_values(_node: onnx.NodeProto, _inputs: InputTensors) -> int:
 
 
 def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n for which positions of com.microsoft's RotaryEmbedding are valid in 0 … n-1.
+    """Return the number n if the positions of com.microsoft's RotaryEmbedding must be in 0 … n-1.
 
     If the positions are a vector, it contains only the position of the first row of each sequence. The positions of
     all later rows, which are larger, must be valid too, so the largest values of the first position are not valid.
@@ -156,7 +158,8 @@ def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | N
 def _cache_rows(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
     """Return the number of rows of the cache that GroupQueryAttention writes.
 
-    It is the number of rows of the cache that the node reads, or the node's total length if that is larger.
+    It is the larger of two numbers: the rows of the cache that the node reads, and the node's constant input
+    `total_sequence_length`. The result is None if both are unknown.
     """
     past_rows, total = input_extent(3, 2)(node, inputs), inputs[6] if len(inputs) > 6 else None
     totals = [] if total is None or total.value is None else [int(total.value.flat[0])]

@@ -1,4 +1,6 @@
-"""Check of input values that index rows of a table, such as tokens of an embedding. Clients run it before they send.
+"""Check of input values that index rows of a table, such as tokens of an embedding.
+
+Clients run the check before they send a frame.
 
 `find_lookup_tables` returns the tables that each input indexes, with the offset that is added to the input's values,
 and the region of the input that is used. It follows the values through operators that move or cast them, or that add a
@@ -27,7 +29,7 @@ TableRows = tuple[str, int]
 ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
 """Operators with as many rows in the output as in the input."""
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
-"""Operators that only move values. A Concat moves those of all inputs, all others move those of the first input."""
+"""Operators that only move values. A Concat moves the values of all inputs, the others those of the first input."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
 """Integer types in which the addition of a constant does not wrap around."""
 
@@ -63,7 +65,8 @@ def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
 def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the tables that each input indexes, as arguments of `check_index_range`, by input name.
 
-    Among tables with equal numbers of rows, only the first is returned. Inputs that index no table are omitted.
+    `names` are the graph inputs to examine. Inputs that index no table are omitted. If an input indexes several tables
+    with the same valid values, only the first table is returned.
     """
     tensors, readers = model.tensors(), find_readers(model)
     makers = {name: node for node in model.proto.graph.node for name in node.output}
@@ -209,8 +212,8 @@ def _rotary_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> Tab
 def _cache_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
     """Return name and number of rows of the cache that GroupQueryAttention writes.
 
-    This cache may have more rows than the cache that the node reads. If both have equally many rows, the name is that
-    of the cache that it reads.
+    The node also reads a cache, which may have fewer rows. If it has as many rows, its name is returned instead. The
+    result is None if the shape of the written cache is unknown.
     """
     cache = tensors.get(node.output[1]) if len(node.output) > 1 else None
     past_rows = _rows_of_input(3, 2)(node, tensors)

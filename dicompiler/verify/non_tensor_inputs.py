@@ -21,7 +21,7 @@ _EXTRA_STRINGS = ("", "alpha", "beta gamma", "ünïcødé")
 
 
 def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = False) -> dict[str, Any]:
-    """Draw a value for each input of variable size, by input name.
+    """Draw values for the inputs that are strings, sequences, maps or optional values, by input name.
 
     Strings are drawn from those that occur in the network and from _EXTRA_STRINGS. With `integers_only`, the numbers in
     sequences, maps and optional values are integers.
@@ -105,7 +105,7 @@ def _to_ort_value(value_type: onnx.TypeProto, value: Any, place: str) -> Any:
         return None if value is None else _to_ort_value(value_type.optional_type.elem_type, value, place)
     if form == "sequence_type":
         if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-            raise DicompilerError(f"{place} is a sequence: give a list")
+            raise DicompilerError(f"{place} is a sequence: give a list of its elements")
         element_type = value_type.sequence_type.elem_type
         return [_to_ort_value(element_type, element, f"{place}[{i}]") for i, element in enumerate(value)]
     if form == "map_type":

@@ -28,10 +28,12 @@ def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = Non
     """Return checked inputs for one frame, by input name.
 
     `inputs` are the user's inputs; if they are None, random inputs are drawn with `seed`. Random tokens, positions,
-    classes and masks are within their valid ranges. Missing states are zeros.
+    classes and masks are within their valid ranges. A state (a tensor that one frame passes to the next) is zeros if
+    the user omits it.
 
     Raises:
-        DicompilerError: An input is missing, unknown, of another type or shape, or indexes a row that its table lacks.
+        DicompilerError: An input is missing, unknown or of another type or shape, or it contains an index beyond the
+            end of the table that it indexes.
     """
     values = graph_inputs(model)
     if inputs is not None:
@@ -57,7 +59,9 @@ def first_and_later_inputs(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the inputs of the first frame of a run, and those of all later frames.
 
-    Both are equal unless the model has states: random initial states are used in the first frame only.
+    Both are equal unless the model has states (tensors that one frame passes to the next). The inputs of later frames
+    then have no states. The inputs of the first frame have states only if the user gives `inputs`; otherwise, the run
+    begins with states of zeros.
     """
     first = prepare_inputs(model, inputs)
     if not read_states(model.proto):
@@ -97,17 +101,14 @@ def reference_outputs(
 
 
 _INPUT_ERROR = "onnxruntime cannot run it"
-"""Phrase in the error of each runtime if onnxruntime fails while it computes a frame.
-
-The inputs of the frame may be the cause of the failure.
-"""
+"""Phrase in all errors that say that onnxruntime failed to compute a frame, perhaps because of the frame's inputs."""
 
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Add a hint to an error that random inputs may have caused: the user should give inputs.
+    """Add the hint to give inputs to an error that random inputs may have caused.
 
-    The hint lists the names of the inputs. If the user has given `inputs`, errors are not changed.
+    `inputs` are the user's inputs. If they are not None, no inputs are random, and errors are not changed.
     """
     try:
         yield
@@ -115,5 +116,5 @@ def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None)
         if inputs is not None or _INPUT_ERROR not in str(error) or is_out_of_memory(error):
             raise
         names = ", ".join(value.name for value in graph_inputs(model))
-        hint = f"; its inputs were random: give inputs that it accepts (--inputs X.npz with {names})"
+        hint = f"; the inputs were random: give inputs that the network accepts (--inputs X.npz with {names})"
         raise type(error)(f"{error}{hint}") from error

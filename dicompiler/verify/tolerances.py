@@ -85,9 +85,11 @@ def tolerances_by_coarsest_type(model: Model) -> dict[str, Tolerance]:
 def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
     """Return the tolerances of the outputs of a quantized network, by output name.
 
-    An output that is the result of a DequantizeLinear may differ by MAX_QUANTIZATION_STEPS times its scale. An output
-    that is computed in floats afterwards may differ by MAX_QUANTIZATION_STEPS / 256 of its range. A network with
-    MatMulNBits that quantizes its activations counts as quantized.
+    The allowed difference depends on the output:
+    - result of a DequantizeLinear: MAX_QUANTIZATION_STEPS times the scale of the DequantizeLinear;
+    - any other float output: MAX_QUANTIZATION_STEPS / 256 of its largest magnitude;
+    - 8-bit integers: MAX_QUANTIZATION_STEPS.
+    A network is quantized if it has quantized operators, or a MatMulNBits that quantizes its activations.
 
     Args:
         model: The network.

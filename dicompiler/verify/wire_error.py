@@ -97,8 +97,11 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     The check fails if a finite value becomes infinite in float16, if a tensor sent as int8 contains NaN or infinity, or
     if a tensor sent as int8-block contains NaN.
 
-    `program` was compiled with `WireFormat.with_exact_stand_ins`, so that it sends values before narrowing. `routing`
-    is that of the plan with its wire types `wire`.
+    Args:
+        program: Program that sends values before narrowing: it was compiled with `WireFormat.with_exact_stand_ins`.
+        routing: Routing of the plan with its wire types.
+        wire: The plan's wire types.
+        inputs: Arrays by input name.
     """
     keys = {box.key for role in routing.roles for box in role.received_boxes}
     wire_dtypes = {range_name(key): effective_wire_dtypes(routing.layers).get(key.tensor, "") for key in keys}

@@ -31,8 +31,9 @@ class AnnotationPass(Pass):
 
     A part is the region of a layer that one device computes. The option `layers` accepts names of layers, and names of
     nodes of the model file, which stand for the layers with these nodes. Without a platform, the default devices are
-    d0, d1, and so on. If a subclass cannot be applied without named layers, it sets `missing_layers_hint` to the error
-    message for this case.
+    d0, d1, and so on.
+
+    A subclass that needs the option `layers` sets `missing_layers_hint` to the error message for a missing option.
     """
 
     layers: tuple[str, ...] = field(
@@ -64,7 +65,10 @@ class AnnotationPass(Pass):
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """Return the new parts of each layer whose parts change, by layer name."""
+        """Return the new parts of each layer whose parts change, by layer name.
+
+        Raises DicompilerError if a layer of `selected` cannot be split in this way.
+        """
 
     def part_count(self) -> int:
         """Return the largest number of parts that a layer gets.

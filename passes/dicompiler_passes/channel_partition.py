@@ -20,7 +20,10 @@ from dicompiler.plugin_api.regions import (
 )
 from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPass
 
-MERGE_HELP = "devices that add partial sums: one (the first), scatter (a range of channels each), all (everything)"
+MERGE_HELP = (
+    "devices that add the partial sums: one (the first device), scatter (each device adds a range of output channels), "
+    "all (each device adds everything)"
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class FusePass(AnnotationPass):
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
         if len(selected) < 2:
-            raise self.error("a single layer cannot be fused: name the first and the last: layers=first..last")
+            raise self.error("a single layer cannot be fused: name the first and the last layer: layers=first..last")
         first, between, last = selected[0], selected[1:-1], selected[-1]
         parts_by_layer: dict[str, list[Part]] = {layer.name: [] for layer in selected}
         for part in self.make_parts(self.strip_regions(graph, first, "channel", self.parts), devices):

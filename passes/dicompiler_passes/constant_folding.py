@@ -54,7 +54,7 @@ model have more than MAX_GROWTH bytes, their size is the limit for all folded te
 """
 
 WEIGHTED_OPS = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
-"""Operators that can only be split well if their weights, which are all inputs but the first, are constants."""
+"""Operators that can only be split well if their weights (all inputs except the first) are constants."""
 
 FOLDING_TIMEOUT_S = 60.0
 """Largest number of seconds that onnxruntime may take for folding."""
@@ -328,8 +328,8 @@ def _run_nodes(
         if run_options.terminate:
             names = ", ".join(repr(node.name) for node in nodes[:3]) + (" …" if len(nodes) > 3 else "")
             raise DicompilerError(
-                f"folding: computing the constants of {names} takes over {FOLDING_TIMEOUT_S:g} s: export the model "
-                "with their values"
+                f"folding: computing the constant results of {names} takes over {FOLDING_TIMEOUT_S:g} s: export the "
+                "model with initializers instead of these nodes"
             ) from error
         raise _RejectedError from error
     finally:

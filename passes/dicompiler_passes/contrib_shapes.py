@@ -45,7 +45,10 @@ LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strin
 
 
 def infer_contrib_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """Return the static shapes of tensors of `model` that lack a shape in `tensors`, by tensor name."""
+    """Return the static shapes of tensors of `model` that lack a shape in `tensors`, by tensor name.
+
+    Tensors with a shape that cannot be inferred either are omitted.
+    """
     inferred, asks_ort = dict[str, onnx.ValueInfoProto](), False
     for node in model.graph.node:
         unknown_names = [name for name in node.output if name and (name not in tensors or tensors[name].shape is None)]

@@ -51,7 +51,7 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     """Return the layers of a model in topological order.
 
     Args:
-        model: Model in normal form, with inferred shapes.
+        model: Model that the passes `normalise` and `infer-shapes` have rewritten.
         rules: Operator rules by domain and operator name.
 
     Returns:
@@ -70,7 +70,7 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     for name in inputs:
         if tensors[name].shape is None and is_fixed_size(tensors[name].dtype):
             raise DicompilerError(
-                f"form-layers: input {name!r} has no static shape: fix it by infer-shapes (--shape {name}=1x3x224x224)"
+                f"form-layers: input {name!r} has no static shape: set it by infer-shapes (--shape {name}=1x3x224x224)"
             )
     nodes = tuple(_nodes(model))
     for node in nodes:
@@ -401,9 +401,9 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers in topological order. Layers that do not depend on each other keep their file order.
 
     There is one exception: matrix products that read the same tensor follow each other directly, so that keys and
-    values of attention are sent together. Among these products, those that compute queries come last. A device computes
-    its queries while keys and values are being sent: for its rows, it needs all keys and values, but only the queries
-    of these rows.
+    values of attention are sent together. Among these products, those that compute queries come last. A device that
+    computes some rows of an attention needs all keys and values, but only the queries of its own rows. It can compute
+    these queries while keys and values are being sent.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
@@ -441,8 +441,8 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
     """Return the indices of layers that compute queries of attention.
 
-    Such a layer is a matrix product from which a path leads to the first operand of a MatMul. All layers on the path
-    have a single input, and the second operand of the MatMul is not constant.
+    Such a layer is a matrix product from which a path of layers leads to the first operand of a MatMul. The MatMul
+    multiplies two computed tensors, and each layer on the path has a single input.
     """
     queries: set[int] = set()
     for layer in layers:

@@ -39,14 +39,14 @@ class InferShapes(Pass):
     pool with auto_pad and dilations             ⇒  pool with pads, if ONNX infers another shape than onnxruntime
     node of which only the shape was read        ⇒  (removed)
 
-    The option must be quoted in the text of a pipeline: infer-shapes{shape="x=1x3x224x224"}.
+    In the text of a pipeline, the value of `shape` must be quoted: infer-shapes{shape="x=1x3x224x224"}.
     """
 
     name: ClassVar[str] = "infer-shapes"
 
     shape: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "input=1x3x224x224 for any number of inputs; past*=1x8x128x64 for several alike"},
+        metadata={"help": "shapes of inputs, such as x=1x3x224x224; past*=1x8x128x64 sets all inputs that match"},
     )
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -70,7 +70,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
         name, equals, dims = text.rpartition("=")
         parts = dims.split("x") if dims else []
         if not equals or not name or not all(part.isdecimal() for part in parts):
-            raise UsageError(f"shape {text!r} is not of the form input=1x3x224x224")
+            raise UsageError(f"shape {text!r}: expected the form INPUT=1x3x224x224")
         if name in shapes:
             raise UsageError(f"shape {text!r}: input {name!r} has a shape already: give each input one shape")
         shapes[name] = tuple(int(part) for part in parts)
@@ -149,7 +149,7 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
         )
         if old_or_named != size:
             dimension_name = f" ({old_size!r})" if isinstance(old_size, str) else ""
-            conflict = f"dimension {axis}{dimension_name} is {size} where the model has {old_or_named}"
+            conflict = f"dimension {axis}{dimension_name} is {size}, but {old_or_named} in the model"
             raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_shape_example(tensor, sizes)}")
     tensor.shape = list(shape)
 
@@ -193,8 +193,8 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
     """Return the model without weights, with the value_info that ONNX infers from its inputs.
 
     A tensor for which ONNX finds no static shape, such as the output of an unknown operator, gets its shape from
-    `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX is asked before the hints, because an
-    exporter may have written them for other input sizes.
+    `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX's inference comes before the hints,
+    because an exporter may have written the hints for other input sizes.
     """
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)
@@ -206,8 +206,8 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
         unknown = {name for name in results - used_hints if name not in tensors or tensors[name].shape is None}
         hints_by_name = {value.name: value for value in hints if value.name in unknown}
         missing = {name: value for name, value in hints_by_name.items() if _has_static_shape(value)}
-        # onnxruntime is asked if neither ONNX nor the file has a static shape. ONNX then infers the shapes of the
-        # tensors that follow.
+        # onnxruntime infers the shapes of tensors for which neither ONNX nor the file has a static shape. ONNX then
+        # infers the shapes of the tensors that are computed from these.
         missing = (
             missing
             or {name: value for name, value in infer_contrib_shapes(bare, tensors).items() if name in unknown}

@@ -37,9 +37,10 @@ USUAL_PATTERNS = (
     "c_0=c_n",
     "state=stateN",
 )
-"""Names of states in models of common exporters.
+"""Patterns for the usual names of states: input=output, with the same text for * on both sides.
 
-optimum and onnxruntime (key/value caches), icefall (speech), PyTorch (results of an LSTM), Silero (speech).
+The names are those of optimum and onnxruntime (key/value caches), icefall (speech), PyTorch (results of an LSTM) and
+Silero (speech), in this order.
 """
 
 
@@ -50,8 +51,8 @@ class KeepStates(Pass):
     past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: past.0 of the next frame is present.0 of this frame
     present.0 = Concat(past.0, new) (1, 8, 65, 32)    ⇒  … → Slice → present.0/kept: the last 64 rows are the state
 
-    The second form is accepted only if the model has inputs for an attention mask and for positions. The first frames
-    fill missing rows with zeros, and only a mask tells the model to ignore these rows.
+    The second form is accepted only if the model has inputs for an attention mask and for positions. In the first
+    frames, the state has rows of zeros that no frame has computed yet. Only a mask makes the model ignore these rows.
     """
 
     name: ClassVar[str] = "keep-states"
@@ -164,11 +165,11 @@ def _find_usual_pairs(
     if row_counts:
         (past, present), *_ = row_counts
         log.info(
-            "%d states stay on their devices, such as %s → %s (--state none: keep none)", len(row_counts), present, past
+            "%d states stay on their devices, such as %s → %s (--state none: no states)", len(row_counts), present, past
         )
     if refused:
         log.warning(
-            "state: %d pairs with usual names are not states: %s (--state none: skip)", len(refused), refused[0]
+            "state: %d pairs with usual names are not states: %s (--state none: no states)", len(refused), refused[0]
         )
     return row_counts
 
@@ -194,9 +195,9 @@ def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past:
             if _has_mask_and_positions(model, tensors, total):
                 return extra
             return (
-                f"{pair}: it grows by {extra}, and keeping the last {total - extra} rows needs inputs for a mask over "
-                f"all {total} rows and for positions: export it with attention_mask and position_ids, or with a cache "
-                "of fixed size"
+                f"{pair}: the output is longer by {extra}, and keeping its last {total - extra} rows needs inputs for "
+                f"a mask over all {total} rows and for positions: export the model with attention_mask and "
+                "position_ids, or with a cache of fixed size"
             )
     return f"{pair} differ in shape: a state keeps its shape, or grows by a Concat of its old value and new rows"
 

@@ -44,11 +44,11 @@ def maps_to_tensors(graph: ModelGraph) -> None:
 
 
 _LABEL_ATTRIBUTES = {"TreeEnsembleClassifier": "classlabels_int64s"}
-"""Attribute of integer labels by classifier; all other classifiers use classlabels_ints."""
+"""Name of the attribute with integer labels, by classifier; all other classifiers use classlabels_ints."""
 
 
 def labels_to_indices(graph: ModelGraph) -> None:
-    """Replace string labels that only a graph output uses by the indices of the labels.
+    """Replace the string labels of classifiers by the indices of the labels, if no node reads them.
 
     LinearClassifier(classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1)
     """
@@ -65,7 +65,7 @@ def labels_to_indices(graph: ModelGraph) -> None:
         value.type.tensor_type.elem_type = onnx.TensorProto.INT64
         if name in outputs:
             log.warning(
-                "output %r holds strings, which devices cannot send: you get their indices, 0 to %d, in %s",
+                "output %r holds strings, which devices cannot send: you get the indices, 0 to %d, of these labels: %s",
                 name,
                 len(labels) - 1,
                 ", ".join(map(repr, labels)),

@@ -82,7 +82,10 @@ class Quantise(Pass):
             quantized = self._quantize_products(state.model)
             return replace(state, model=quantized, layers=None, plan=None, routing=None, reference=None)
         if self.activations != "float32":
-            raise UsageError("quantise: activations=int8 needs weights in blocks: add weights=int4 or weights=int8")
+            raise UsageError(
+                "quantise: activations=int8 is only for weights in blocks: add weights=int4 or weights=int8, or omit "
+                "activations"
+            )
         if not self.samples:
             raise UsageError("quantise: no samples: give a file, quantise{samples=samples.npz}")
         model = normalise(state.model)
@@ -97,7 +100,8 @@ class Quantise(Pass):
     def _quantize_products(self, model: Model) -> Model:
         if self.samples or self.inputs != "float32":
             raise UsageError(
-                f"quantise: weights={self.weights} needs no samples and keeps the inputs: omit the other options"
+                f"quantise: weights={self.weights} needs no samples and keeps the inputs: omit the options samples and "
+                "inputs"
             )
         if self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))

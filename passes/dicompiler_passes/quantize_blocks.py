@@ -27,7 +27,7 @@ def quantize_products(model: Model, bits: int, block_size: int, has_int8_activat
         model: A normalised network.
         bits: Bits of a weight: 4 or 8.
         block_size: Number of weights of a column that share a scale.
-        has_int8_activations: Whether the products quantize their activations to 8 bits.
+        has_int8_activations: True if the products are to quantize their activations to 8 bits.
 
     Returns:
         The network.

@@ -124,7 +124,7 @@ def _check_indices(attributes: Attributes, table: TensorInfo | None, index: Tens
     invalid = numbers[(numbers < -rows) | (numbers >= rows)]
     if not invalid.size:
         return ""
-    return f"index {invalid[0]} of {index.name!r}: {table.name!r} has {rows} elements along axis {axis}"
+    return f"{index.name!r} has the index {invalid[0]}, but {table.name!r} has {rows} elements along axis {axis}"
 
 
 def _check_axis(attributes: Attributes, shapes: list[Shape]) -> str:
@@ -135,7 +135,7 @@ def _check_axis(attributes: Attributes, shapes: list[Shape]) -> str:
 def _check_permutation(attributes: Attributes, shapes: list[Shape]) -> str:
     perm = attributes.get("perm")
     is_permutation = perm is None or sorted(perm) == [*range(len(shapes[0]))]
-    return "" if is_permutation else f"perm is {perm} where the tensor has {len(shapes[0])} axes"
+    return "" if is_permutation else f"perm is {perm}, but the tensor has {len(shapes[0])} axes"
 
 
 def _check_element_count(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
@@ -144,7 +144,7 @@ def _check_element_count(attributes: Attributes, shapes: list[Shape]) -> str:  #
     return (
         ""
         if math.prod(input_shape) == math.prod(output_shape)
-        else f"it makes the shape {output_shape} of {input_shape}, another number of elements"
+        else f"its input of shape {input_shape} and its output of shape {output_shape} differ in the number of elements"
     )
 
 
@@ -152,7 +152,7 @@ def _check_filters(attributes: Attributes, shapes: list[Shape]) -> str:
     groups, (data, weight) = attributes.get("group", 1), shapes[:2]
     if len(data) != len(weight) or attributes.get("kernel_shape", weight[2:]) not in (weight[2:], [*weight[2:]]):
         kernel = attributes.get("kernel_shape")
-        return f"its weights have the shape {weight}, its input {data}, and kernel_shape is {kernel}"
+        return f"weights of shape {weight} do not fit an input of shape {data} and kernel_shape {kernel}"
     if weight[0] % groups or data[1] != groups * weight[1]:
         return f"group is {groups}, which does not fit {data[1]} channels and weights of shape {weight}"
     return _check_window(attributes, data[2:], weight[2:])
@@ -168,7 +168,7 @@ def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     padded = [sum(terms) for terms in zip(extents, pads[: len(kernel)], pads[len(kernel) :], strict=True)]
     exceeds = any(size > extent for size, extent in zip(spans, padded, strict=True))
-    return f"its kernel reaches over {spans} where its input with its pads has {padded}" if exceeds else ""
+    return f"its kernel spans {spans} elements, but its padded input has only {padded}" if exceeds else ""
 
 
 def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
@@ -184,7 +184,7 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
         expected_shapes = [(directions, gates * units, data[-1] if data else 0), (directions, gates * units, units)]
         for name, shape, expected in zip("WR", (weights, recurrent), expected_shapes, strict=True):
             if tuple(shape) != expected:
-                return f"its weights {name} have the shape {tuple(shape)} where {expected} fits {units} units"
+                return f"its weights {name} have the shape {tuple(shape)}, but {units} units need {expected}"
         return ""
 
     return check
@@ -198,7 +198,7 @@ def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: AR
         for size, dilation in zip(kernel, attributes.get("dilations") or [1] * len(kernel), strict=False)
     ]
     exceeds = any(pad >= size for pad, size in zip(pads, spans * 2, strict=False))
-    return f"pads is {pads}, as much as the kernel {kernel} or more" if exceeds else ""
+    return f"pads is {pads}, but each number must be below the extent of the kernel {kernel}" if exceeds else ""
 
 
 def _check_heads(attributes: Attributes, shapes: list[Shape]) -> str:
@@ -206,9 +206,9 @@ def _check_heads(attributes: Attributes, shapes: list[Shape]) -> str:
     heads = attributes.get("q_num_heads", attributes.get("num_heads", 0))
     key_heads, output = attributes.get("kv_num_heads", heads), shapes[-1]
     if heads and key_heads and heads % key_heads:
-        return f"{heads} heads of queries cannot share {key_heads} of keys and values"
+        return f"{heads} query heads cannot be divided evenly among {key_heads} heads of keys and values"
     is_uneven = heads and len(output) == 3 and output[-1] % heads
-    return f"it has {heads} heads where its output has {output[-1]} columns" if is_uneven else ""
+    return f"its {heads} heads do not divide the {output[-1]} columns of its output" if is_uneven else ""
 
 
 NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
@@ -220,7 +220,10 @@ NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
     **{op: _check_gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _check_pads),
 }
-"""For each operator: the function that checks a node's attributes against the shapes of inputs and first output."""
+"""Function that checks a node's attributes against the shapes of its inputs and first output, by operator.
+
+It returns a description of the mistake, or '' if there is none.
+"""
 
 INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
 """Operators with a second input that indexes rows of the first along an axis."""

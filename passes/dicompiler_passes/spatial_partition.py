@@ -28,7 +28,7 @@ class PlacePass(LayerAnnotationPass):
 
     def __post_init__(self) -> None:
         if self.device and self.devices:
-            raise ValueError("give either device or devices, not both")
+            raise ValueError("device and devices are both set: omit one of them")
 
     @property
     def named_devices(self) -> tuple[str, ...]:

@@ -159,9 +159,9 @@ def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[
 def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
     """Append the new keys and values of an attention node to its caches; return the extended caches.
 
-    Two Concats are added, which compute outputs 1 and 2 of the node. Input number `first` has the past keys, and the
-    input after it the past values. The result is None if the node has no past, if an input says how many rows of the
-    past are valid, or if the attention scores (output 3) are read.
+    Two Concats are added, which compute outputs 1 and 2 of the node. The input with index `first` has the past keys,
+    and the input after it the past values. The function returns None if the node has no past, if a shape is unknown, if
+    the node has inputs after the past values, or if outputs after output 2 are read.
     """
     node, read = preceding.node, preceding.graph.names_read()
     if any(output.name in read for output in node.outputs[3:]):

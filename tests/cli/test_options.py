@@ -24,7 +24,7 @@ class TestCommandLines:
             ("compile m -o out --platform rpi4x2 --objective fast", "unknown objective 'fast' (known: communication,"),
             ("compile m -o out --platform rpi4x2 --objective latency+latency", "latency appears twice: give it one"),
             ("compile m -o out --platform rpi4x2 --objective latency+0*energy", "weight '0' is not a number above 0"),
-            ("compile m -o out --platform rpi4x2 --shape x", "shape 'x' is not of the form input=1x3x224x224"),
+            ("compile m -o out --platform rpi4x2 --shape x", "shape 'x': expected the form INPUT=1x3x224x224"),
             ("compile m -o out --platform rpi4x2 --shape x=1x99999999999999999999", "is too large for a dimension"),
             ("compile m -o out --platform rpi4x2 --strategy single --plan p", "compile: --strategy and --plan exclude"),
             ("run a --frames 0", "run: invalid value for '--frames': 0 is not in the range"),

@@ -97,7 +97,7 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ((FailurePlan(("b",), GOOD),), "plan: failures[0]: it uses 'b', which has failed"),
+        ((FailurePlan(("b",), GOOD),), "plan: failures[0]: the plan uses 'b', which is one of the failed"),
         (
             (FailurePlan(("a",), GOOD), FailurePlan(("a",), GOOD)),
             "plan: failures[0]: failed: two entries name the same devices",

@@ -169,7 +169,7 @@ def test_fuse_needs_no_exchange_between_layers(model: Model) -> None:
         ("fuse-tiles{}", "name the layers to fuse"),
         ("fuse-tiles{layers=conv1,pool}", "one exit"),
         ("fuse-tiles{layers=conv1 parts=2 rows=2}", "not both"),
-        ("place{layers=conv1 device=a devices=b}", "not both"),
+        ("place{layers=conv1 device=a devices=b}", "device and devices are both set: omit one of them"),
         ("tile-height{layers=conv3..conv1}", "'conv3..conv1' is empty: 'conv1' comes before 'conv3'"),
         ("tile-height{parts=0}", "parts: expected a number of at least 1, got 0"),
         ("tile-height{parts=-1}", "parts: expected a number of at least 1, got -1"),

@@ -83,7 +83,7 @@ def test_named_dimension_has_one_size() -> None:
     )
     assert shapes(inferred(model(text), "x=5x4")) == dict.fromkeys("xzhy", (5, 4))
     with pytest.raises(
-        DicompilerError, match=r"dimension 0 \('N'\) is 6 where the model has 5: give it as --shape z=5x4$"
+        DicompilerError, match=r"dimension 0 \('N'\) is 6, but 5 in the model: give it as --shape z=5x4$"
     ):
         InferShapes(("x=5x4", "z=6x4")).run(PipelineState(model(text)))
 
@@ -211,7 +211,7 @@ def test_infers_every_shape_of_light_models(file: Path) -> None:
         (("image=1x3x8",), DicompilerError, "give it as --shape image=1x3x224x224"),
         (("imag=1x3x8x8",), UsageError, "no input 'imag' (did you mean 'image'?)"),
         (("image=1x3x8",), DicompilerError, "4 dimensions"),
-        (("image=1x4x8x8",), DicompilerError, "dimension 1 is 4 where the model has 3"),
+        (("image=1x4x8x8",), DicompilerError, "dimension 1 is 4, but 3 in the model"),
         (("image",), UsageError, "form"),
         (("image=1x3xHxW",), UsageError, "form"),
         (("image=1,3",), UsageError, "form"),
@@ -253,9 +253,12 @@ def test_rejects_contradictory_shapes() -> None:
     [
         (
             "com.microsoft.MultiHeadAttention <num_heads = 3> (x, x, x)",
-            "it has 3 heads where its output has 16 columns",
+            "its 3 heads do not divide the 16 columns of its output",
         ),
-        ("Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)", "4 heads of queries cannot share 3 of keys and"),
+        (
+            "Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)",
+            "4 query heads cannot be divided evenly among 3 heads of keys and values",
+        ),
     ],
 )
 def test_rejects_unfitting_heads(node: str, words: str) -> None:
@@ -265,19 +268,19 @@ def test_rejects_unfitting_heads(node: str, words: str) -> None:
         InferShapes().run(PipelineState(Model.load(onnx.parser.parse_model(text))))
 
 
-SHORT = "its weights {} have the shape \\({}\\) where \\({}\\) fits 4 units"
+SHORT = "its weights {} have the shape \\({}\\), but 4 units need \\({}\\)"
 
 
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        ("Gather <axis = 2> (x, at)", "index 7 of 'at': 'x' has 5 elements along axis 2"),
-        ("Gather <axis = -1> (x, below)", "index -6 of 'below': 'x' has 5 elements along axis -1"),
-        ("GatherElements <axis = 1> (x, cells)", "index 4 of 'cells': 'x' has 4 elements along axis 1"),
-        ("Conv (x, w)", r"its kernel reaches over \[6\] where its input with its pads has \[5\]"),
+        ("Gather <axis = 2> (x, at)", "'at' has the index 7, but 'x' has 5 elements along axis 2"),
+        ("Gather <axis = -1> (x, below)", "'below' has the index -6, but 'x' has 5 elements along axis -1"),
+        ("GatherElements <axis = 1> (x, cells)", "'cells' has the index 4, but 'x' has 4 elements along axis 1"),
+        ("Conv (x, w)", r"its kernel spans \[6\] elements, but its padded input has only \[5\]"),
         (
             "Conv <pads = [1, 1], dilations = [2], strides = [5]> (x, w)",
-            r"its kernel reaches over \[11\] where .* has \[7\]",
+            r"its kernel spans \[11\] elements, but .* has only \[7\]",
         ),
         ("LSTM <hidden_size = 4> (x, u, r)", SHORT.format("W", "1, 12, 5", "1, 16, 5")),
         ("GRU <hidden_size = 4> (x, u, r)", SHORT.format("R", "1, 16, 4", "1, 12, 4")),

@@ -51,7 +51,7 @@ def decoder(**options: Any) -> onnx.ModelProto:
 def test_usual_names_become_states_unless_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert pairs(cell(), "auto") == (("h", "hn"),)
-    assert "1 states stay on their devices, such as hn → h (--state none: keep none)" in caplog.text
+    assert "1 states stay on their devices, such as hn → h (--state none: no states)" in caplog.text
     assert pairs(cell(), "none") == () and pairs(cell()) is None
     assert pairs(cell(), "other=y") == (("other", "y"),)
     static = pairs(decoder(static=True), "past_key_values.*=present.*")
@@ -71,9 +71,9 @@ def test_keeps_last_rows_of_growing_cache_with_mask() -> None:
     for node in unmasked.graph.node:
         node.input[:] = [name.replace("position_ids", "where") for name in node.input]
     words = (
-        "state: input 'past_key_values.0.key' float (1, 2, 4, 8) and output 'present.0.key' float (1, 2, 5, 8): it "
-        "grows by 1, and keeping the last 4 rows needs inputs for a mask over all 5 rows and for positions: "
-        "export it with attention_mask and position_ids, or with a cache of fixed size"
+        "state: input 'past_key_values.0.key' float (1, 2, 4, 8) and output 'present.0.key' float (1, 2, 5, 8): the "
+        "output is longer by 1, and keeping its last 4 rows needs inputs for a mask over all 5 rows and for positions: "
+        "export the model with attention_mask and position_ids, or with a cache of fixed size"
     )
     with pytest.raises(DicompilerError, match=f"^{re.escape(words)}$"):
         pairs(unmasked, "past_key_values.*=present.*")

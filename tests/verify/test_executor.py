@@ -95,7 +95,7 @@ def test_rejects_transfer_that_differs_from_prediction(changes: Any) -> None:
 
 def test_rejects_transfer_of_missing_tensor() -> None:
     made = halo()
-    with pytest.raises(DicompilerError, match=r"^transfer 1 \('zb' .*the sender does not have it yet$"):
+    with pytest.raises(DicompilerError, match=r"^transfer 1 \('zb' .*the sender does not have the tensor yet$"):
         ProgramExecutor(changed(made, 1, name="zb")).run(made[2])
 
 
@@ -103,7 +103,7 @@ def test_rejects_tensor_that_arrives_twice() -> None:
     program, _, inputs = halo()
     again = dataclasses.replace(program.transfers[3], index=4)
     twice = dataclasses.replace(program, transfers=(*program.transfers[:4], again))
-    with pytest.raises(DicompilerError, match=r"^transfer 4 .*the receiver has it already$"):
+    with pytest.raises(DicompilerError, match=r"^transfer 4 .*the receiver has the tensor already$"):
         ProgramExecutor(twice).run(inputs)
 
 

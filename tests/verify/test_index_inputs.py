@@ -109,7 +109,7 @@ def test_verifies_network_with_token_lookup(tmp_path: Path) -> None:
 def test_error_lists_the_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = network({"ids": "INT64 8"}, "b = Mul(ids nine); y = Gather(kinds b)")
     compiled = dicompiler.compile(model, "rpi4x2", "single", output=tmp_path / "out")
-    advice = "its inputs were random: give inputs that it accepts (--inputs X.npz with ids)"
+    advice = "the inputs were random: give inputs that the network accepts (--inputs X.npz with ids)"
     for command in ("run", "verify"):
         assert main([command, str(tmp_path / "out")]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
@@ -118,7 +118,7 @@ def test_error_lists_the_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFi
     assert all(check.passed and check.applies for check in checks)
     with pytest.raises(DicompilerError) as caught:
         compiled.verify({"ids": np.ones(8, "int64")})
-    assert "its inputs were random" not in str(caught.value)
+    assert "inputs were random" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

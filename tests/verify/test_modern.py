@@ -110,7 +110,7 @@ def test_string_labels_become_indices(tmp_path: Path, caplog: pytest.LogCaptureF
     """Devices cannot send strings: a warning names the output and the label of each index."""
     with caplog.at_level("WARNING", "dicompiler"):
         compiled = dicompiler.compile(MODERN["classification"](), "rpi4x4", output=tmp_path / "out")
-    assert "output 't1' holds strings, which devices cannot send: you get their indices, 0 to 2, in 'a'" in caplog.text
+    assert "output 't1' holds strings, which devices cannot send: you get the indices, 0 to 2, of these" in caplog.text
     assert [check.detail for check in compiled.verify().checks if not (check.passed and check.applies)] == []
 
 

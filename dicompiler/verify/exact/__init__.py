@@ -129,7 +129,8 @@ def build_check_model(
         seed: Seed of filters and inputs, at least 0.
         rules: Operator rules by (domain, operator type), which name the stand-ins. Default: the built-in ones.
         relaxation: Relaxation to start with, for example that of another seed.
-        layers: The layers of `model`. More operators have stand-ins (integer functions) in layers that no plan cuts.
+        layers: The layers of `model`. If they are given, more operators in layers that no plan cuts can be replaced by
+            integer functions (stand-ins).
 
     Raises:
         NotExactError: onnxruntime refuses the check model, or no relaxation is left.
@@ -216,9 +217,9 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Run a check model, and return the peak (bound of the numbers) of one of its tensors.
+    """Run a check model, and return its largest peak (upper bound of the numbers of a tensor).
 
-    It is the tensor that is nearest to the limit up to which integers are exact.
+    It is the peak of the tensor that comes nearest to the limit up to which the tensor's type represents all integers.
     """
     return largest_peak(gather_facts(model), inputs)
 
@@ -254,8 +255,9 @@ def _with_new_constants(
 ) -> Model:
     """Return the check model: the network with `prepare_node` applied to its nodes, and with the constants `arrays`.
 
-    If several nodes read a constant and `arrays` has different values for them, each of them gets its own constant.
-    `replacements` are the values that replace the outputs of excluded nodes, by tensor name.
+    The keys of `arrays` are the (node index, input index) pairs at which the constants are read. If several nodes read
+    one constant and `arrays` has different values for them, each node gets its own constant. `replacements` are the
+    values that replace the outputs of excluded nodes, by tensor name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)

@@ -60,9 +60,9 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def attention_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of the stand-in of an attention operator.
+    """Return the nodes of the stand-in of an attention operator; the module describes what they compute.
 
-    Heads are a separate axis of queries, keys and values, or ranges of their last axis.
+    Heads can be a separate axis of queries, keys and values, or ranges of their last axis.
     """
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
     # `in_blocks` has the inputs in which heads are ranges of the last axis. Keys and values can have an axis of heads

@@ -109,9 +109,10 @@ def _unpack_weight(facts: GraphFacts, node: NodeProto) -> NDArray[Any]:
 
 
 def _subtract_zero_point(facts: GraphFacts, node: NodeProto, index: int, zero_point: int, axis: int) -> NDArray[Any]:
-    """Return the integers at a node's input minus their zero point, if the zero point is constant.
+    """Return the integers of a node's input minus their zero point.
 
-    `index` and `zero_point` are indices of inputs, and zero points vary along `axis`.
+    `index` is the index of the input with the integers, `zero_point` that of their zero point, and zero points vary
+    along `axis`. If the zero point is not constant, the integers are returned unchanged.
     """
     numbers, points = facts.model.array(node.input[index]).astype(np.int64), np.zeros(1, np.int64)
     if len(node.input) > zero_point and node.input[zero_point] in facts.constants:
@@ -157,5 +158,8 @@ class ReadMasks:
 
 
 def measure_coverage(models: Iterable[Model]) -> Coverage:
-    """Return the joint coverage of several check models. A generator of models saves memory."""
+    """Return the joint coverage of several check models.
+
+    If `models` is a generator, only one check model is in memory at a time.
+    """
     return reduce(ReadMasks.including, models, ReadMasks()).coverage

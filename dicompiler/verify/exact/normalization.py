@@ -27,7 +27,7 @@ DEFAULT_AXES = (0, 2, 3)
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of InstanceNormalization. A group is the map of one channel."""
+    """Return the nodes of a stand-in of InstanceNormalization, which normalizes each channel separately."""
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -39,9 +39,9 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of GroupNormalization. A group is the maps of several channels.
+    """Return the nodes of a stand-in of GroupNormalization, which normalizes groups of several channels.
 
-    Scale and shift have one element for each group before opset 21, and one for each channel since.
+    Scale and shift have one element for each group before opset 21, and one for each channel since then.
     """
     nodes = [
         *nonnegative_mod(call),
@@ -71,7 +71,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 def layer_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of LayerNormalization and RMSNormalization.
 
-    A group consists of the elements along all axes from `axis` on.
+    The stand-in normalizes over all axes from the attribute `axis` on.
     """
     nodes = [
         *nonnegative_mod(call),
@@ -88,7 +88,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 def skip_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of a stand-in of SkipLayerNormalization.
 
-    The stand-in normalizes a weighted sum of the inputs. A group consists of the elements along its last axis.
+    The stand-in normalizes a weighted sum of the inputs over the last axis.
     """
     axis = constant_node("last", np.array([-1], np.int64))
     return [
@@ -130,9 +130,9 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of Softmax and LogSoftmax, with groups along the axis.
+    """Return the nodes of a stand-in of Softmax and LogSoftmax.
 
-    Before opset 13, groups are along all axes from that axis on.
+    The stand-in normalizes over the attribute `axis`; before opset 13, over all axes from `axis` on.
     """
     if call.opset >= 13:
         return lp_body(call)
@@ -147,9 +147,9 @@ def softmax_body(call: StandInCall) -> list[NodeProto]:
 def _subtract_group_sum(
     call: StandInCall, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
 ) -> list[NodeProto]:
-    """Return nodes that compute `target` = tensor - (sum over the group modulo 16).
+    """Return nodes that compute `target` = tensor - (sum of `tensor` over some axes, modulo 16).
 
-    The elements of `tensor` are integers from 0 to 15. The arguments give the axes of the group in two forms, because
+    The elements of `tensor` are integers from 0 to 15. The arguments give the axes of the sum in two forms, because
     ReduceSum reads its axes from an input since opset 13 and from an attribute before:
 
     - Since opset 13, the nodes `axes` compute a tensor called `name` with the axes.

@@ -89,9 +89,9 @@ def _window_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _map_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of global pools: the sum of x modulo 16 over the map of each channel.
+    """Return the nodes of a stand-in of global pools: the sum of x modulo 16 over all positions of each channel.
 
-    In 16-bit types, it is the maximum of x, because the sum could be too large to be exact.
+    In 16-bit types, the stand-in is the maximum of x, because the sum could be too large to be exact.
     """
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
