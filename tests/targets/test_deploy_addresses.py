@@ -146,7 +146,7 @@ def test_firewall_between_boards_is_named_within_seconds(boards: Cluster, net: P
         line, seconds = fail_command(boards, "deploy", str(net), *options)
     assert re.match(
         r"device 'pi02' on root@10\.77\.0\.3: device 'pi01' reports: cannot connect to 'pi02' at 10\.77\.0\.3:\d+: no "
-        r"answer within 10 s: a firewall may block it: let it accept this port there \(the key address in the hosts",
+        r"answer within 10 s: a firewall may block the connection: allow this port in the firewall there \(the key",
         line,
     )
     assert seconds < 100
@@ -162,7 +162,7 @@ def test_firewall_of_this_host_is_named_within_seconds(boards: Cluster, net: Pat
         line, seconds = fail_command(boards, "deploy", str(net), *options)
     assert re.match(
         r"device 'pi02' on root@10\.77\.0\.3: its process ended with exit code 1: pi02: cannot reach the coordinator "
-        r"at 10\.77\.0\.99:7000: no answer within 10 s: a firewall may block it: let it accept this port .*--listen HO",
+        r"at 10\.77\.0\.99:7000: no answer within 10 s: a firewall may block the connection: allow this port .*--lis",
         line,
     )
     assert seconds < 100

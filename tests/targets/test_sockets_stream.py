@@ -290,7 +290,7 @@ def test_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (RunOptions(listen="0.0.0.0:0"), r"0\.0\.0\.0 is not a loopback address and there are no keys: .*--insecure"),
         (
             RunOptions(listen="0.0.0.0:0", insecure=True),
-            r"0\.0\.0\.0: devices cannot connect to it: pass an address of this host",
+            r"devices cannot connect to the address 0\.0\.0\.0: pass an address of this host",
         ),
     ],
 )

@@ -56,7 +56,8 @@ class BenchmarkRun:
     def run(self, seconds: float) -> dict[str, Any]:
         """Run frames for at least this many seconds.
 
-        Return the seconds of each frame, and the median seconds of a send call.
+        Return the seconds of each frame (`frames`), and the median seconds for sending a tensor to another device
+        (`send`; None if nothing was sent).
         """
         try:
             self._join()

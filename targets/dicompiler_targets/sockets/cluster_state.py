@@ -43,7 +43,7 @@ log = logging.getLogger("dicompiler")
 POLL_INTERVAL_S, FAILURE_POLL_INTERVAL_S = 0.05, 0.002
 """Seconds between two checks of the processes; the second value applies while processes of failed devices end."""
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
-"""Seconds until a failed device is restarted: at first, and at most. They are doubled after each failed attempt."""
+"""Seconds until a failed device is restarted: at first, and at most. Each failed attempt doubles the delay."""
 
 Acceptor = RunAcceptor | DaemonConnector
 """Accepts the connections of started devices, or makes connections to resident devices."""
@@ -181,8 +181,8 @@ class ClusterState:
     def join(self, deadline: float, check_time: Callable[..., None]) -> None:
         """Start the devices, and wait until all of them are connected to their peers and ready for frames.
 
-        The run must have started by `deadline` (time.monotonic). `check_time` is called with the deadline, the awaited
-        devices and a text for the end of its message. The function raises RunError after the deadline.
+        The run must have started by `deadline` (time.monotonic). `check_time` is called at intervals, with the
+        deadline, the awaited devices and a text for the end of its message. It raises RunError after the deadline.
         """
         self._acceptor.start_accepting(self.processes, self._artifact.digest)
         for manifest in self._artifact.manifests:
@@ -250,7 +250,7 @@ class ClusterState:
         self.poll()
 
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
-        """After `late_at`, handle missing devices like failed ones, if a failure plan covers their failure.
+        """After `late_at`, treat missing devices as failed, if a failure plan covers their failure.
 
         `waiting` has the names of the devices that have not joined. `late_at` is well before the deadline of the run,
         so that the other devices have time to compute the frames.
@@ -300,8 +300,8 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Update the state of the devices according to an event.
 
-        Return True for an `OUTPUT` or `DONE` of a frame, with which the session must update its own state of this
-        frame. Raise RunError if a device has failed and no failure plan covers the failure.
+        Return True if the session must update its own state of a frame, because the event is an `OUTPUT` or `DONE` of
+        this frame. Raise RunError if a device has failed and no failure plan covers the failure.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
@@ -354,7 +354,7 @@ class ClusterState:
         """Return the device that failed last, and the seconds since the first failure was noticed.
 
         Only failures since the previous call count; the result is None if there were none. The session calls this
-        method at the end of a takeover: when a frame is finished, or when no frame is in flight.
+        method when the remaining devices have taken over: when a frame is finished, or when no frame is in flight.
         """
         if not self._failed_at:
             return None
@@ -420,7 +420,7 @@ class ClusterState:
     def _disconnect(self, name: str) -> DeviceProcess:
         """Close a device's connection and discard its messages.
 
-        Return the device's process. A DeviceProcess that was not started takes its place in `processes`.
+        Return the device's process. In `processes`, a new DeviceProcess that is not started replaces it.
         """
         process = self.processes[name]
         with self.loop.lock:

@@ -99,7 +99,7 @@ class ResidentCluster:
     def load_for(cls, artifact: SocketsArtifact) -> ResidentCluster | None:
         """Return the resident devices of an artifact; None if there are none.
 
-        Raise RunError if they run another artifact.
+        Raise RunError if the devices run another artifact.
         """
         cluster = cls.load(artifact.directory)
         if cluster is not None and cluster.digest != artifact.digest:
@@ -235,7 +235,7 @@ class DaemonConnector:
     """Connects a run to resident devices. `daemon_control.make_connector` creates it.
 
     `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections.
-    `restart` starts a device that does not answer, and returns its address.
+    `restart` starts a device that does not answer, and returns its address; without it, such a device counts as failed.
 
     Attributes:
         cluster: The resident devices.

@@ -69,7 +69,7 @@ class ResidentDevices:
         """Start the devices that do not answer, and return their names.
 
         A device that cannot be started is omitted with a warning if a failure plan covers its failure. Otherwise
-        the devices that were started by this call are stopped again.
+        the devices that were started by this call are stopped again, and RunError is raised.
         """
         artifact = SocketsArtifact.load(self.directory)
         cluster = ResidentCluster.load_for(artifact)
@@ -169,7 +169,10 @@ class DaemonHosts:
 
 
 def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
-    """Stop the resident devices, and remove all files of the artifact from the hosts; see `Target.uninstall`."""
+    """Stop the resident devices, and remove all files of the artifact from the hosts.
+
+    Return, for each device, True if it was running or files were removed.
+    """
     ran = ResidentDevices(directory, options).stop()
     locations = device_locations(SocketsArtifact.load(directory), options)
     assert options.hosts is not None

@@ -123,7 +123,8 @@ class DirectoryCopy:
         files: For each file name, the local file.
         digests: SHA-256 of each file, by name.
         stamp: Text that identifies the whole content. The host keeps the text in the directory.
-        other_copies: For files that another artifact on the host should have too, the directory and the name there.
+        other_copies: By name, the files that another artifact on the host should have too: its directory, and the name
+            of the file there.
     """
 
     target: str
@@ -140,7 +141,7 @@ class FoundFiles:
     Attributes:
         stamp: The stamp on the host; '' without one.
         intact: Names of the intact files in the directory.
-        elsewhere: Names of other files, of which intact copies are in `DirectoryCopy.other_copies`.
+        elsewhere: Names of the other files of which an intact copy is at the place in `DirectoryCopy.other_copies`.
     """
 
     stamp: str
@@ -223,8 +224,8 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
 def _files_by_digest(replaced: ReplacedArtifact) -> dict[tuple[str, int | None, str], tuple[str, str]]:
     """Return where the files of a running artifact are on the hosts.
 
-    The keys are the ssh destination and port of a host and the SHA-256 of a file, the values a directory on the host
-    and the name of the file in it.
+    A key of the result consists of the ssh destination and port of a host, and the SHA-256 of a file. The value is the
+    directory on the host, and the name of the file in this directory.
     """
     artifact = SocketsArtifact.load(replaced.directory)
     files = {}
@@ -236,7 +237,7 @@ def _files_by_digest(replaced: ReplacedArtifact) -> dict[tuple[str, int | None, 
 
 
 def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
-    """Return the largest number of bytes that a device may have to be sent."""
+    """Return the total size of a device's files and keys, for the device with the largest total."""
     sizes = (
         [path.stat().st_size for wanted in of_device for path in wanted.files.values()] for of_device in copies.values()
     )
@@ -317,7 +318,8 @@ def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Pat
 def find_listen_address(options: RunOptions, locations: Sequence[DeviceLocation]) -> str:
     """Return the address at which devices connect to this process.
 
-    It is `options.listen`, or this host's address on the route to the first location.
+    It is `options.listen` or, by default, this host's address on the route to the first location, with any free port.
+    If there are no locations either, it is a loopback address.
     """
     if options.listen or not locations:
         return options.listen or ANY_LOOPBACK_PORT
@@ -490,7 +492,7 @@ class RemoteStarter:
 
 @dataclass
 class RemoteProcess(DeviceProcess):
-    """A device's process on another host. `popen` is the ssh process on this host that runs it.
+    """A device's process on another host. `popen` is the ssh process on this host that runs the device there.
 
     Attributes:
         device_location: The host and the settings of the device.

@@ -49,7 +49,7 @@ from dicompiler_targets.sockets.runtime.transport import (
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""Number of records, beyond two for each frame in flight, above which OncePerFrame removes those of finished frames."""
+"""OncePerFrame removes the records of finished frames when it has two for each frame in flight and this many more."""
 MAX_QUEUED_MESSAGES = 64
 """Maximum number of a device's JSON messages in the queue, which is emptied only while the user waits for outputs.
 
@@ -114,7 +114,9 @@ class RunAcceptor:
             bound = self._listener.getsockname()
             check_encryption(bound[0], self._keys, is_insecure)
             if ipaddress.ip_address(bound[0]).is_unspecified:
-                raise ValueError(f"{bound[0]}: devices cannot connect to it: pass an address of this host (--listen)")
+                raise ValueError(
+                    f"devices cannot connect to the address {bound[0]}: pass an address of this host (--listen)"
+                )
         except ValueError as error:
             self._listener.close()
             raise UsageError(f"run: {error}") from None
@@ -320,7 +322,7 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True if a message is about a frame before it was sent again, or about an earlier change of roles."""
+        """Return True for a message about a frame that was dropped, or about a change of roles before the last one."""
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

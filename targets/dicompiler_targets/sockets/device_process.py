@@ -34,9 +34,9 @@ class DeviceProcess:
         popen: The process on this host; for a device on another host, the ssh process that runs the device and ends
             with its exit code. None if somebody else starts the device.
         output: The captured output of the process.
-        channel: The connection to the device, after the handshake.
+        channel: The connection to the device; None until the handshake is finished.
         address: The address at which peers reach the device.
-        report: The report that the device sent at the end of the run.
+        report: The report that the device sends at the end of the run; None until it has arrived.
         queued_messages: Number of JSON messages of the device that are queued as events.
         location: Text that follows the device's name in messages, for example " on pi@10.0.0.2".
         allowed_hosts: Hosts that the device may name as its own, in addition to the one from which it connects.
@@ -77,7 +77,7 @@ class DeviceProcess:
         return None if self.popen is None else self.popen.poll()
 
     def describe_exit(self) -> str | None:
-        """Return a text about the exit code and the last line of output; None while the process runs."""
+        """Return a text about the exit code and the last line of output; None if `exit_code` returns None."""
         code = self.exit_code()
         if code is None:
             return None

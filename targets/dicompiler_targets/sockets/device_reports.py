@@ -81,7 +81,7 @@ def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
         raise ProtocolError(
             f"field {name!r} of its report is {_quote(entry)}: expected [kind, index, frame, start, end]"
         )
-    # The index -1 stands for an input.
+    # A wait for an input of the network, instead of a transfer, has the index -1.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
     frame, start, end = (_check_number(name, value) for value in entry[2:])
     return TimelineEntry(entry[0], index, int(frame), start, end)

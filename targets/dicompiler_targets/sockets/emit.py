@@ -71,8 +71,8 @@ def _write_device_files(
 ) -> Json:
     """Write the segments, the weights and the runtime of a device, and return its manifest with these files.
 
-    `hoisted` has the segments of the device for each role. `networks` has the segments in the format of an engine by
-    their serialized models.
+    `hoisted` has the segments of the device for each role: the normal plan, and each replica and failure plan.
+    `networks` has, by serialized ONNX model, the segments that are converted for the device's engine.
     """
     runtime = directory / "runtime"
     runtime.mkdir(parents=True)
@@ -204,7 +204,7 @@ def _non_tensor_names(segment: Segment) -> Json:
 def _state_document(program: Program, state: DeviceState) -> Json:
     """Return the description of the piece of a state that a device keeps.
 
-    INPUT messages send inputs and states, so the indices of states follow those of the inputs.
+    INPUT messages identify an input or a state by its index, so the indices of states follow those of the inputs.
     """
     index = len(program.inputs) + [whole.name for whole in program.states].index(state.past)
     piece = {"state": state.past, "region": [list(interval) for interval in state.region]}

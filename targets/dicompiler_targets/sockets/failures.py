@@ -113,8 +113,8 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
 class EventLog:
     """The failures, takeovers and returns of a run. Each event is written to the log, and `on_event` is called with it.
 
-    `ClusterSession` creates the log. An event is reported when its final reason is known. The events are reported in
-    order, so later events wait until then, too.
+    `ClusterSession` creates the log. An event is reported when its final reason is known. Later events wait for it,
+    because all events are reported in order.
 
     Attributes:
         events: The reported events.
@@ -130,7 +130,7 @@ class EventLog:
         return bool(self._pending)
 
     def add(self, event: RunEvent, is_final: bool = True) -> None:
-        """Add an event. If its reason is not final, the event is reported after a call of `set_reason`."""
+        """Add an event. If the reason is not final, the event waits for a call of `set_reason` or `flush`."""
         self._pending.append((event, is_final))
         self._emit()
 
@@ -172,8 +172,8 @@ class _FailedProcess:
 class FailedProcesses:
     """The processes of failed devices, until they have ended. The run continues meanwhile.
 
-    `ClusterState` creates the collection. `on_reason` is called once for each failure, when its reason is final:
-    (device, reason).
+    `ClusterState` creates the collection. `on_reason(device, reason)` is called once for each failure, when the reason
+    of the failure is final.
     """
 
     def __init__(self, on_reason: Callable[[str, str], None]) -> None:

@@ -119,7 +119,7 @@ class InProcessSession(Session):
                 self._guard.end("it was closed")
 
     def _watch_deadline(self) -> None:
-        """Stop the executor if a frame misses its deadline, or when the session ends. This runs in a thread."""
+        """Stop the executor if a frame misses its deadline, or when the session ends. A separate thread runs this."""
         while self._guard.reason is None and (seconds := self._deadline - time.monotonic()) > 0:
             self._wake_watchdog.wait(min(seconds, self.options.timeout_s))
             self._wake_watchdog.clear()
@@ -127,7 +127,7 @@ class InProcessSession(Session):
 
     @contextlib.contextmanager
     def _device_errors_as_run_errors(self) -> Iterator[None]:
-        """Turn errors of the runtime into the RunError that an error of a device process would have caused."""
+        """Turn each error in the context into a RunError that names the device."""
         try:
             yield
         except Exception as error:

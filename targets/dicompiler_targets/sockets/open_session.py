@@ -65,9 +65,9 @@ def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDev
 def open_session(directory: Path, options: RunOptions) -> Session:
     """Open a session for `dicompiler.connect`.
 
-    Missing files are first copied to other hosts. If the artifact has a single device and no option needs a separate
-    process, the device runs in this process. Raise DicompilerError if the artifact is invalid, RunError if a device
-    cannot be started, and UsageError if the options are invalid.
+    If the options have a hosts file, files that the hosts lack are first copied there. If the artifact has a single
+    device and no option needs a separate process, the device runs in this process. Raise DicompilerError if the
+    artifact is invalid, RunError if a device cannot be started, and UsageError if the options are invalid.
     """
     artifact = SocketsArtifact.load(directory)
     access = find_cluster(artifact, options)

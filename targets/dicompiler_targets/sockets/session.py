@@ -1,4 +1,4 @@
-"""A session of an artifact with devices in other processes. It sends several frames at a time, until it is closed.
+"""A session of an artifact with devices in other processes. Several frames can be in flight at the same time.
 
 Frames ⇒ outputs, and at the end the reports of the devices. `ClusterSession` owns the frames; its `ClusterState` (the
 next step, in `cluster_state`) owns the devices. Together they are the coordinator of the devices. At the first error
@@ -388,7 +388,7 @@ class ClusterSession(Session):
         self._resets_states = False
 
     def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
-        """Give the frame the next number, the role of this number, and no outputs yet."""
+        """Set the frame's number and the role that frames of this number use. Forget outputs that it had before."""
         frame.number = self._window.admit_frame()
         frame.role_io = role_io = self._role_ios[self._cluster.schedule.role_index(frame.number)]
         frame.active_devices = tuple(name for name in self._cluster.up if name in role_io.active_devices)
@@ -537,9 +537,9 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log a takeover if failures had interrupted the run.
+        """Log a takeover if devices have failed since the last takeover.
 
-        Call it when a frame is finished, or when no frame is in flight.
+        Call this method when a frame is finished, or when no frame is in flight.
         """
         if (takeover := self._cluster.pop_takeover()) is not None:
             device, takeover_s = takeover
@@ -555,7 +555,7 @@ class ClusterSession(Session):
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError with the names of the awaited devices if the deadline has passed."""
+        """Raise RunError with the names of the awaited devices if the deadline has passed by more than GRACE_S."""
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")

@@ -15,18 +15,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dicompiler_targets.sockets.failures import CAUSE_WAIT_S, DeviceFailure
 
 LINK_WAIT_S, LINK_WAIT_HEARTBEATS, MAX_LINK_WAIT_S = 0.15, 1.25, 10.0
-"""The wait for further reports after the first one: seconds, plus heartbeat intervals, and the maximum of the sum.
+"""Time to wait for further reports after the first report about a link.
 
-The ends of a cut link notice it at different times, because their last heartbeats arrived at different times.
+The time is LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals, but at most MAX_LINK_WAIT_S. The two ends of a
+cut link notice the cut at different times, because their last heartbeats arrived at different times.
 """
 MAX_CANDIDATES, MAX_LEFT_OUT = 12, 3
-"""Maximum number of suspected devices of which combinations are tried, and of devices in a combination."""
+"""Only the first MAX_CANDIDATES suspects may be left out, and at most MAX_LEFT_OUT of them at a time."""
 
 
 class Suspicions:
     """The unresolved suspicions of a run.
 
-    `ClusterState` adds suspicions. When they are due, it continues the run without some of the suspected devices.
+    `ClusterState` adds suspicions. When they are due, `ClusterState` continues the run without some of the suspected
+    devices.
     """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
@@ -41,7 +43,7 @@ class Suspicions:
         return bool(self._exits or self._links)
 
     def add(self, failure: DeviceFailure) -> None:
-        """Add a suspicion. Later reports of the same device about the same device are ignored."""
+        """Add a suspicion. Only the first report of a device about a certain other device counts."""
         if failure.device == failure.reporter:
             self._exits.setdefault(failure.device, (failure, time.monotonic() + CAUSE_WAIT_S))
             return
@@ -50,7 +52,7 @@ class Suspicions:
         self._links.setdefault((failure.reporter, failure.device), failure)
 
     def forget(self, name: str) -> None:
-        """Remove all suspicions of a device and about it."""
+        """Remove all suspicions that the device has reported, and all about the device."""
         self._exits.pop(name, None)
         self._links = {pair: failure for pair, failure in self._links.items() if name not in pair}
 
@@ -58,7 +60,8 @@ class Suspicions:
         """Return the suspicions that must be resolved now, in the order of their arrival.
 
         `up` has the names of the devices that are up. The end of a process is due after CAUSE_WAIT_S. Reports about
-        links are due some time after the first one, or as soon as all peers (two or more) of a device have reported it.
+        links are due some time after the first of them, or as soon as all peers (two or more) of a device have reported
+        the device. If ends of processes are due, only these are returned.
         """
         now = time.monotonic()
         if due_exits := [failure for failure, due_at in self._exits.values() if now > due_at]:

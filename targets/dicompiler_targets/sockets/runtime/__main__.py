@@ -45,7 +45,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return _fail(f"{manifest['device']}: {error}")
     try:
-        control = connect(*address, options.timeout, "--listen HOST:PORT fixes it")
+        control = connect(*address, options.timeout, "--listen HOST:PORT sets the port")
     except OSError as error:
         return _fail(f"{device.name}: cannot reach the coordinator at {options.coordinator}: {error}")
     try:
@@ -77,7 +77,7 @@ def _start_detached() -> int:
     with open(reader, encoding="utf-8") as pipe:
         answer = pipe.read()
     if not answer.startswith("{"):
-        return _fail(answer or "it ended before clients could connect: see its log")
+        return _fail(answer or "the device ended before clients could connect: see its log")
     print(f"dicompiler: {answer}", flush=True)
     return 0
 
@@ -149,20 +149,32 @@ def _parse_options() -> Any:
     parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
-    add("--coordinator", metavar="HOST:PORT", help="the coordinator's address; with --resident, selects the network")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="the coordinator's address; with --resident, it only selects the network at which to listen",
+    )
     add("--run", default="", metavar="ID", help="ID of the run to join, as the coordinator printed it")
-    add("--listen", metavar="HOST:PORT", help="address for connections from peers (port 0: any)")
+    add("--listen", metavar="HOST:PORT", help="address at which other devices connect (port 0: any)")
     add("--keys", type=Path, help="this device's directory of keys, made by 'dicompiler keys'")
     add("--insecure", action="store_true", help="allow unencrypted connections to other hosts")
     add("--threads", type=int, default=0, help="threads that compute (default: as in the manifest)")
     add("--cores", help="run only on the processors with these numbers (0,1,…)")
-    add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of each segment, to emulate a board")
+    add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of each segment, to emulate a slower board")
     add("--speeds", default="", metavar="S:SPEED,…", help="changes of the emulated board's speed, and their times")
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have started")
     add("--heartbeat", type=float, default=2.0, help="seconds between heartbeats; missing three counts as a failure")
-    add("--end-with-stdin", action="store_true", help="read the run's token from standard input, and end when it ends")
+    add(
+        "--end-with-stdin",
+        action="store_true",
+        help="read the run's token from standard input, and end when standard input ends",
+    )
     add("--resident", action="store_true", help="keep running, and serve one client after another at --listen")
-    add("--detach", action="store_true", help="with --resident: run in the background; token on standard input")
+    add(
+        "--detach",
+        action="store_true",
+        help="with --resident: read the token from standard input, and run in the background",
+    )
     add("--announce", type=int, help=argparse.SUPPRESS)
     add("--log", type=Path, help="with --resident: append events and all output to this file")
     parser.epilog = f"Without keys, give the run's token in the variable {TOKEN_VARIABLE} or on standard input."

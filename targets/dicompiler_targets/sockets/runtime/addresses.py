@@ -24,8 +24,8 @@ CONNECT_TIMEOUT_S = 10.0
 """Maximum seconds for connecting to another host, including repeated attempts."""
 ATTEMPT_TIMEOUT_S = 2.5
 """Seconds after which a connection attempt is repeated. The kernel alone would wait longer after each lost packet."""
-PORT_HINT = "the key address in the hosts file fixes it"
-"""Text for messages: the option that fixes the port at which a device listens."""
+PORT_HINT = "the key address in the hosts file sets the port"
+"""Text for messages: how users choose the port at which a device listens."""
 UNREACHABLE_ERRORS = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES)
 """Errors which mean that a firewall rejects the connection, or that there is no route to the host."""
 
@@ -92,11 +92,12 @@ def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.so
     """Connect to an address; raise OSError with the cause and the remedy if that is not possible.
 
     If nothing answers, the attempt is repeated until the shorter of `timeout_s` and CONNECT_TIMEOUT_S has passed; then
-    TimeoutError is raised. `port_hint` says which option fixes the port, so that users can open it in a firewall.
+    TimeoutError is raised. `port_hint` is a text for the message: it says which option sets the port, because users can
+    only allow a fixed port in a firewall.
     """
     timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
     end = time.monotonic() + timeout_s
-    remedy = f"a firewall may block it: let it accept this port there ({port_hint})"
+    remedy = f"a firewall may block the connection: allow this port in the firewall there ({port_hint})"
     while (left_s := end - time.monotonic()) > 0:
         try:
             return _try_connect(host, port, min(left_s, ATTEMPT_TIMEOUT_S))
@@ -109,7 +110,7 @@ def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.so
 
 
 def _try_connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect once. A link-local address is tried on each interface of this host, first on the one that it names."""
+    """Connect once. A link-local address is tried on each interface of this host, first on that in its zone."""
     if not is_link_local(host):
         return socket.create_connection((host, port), timeout_s)
     zones = [zone for _, zone in _link_local_interfaces()]

@@ -33,8 +33,8 @@ MAX_MISSED_HEARTBEATS = 3
 MAX_UNACKED_S = 0.5
 """The unacknowledged data of a connection is limited to what the link can carry in this number of seconds.
 
-Data of other connections waits behind it on the same link. With more unacknowledged data, heartbeats would arrive late
-on a slow link, and a healthy device would count as failed.
+Data of other connections waits behind this data on the same link. With more unacknowledged data, heartbeats would
+arrive late on a slow link, and a healthy device would count as failed.
 """
 MIN_UNACKED_BYTES = 2048
 """Number of bytes that may always be unacknowledged: one or two packets."""
@@ -104,7 +104,7 @@ class SendPacing:
 
 
 class _QueuedMessage(NamedTuple):
-    """A message in the send queue; `keep` owns the payload's memory and is kept alive until it is sent."""
+    """A message in the send queue; `keep` owns the payload's memory and stays alive until the message is sent."""
 
     header: MessageHeader
     buffers: tuple[Buffer, Buffer]
@@ -203,7 +203,10 @@ class MessageChannel:
     def post(
         self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None
     ) -> None:
-        """Queue a message for the loop's next push; `keep`, the payload's owner, is kept alive until it is sent."""
+        """Queue a message for the loop's next push.
+
+        `keep` owns the payload's memory and stays alive until the message is sent.
+        """
         header = MessageHeader(message_type, index, frame, len(payload))
         size = HEADER_STRUCT.size + header.length
         queued = _QueuedMessage(header, (pack_header(header), memoryview(payload)), size, keep)

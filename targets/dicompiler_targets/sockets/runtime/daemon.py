@@ -25,7 +25,14 @@ from typing import IO, Any
 from .addresses import bind_socket, find_local_host, join_address
 from .channel import MessageChannel
 from .device import DeviceRun, make_checked_sessions
-from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials, derive_token
+from .handshake import (
+    COORDINATOR_NAME,
+    TOKEN_VARIABLE,
+    ConnectionAcceptor,
+    ConnectionQueue,
+    RunCredentials,
+    derive_token,
+)
 from .integrity import FileIntegrity
 from .peers import ConnectionSettings
 from .protocol import MessageType, ProtocolError
@@ -35,7 +42,7 @@ from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_id
 BUSY_WAIT_S = 2.0
 """Seconds to wait until the previous client has disconnected, before the next client is refused."""
 MAX_LOG_BYTES = 1 << 20
-"""Size at which the content of a log replaces the previous log, and the log starts again empty."""
+"""When a log has more bytes than this, its content is moved to FILE.1 (the previous log), and the log is emptied."""
 
 
 class DaemonLog:
@@ -82,13 +89,15 @@ class DeviceDaemon:
         """Check the settings for the device in `directory`, with a listener that is bound to an address.
 
         Clients and peers prove their membership of the cluster by certificates or, if `keys` is None, by the secret
-        `token`. Raise ValueError if there is neither, or if unencrypted connections to other hosts would be needed and
-        `is_insecure` is false.
+        `token`. Raise ValueError if there are neither keys nor a token. Raise ValueError if there are no keys, the
+        listener is not bound to a loopback address, and `is_insecure` is false.
         """
         self.address = listener.getsockname()[:2]
         check_encryption(self.address[0], keys, is_insecure)
         if keys is None and not token:
-            raise ValueError("there are neither keys nor a token, which prove membership of the cluster")
+            raise ValueError(
+                f"clients cannot prove that they belong to the cluster: pass keys (--keys), or set {TOKEN_VARIABLE}"
+            )
         self._directory, self._manifest, self._listener = directory, manifest, listener
         self._keys, self._token, self._is_insecure, self._log = keys, "" if keys else token, is_insecure, log
         self._name: str = manifest["device"]
@@ -177,7 +186,7 @@ class DeviceDaemon:
         with self._condition:
             device, arriving = self._device, self._arriving_peers
         if device is None:
-            raise ProtocolError("this device is not in a run")
+            raise ProtocolError("it takes part in no run at present")
         try:
             accepted = device.peers.accept(hello, channel, deadline)
         except ProtocolError as error:

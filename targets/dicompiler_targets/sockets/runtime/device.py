@@ -84,8 +84,8 @@ class DeviceRun:
 
         Peers connect at the address `listen` (port 0: any port), by default at the address that reaches the
         coordinator. `min_segment_s` has the minimum seconds of each segment's call, to emulate a slower board, and
-        `emulated_speed` changes of that board's speed. The process of a resident device continues after the coordinator
-        has disconnected.
+        `emulated_speed` changes of that board's speed. If `is_resident`, this process continues after the coordinator
+        has disconnected; otherwise it ends.
         """
         self.name: str = manifest["device"]
         self._directory, self._manifest, self._settings = directory, manifest, settings
@@ -302,7 +302,7 @@ class DeviceRun:
             self._announce_frame(header.frame, header.index / 1000)
 
     def _announce_frame(self, frame: int, timeout_s: float) -> None:
-        """Order the main thread to begin a frame, with the time of its announcement and its deadline."""
+        """Order the main thread to begin a frame, which must be finished within `timeout_s`."""
         if self._peers_done:
             peer = min(self._peers_done)
             self._fail_early(DeviceError(f"{peer!r} sent BYE before the end of the run", peer))
@@ -313,7 +313,7 @@ class DeviceRun:
         """Apply a CHANGE_ROLES message: from a frame on, use other roles (such as a failure plan and its replicas).
 
         If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
-        Tensors of the new roles can then arrive at once, from peers that have applied the change already.
+        Peers that have applied the change earlier may already have sent tensors of the new roles, which are read now.
         """
         self._last_change = first = int(message["first"])
         self.failed_peers += self.peers.set_down(set(message["down"]))

@@ -20,11 +20,14 @@ class EngineNetwork:
     """A loaded network."""
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
-        """Load the files of a network; raise ValueError if ncnn is missing or cannot load them."""
+        """Load the files of a network; raise ValueError if ncnn is missing or cannot load them.
+
+        If `is_spinning` is false, threads without work sleep at once instead of waiting actively.
+        """
         try:
             import ncnn
         except ImportError as error:
-            raise ValueError(f"its engine is not installed ({error}): run 'pip install ncnn'") from error
+            raise ValueError(f"the engine ncnn is not installed ({error}): run 'pip install ncnn'") from error
         self._ncnn, self._net = ncnn, ncnn.Net()
         self._net.opt.num_threads = threads
         if not is_spinning:
@@ -37,13 +40,16 @@ class EngineNetwork:
         self._kept: list[Any] = []
 
     def run(self, inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[Any]:
-        """Return the outputs, which have the given shapes; raise ValueError if ncnn fails."""
+        """Return the outputs; raise ValueError if ncnn fails or an output does not have the expected shape.
+
+        `shapes` has the expected shape of each output. The outputs are valid until the next call.
+        """
         extractor = self._net.create_extractor()
         for i, array in enumerate(inputs):
-            # A copy, because layers that work in place may write into the blob.
+            # The blob is a copy of the input, because ncnn's layers may overwrite their input blobs.
             if extractor.input(f"in{i}", self._ncnn.Mat(array[0]).clone()) != 0:
                 raise ValueError(f"ncnn does not accept input {i}")
-        self._kept = [extractor]  # The arrays use memory of the extractor and its blobs.
+        self._kept = [extractor]  # The returned arrays use memory of the extractor and its blobs.
         outputs = []
         for i, shape in enumerate(shapes):
             code, mat = extractor.extract(f"out{i}")

@@ -18,14 +18,14 @@ from typing import Protocol
 HELPER_MIN_BUSY_S = 0.002
 """The helper thread runs the loop only if the main thread is busy for longer than this.
 
-While the main thread is busy for a shorter time, the kernel's buffers hold the data. Waking the helper thread would
-take some hundredths of this time.
+While the main thread is busy for a shorter time, received data waits in the kernel's buffers. Waking the helper thread
+would take some hundredths of this time.
 """
 MAX_SPIN_S = 0.0005
 """Seconds for which a waiting thread polls without blocking before it blocks.
 
-Polling avoids the time for waking a blocked thread, on an idle processor a tenth of this time. If the previous wait was
-longer than this time, the thread blocks at once.
+On an idle processor, waking a blocked thread takes a tenth of MAX_SPIN_S, and polling avoids that. A thread whose
+previous wait was longer than MAX_SPIN_S blocks at once.
 """
 READ, WRITE = select.POLLIN, select.POLLOUT
 
@@ -236,7 +236,7 @@ class EventLoop:
                 finally:
                     self._driver_lock.release()
             if time.monotonic() >= due and not self._is_closed:
-                # The next tick is due relative to this one's due time, so that small delays do not add up.
+                # The next due time is computed from the present due time, so that small delays do not add up.
                 due = max(due, time.monotonic() - tick_s / 2) + tick_s
                 for channel in tuple(self._sources.values()):
                     with self.lock:

@@ -38,7 +38,7 @@ DEADLINE_GRACE_S = 10.0
 Within this time, the coordinator finds the device at fault and ends the run.
 """
 SLEEP_OVERRUN_S = 100e-6
-"""Seconds by which a sleep ends late, even without timer slack of the kernel."""
+"""Seconds by which a sleep ends late, even if the kernel's timer slack is minimal."""
 PR_SET_TIMERSLACK = 29
 MAX_TIMELINE_ENTRIES = 10_000
 """Maximum number of timeline entries in a report, because a message has limited length."""
@@ -344,10 +344,10 @@ class StepExecutor:
         return True
 
     def _make_input(self, name: str, payload: Any, frame: FrameExecution) -> Any:
-        """Return a received tensor or stored state in the form in which the steps of the frame read it."""
+        """Return a received tensor or stored state as a value for onnxruntime, or as bytes if only copies read it."""
         buffer_set = frame.buffer_set or self._take_buffers(frame)
         view = buffer_set.views.get(name)
-        if isinstance(payload, ort.OrtValue):  # A state of the previous frame, which `_keep_states` has not copied.
+        if isinstance(payload, ort.OrtValue):  # `_keep_states` stores a large state without copying it.
             if view is None:
                 return payload
             payload = value_to_bytes(payload, frame.role.received[name])
@@ -388,7 +388,7 @@ class StepExecutor:
 
     def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
         buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first_segment + step.index
-        if (expected_s := self._last_run_s.get(number)) is None:  # Not measured yet: assume the longest.
+        if (expected_s := self._last_run_s.get(number)) is None:  # Not measured yet: assume the longest time.
             expected_s = max(self._last_run_s.values(), default=math.inf)
         self._loop.let_helper_run(expected_s)
         start = time.perf_counter()

@@ -63,7 +63,8 @@ class RunCredentials:
             raise ProtocolError("it belongs to another run: start it again for this run")
         if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
             raise ProtocolError(
-                f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} as the run reports"
+                f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} to the token "
+                "that the run has printed"
             )
 
     def _proof(self, sender: str, receiver: str) -> str:

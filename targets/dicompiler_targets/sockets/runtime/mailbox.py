@@ -32,7 +32,7 @@ class Mailbox:
 
     Attributes:
         changes: Number of changes so far, by which a waiting thread notices that something arrived.
-        order_changes: Number of orders that `put_order` has added.
+        order_changes: Number of orders so far, from `put_order` and `drop`.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Mailbox:
     def put(self, key: Any, item: Any) -> None:
         """Store an item; raise ProtocolError if an item with this key is stored."""
         if key in self._items:
-            raise ProtocolError(f"received twice: {key}")
+            raise ProtocolError(f"received the same item twice: {key}")
         self._items[key] = item
         self.changes += 1
 
@@ -85,7 +85,7 @@ class Mailbox:
         return self._items.pop(key, None)
 
     def skip_frames(self, frame: int) -> int:
-        """Return the number of the first frame, from `frame` on, in which this device takes part."""
+        """Remove the orders to skip frames from `frame` on; return the number of the first frame not to skip."""
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame

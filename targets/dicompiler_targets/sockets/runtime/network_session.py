@@ -39,7 +39,8 @@ class NetworkBinding:
 
     Attributes:
         inputs: Bound values by name.
-        outputs: Values to write into by name, None for a new value. After the call, they are the computed values.
+        outputs: For each output by name, the existing value into which the call writes, or None for a new value. After
+            the call: the computed values.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class NetworkSession:
     def __init__(self, directory: Path, segment: Mapping[str, Any], threads: int, is_spinning: bool) -> None:
         """Load the files of a segment.
 
-        `segment` is its entry in the manifest. If `is_spinning`, threads wait actively for the next segment. Raise
+        `segment` is its entry in the manifest. If `is_spinning`, the threads wait actively between two calls. Raise
         ValueError if the engine is missing or cannot load the files.
         """
         engine = segment["engine"]
@@ -89,7 +90,7 @@ class NetworkSession:
         arrays = self._network.run(inputs, [value.shape for value in self._outputs])
         for value, array in zip(self._outputs, arrays, strict=True):
             if binding.outputs[value.name] is None:
-                # A copy, because the engine reuses the memory in the next call.
+                # The value is a copy of the array, because the engine reuses the array's memory in the next call.
                 binding.outputs[value.name] = ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
             else:
                 np.copyto(_float_view(binding.outputs[value.name]), array)
@@ -104,7 +105,7 @@ def find_network_class(engine: str) -> Any:
     try:
         return importlib.import_module(name).EngineNetwork
     except ImportError as error:
-        raise ValueError(f"its engine {engine} is not installed ({error}): install the module {installed}") from error
+        raise ValueError(f"the engine {engine} is not installed ({error}): install the module {installed}") from error
 
 
 def check_packages(packages: Iterable[Mapping[str, str]]) -> None:

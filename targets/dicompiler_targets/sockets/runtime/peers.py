@@ -204,7 +204,7 @@ class PeerConnections:
         """Accept a peer that has connected and sent the HELLO message `hello`.
 
         Return name and channel of the peer for connect_all. If frames are executed already, start the channel and
-        return None. Raise ProtocolError for a peer that is not expected.
+        return None. Raise ProtocolError for a peer that is not expected, and DeviceError for one with another artifact.
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
         if not self.is_complete:
@@ -226,8 +226,8 @@ class PeerConnections:
     ) -> str:
         """Return the name of the peer that sent the HELLO message `hello`.
 
-        Raise ProtocolError if the peer is not one of `expected` or cannot prove its identity. If it has another
-        artifact, raise DeviceError and tell the peer the reason.
+        Raise ProtocolError if the peer is not one of `expected` or cannot prove its identity. If the peer has another
+        artifact than this device, tell the peer and raise DeviceError.
         """
         peer = str(hello.get("device"))
         if peer not in expected:

@@ -24,9 +24,9 @@ COMPUTE_SECONDS = struct.Struct("<d")
 """The payload of DONE."""
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
-"""Length limit for JSON messages of an other end that has not proved its identity yet."""
+"""Length limit for JSON messages, as long as the other end has not proved its identity."""
 MAX_UNPLANNED_BYTES = 1 << 31
-"""Length limit for tensors of unknown shape, because the plan has no length for them."""
+"""Length limit for tensors of unknown shape. The plan says the lengths of all other tensors."""
 MAX_FRAMES_IN_FLIGHT = 1024
 READ_BUFFER_BYTES = 1 << 14
 """Size of a reader's buffer, into which headers and short messages are read."""
@@ -35,7 +35,11 @@ EMPTY_PAYLOAD: Any = np.empty(0, np.uint8)
 
 
 class MessageType(IntEnum):
-    """The type of a message; the comments name the direction (C: coordinator, D: device) and the content."""
+    """The type of a message; the comments name the direction (C: coordinator, D: device) and the content.
+
+    A transfer is a tensor that one device sends to another. A role is the plan by which the devices compute a frame:
+    the normal plan, a replica of it, or a failure plan.
+    """
 
     HELLO = 1  # Any direction: proves the sender's identity (JSON).
     PEERS = 2  # C to D: addresses of all devices, names of failed devices, credentials (JSON).
@@ -51,8 +55,8 @@ class MessageType(IntEnum):
     REPORT = 11  # D to C: measurements of the run (JSON).
     ERROR = 12  # Any direction: the reason why the sender ends the connection (JSON).
     HEARTBEAT = 13  # Any direction: the sender is alive.
-    CHANGE_ROLES = 14  # C to D: failed devices, and the first frame with the roles made for their failure (JSON).
-    ROLES_CHANGED = 15  # D to C and D to D: the sender has applied the change of roles that begins at this frame.
+    CHANGE_ROLES = 14  # C to D: failed devices, and the first frame that uses the roles for their failure (JSON).
+    ROLES_CHANGED = 15  # D to C and D to D: the sender has applied the change of roles that begins at Header.frame.
     PEER_FAILED = 16  # D to C: the connection to a peer was lost, and the sender continues (JSON).
     RESET_STATES = 17  # C to D: the frame's states start as zeros, or, if the index is 1, as values of INPUT messages.
     TENSOR_OVERDUE = 18  # D to C: a tensor did not arrive in time, perhaps because its sender has failed (JSON).
@@ -64,8 +68,8 @@ MESSAGE_TYPES = {int(message_type): message_type for message_type in MessageType
 class MessageHeader(NamedTuple):
     """The header of a message; `length` is the number of bytes of the payload.
 
-    `index` is the index of the transfer, input or output in the manifest, or the number that the type's comment
-    describes.
+    For TENSOR, INPUT and OUTPUT, `index` is the index of the transfer, input or output in the manifest. For
+    BEGIN_FRAME, DONE and RESET_STATES, the comments in MessageType describe `index`. `frame` is the frame's number.
     """
 
     type: MessageType
@@ -90,8 +94,8 @@ class ByteSource(Protocol):
     """The methods of a connection that a reader calls.
 
     Attributes:
-        is_drained: True if the last `receive_into` returned all available bytes, so that the next call would return
-            None. That call sets the attribute to false; a reader that omits the call must do the same.
+        is_drained: True if the last `receive_into` returned all available bytes. The next call would only return None
+            and set the attribute to false. A reader that omits this call must set the attribute to false itself.
     """
 
     is_drained: bool
@@ -100,7 +104,7 @@ class ByteSource(Protocol):
         """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
 
     def expect_bytes(self, count: int) -> None:
-        """Announce that at least `count` more bytes will arrive, so fewer bytes need not wake the reader."""
+        """Announce that at least `count` more bytes will arrive, so that fewer bytes need not wake the reader."""
 
 
 def pack_header(header: MessageHeader) -> bytes:
@@ -124,10 +128,12 @@ class MessageReader:
     """Reads the messages that arrive on a connection.
 
     A MessageChannel creates the reader and passes on its messages. Short messages that arrive together are read with
-    one call. A long payload is read directly into its own memory, an array of bytes that `allocate` returns.
+    one call. A long payload is read directly into its own memory: `allocate(length)` returns an array of bytes for it,
+    by default a new NumPy array.
 
     Attributes:
-        has_received: Becomes true when a byte arrives; the channel sets it to false before it watches for silence.
+        has_received: Set to true when a byte arrives. The channel sets it to false at intervals, to notice that no
+            further bytes arrive.
     """
 
     def __init__(self, connection: ByteSource, allocate: Callable[[int], Any] | None = None) -> None:
@@ -244,13 +250,13 @@ def read_messages(
 class FrameWindow:
     """The frames that may be in flight: unfinished frames from number `oldest` to before number `end`.
 
-    If a window has a size, it admits that many frames, from the oldest unfinished one on. If it has no size, each call
-    of `admit_frame` admits one more frame.
+    If the window has a size, `end` is always `oldest` plus this size. If the size is None, each call of `admit_frame`
+    increases `end` by 1.
 
     Attributes:
         oldest: Number of the oldest unfinished frame.
         end: The number of the last frame that may be in flight, plus 1.
-        first: Frames before this number were dropped, and messages for them are late.
+        first: Frames before this number were dropped. Messages for them may still arrive.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -287,7 +293,7 @@ class FrameWindow:
     def skip(self, first: int, end: int) -> None:
         """Leave out the frames from `first` to before `end`, in which this device has no work.
 
-        `first` follows the last frame that was announced to this device.
+        `first` is the number after that of the last frame that was announced to this device.
         """
         if self.oldest < first:
             self._finished.update(range(first, end))
@@ -351,14 +357,15 @@ class ReceiveFilter:
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
             raise ProtocolError(
-                f"received {header.type.name} {header.index} of {header.length} bytes, late and not in the plan"
+                f"received {header.type.name} {header.index} of {header.length} bytes for a dropped frame, but no plan "
+                "has such a tensor"
             )
 
     def _refuse(self, header: MessageHeader, value: Mapping[str, Any] | None) -> None:
-        """Raise ProtocolError with the reason if a tensor that failed the fast test in `check` may not arrive.
+        """Raise ProtocolError with the reason why a tensor failed the fast test in `check`.
 
-        A tensor of unknown shape always fails the fast test, because the plan has no length for it. It may arrive if it
-        has at most MAX_UNPLANNED_BYTES.
+        Return if the tensor may arrive nevertheless: a tensor of unknown shape always fails the fast test, because the
+        plan has no length for it. It may have at most MAX_UNPLANNED_BYTES.
         """
         if value is None:
             raise ProtocolError(f"received {header.type.name} {header.index}, which is not in the plan")

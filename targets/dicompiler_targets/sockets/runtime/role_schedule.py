@@ -20,9 +20,9 @@ def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return for each role True if the device is active: if frames of the role are announced to it.
+    """Return, for each role, True if the coordinator announces frames of the role to the device.
 
-    A device is active if it has work in the role, or in another role for the same failed devices.
+    It does so if the device has work in this role, or in another role that is made for the same failed devices.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
@@ -34,7 +34,7 @@ def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
 class RoleSchedule:
     """Maps frames to roles (the normal plan, its replicas, and failure plans).
 
-    Among the n roles for the devices that are down, frame i uses role i mod n.
+    If n roles are made for the devices that are down, frame i uses number i mod n of these roles.
 
     Attributes:
         tolerates_failures: True if there are roles for frames after a failure.
@@ -83,7 +83,7 @@ class RoleSchedule:
             raise ValueError(f"there is no role for the failure of {sorted(failed)}")
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
-        self._changes = [*needed, (first_frame, chosen)]  # Other threads read the list, so it is replaced at once.
+        self._changes = [*needed, (first_frame, chosen)]  # Other threads read the list, so one assignment replaces it.
 
     def role_index(self, frame: int) -> int:
         first, chosen = self._changes[-1]

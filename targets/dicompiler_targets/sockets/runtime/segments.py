@@ -345,7 +345,7 @@ def _assemble(
 ) -> list[tuple[Mapping[str, Any], Any]]:
     """Return the manifest's entry and the bytes of each assembled tensor, copied from its pieces.
 
-    `find_tensor` returns the tensor with a piece by name.
+    `find_tensor` returns a tensor that contains a piece, by name.
     """
     assembled, memories = list[tuple[Mapping[str, Any], Any]](), dict[str, Any]()
     for tensor, pieces in tensors:
@@ -435,7 +435,10 @@ class BufferPool:
         return BufferSet(self._small_tensors, self._segment_ios, self._sessions)
 
     def give_back(self, buffer_set: BufferSet, is_sent: bool) -> None:
-        """Take back the buffer set of a finished frame; discard the set if some of its data is not sent yet."""
+        """Take back the buffer set of a finished frame.
+
+        If `is_sent` is false, some data in the set still waits to be sent. The set is then not used again.
+        """
         if buffer_set is not self._empty_set:
             self._free += [buffer_set] * is_sent
             self._set_count -= not is_sent

@@ -36,7 +36,7 @@ Slow links deliver one packet at a time, and waking a thread for each packet tak
 MAX_UNSENT_BYTES = 1 << 16
 """Maximum number of bytes that the kernel buffers for sending, in addition to the unacknowledged ones.
 
-Bytes that wait in the channel's queue instead can be overtaken by urgent messages.
+Further bytes wait in the channel's queue, where urgent messages can overtake them.
 """
 MAX_FULL_READS = 16
 """After this many reads in a row that filled the whole buffer, the event loop turns to other connections."""
@@ -357,9 +357,9 @@ class TlsKeys:
         self.expiry_notice = notice if expires_soon else ""
 
     def _check(self, directory: Path) -> float:
-        """Check the keys by TLS handshakes with themselves; return the time when the certificate expires.
+        """Check the keys by a TLS handshake in this process; return the time when the certificate expires.
 
-        So errors that only other ends would notice are reported at this end, where they can be corrected.
+        Without this check, only other ends would notice some errors, which users must correct at this end.
         """
         try:
             certificate = self._meet_itself()

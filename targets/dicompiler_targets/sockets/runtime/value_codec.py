@@ -1,8 +1,12 @@
 """Encoding of values of unknown size as bytes: strings, sequences, maps and optional values.
 
-The encoding consists of 8 bytes with the length of a JSON text, the JSON text, which describes the structure of the
-value, and the elements of all its tensors. Strings are UTF-8. Values are the Python objects that onnxruntime returns:
-arrays, lists, dicts, numbers and None.
+The encoding has three parts:
+
+1. 8 bytes with the length of part 2.
+2. A JSON text that describes the structure of the value.
+3. The elements of all tensors in the value. Strings are UTF-8.
+
+Values are the Python objects that onnxruntime returns: arrays, lists, dicts, numbers, strings and None.
 """
 
 from __future__ import annotations
@@ -70,7 +74,10 @@ def _encode_string(string: Any) -> bytes:
 
 
 def _build_value(description: Any, raw: bytes, start: int) -> tuple[Any, int]:
-    """Return the value with elements from offset `start` of `raw` on, and the offset after its elements."""
+    """Return the value that `description` describes, and the offset in `raw` after the elements of the value.
+
+    The elements begin at offset `start` of `raw`.
+    """
     if isinstance(description, list):
         values: list[Any] = []
         for element in description:
