@@ -62,10 +62,16 @@ def piece_of_float_operator(
 ) -> Piece:
     """Split a quantized operator like the float operator, and read the scales and zero points that belong to the piece.
 
-    `float_piece` is the piece function of the float operator, and `operands` are the indices of the inputs that the
-    float operator has too. The keys of `parameters` are the input indices of the scales and zero points. Each value
-    has the index of the operand to which the scale or zero point belongs, and the axis of this operand along which it
-    can vary. All other inputs are read completely.
+    All inputs that are in neither `operands` nor `parameters` are read completely.
+
+    Args:
+        float_piece: Piece function of the float operator.
+        operands: Indices of the inputs that the float operator has too.
+        parameters: For each scale and zero point, by input index: the index of its operand, and the axis of this
+            operand along which the scale or zero point can vary.
+        operation: The quantized operator.
+        region: Requested region of the output.
+        reduce: Range of the reduction axis; None for the full sum.
     """
     piece = float_piece(_float_operation(operation, operands), region, reduce)
     needs = dict(zip(operands, piece.needs, strict=False))

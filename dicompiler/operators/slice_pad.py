@@ -13,7 +13,10 @@ from dicompiler.operators.windows import SpatialAxis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
-    """Return the integers of attribute `name` (old opsets) or of input `index`; None if they are not known."""
+    """Return the integers of input `index`, or of attribute `name` (old opsets).
+
+    The result is None if the input is not constant, or if the node has neither of them.
+    """
     if operation.has_input(index):
         value = operation.constant_value(index)
         return None if value is None else [int(number) for number in value.reshape(-1)]

@@ -48,9 +48,9 @@ _LOG_STEP = np.float32(math.log(2) / SCALES_PER_OCTAVE)
 def make_scale_table() -> NDArray[np.float32]:
     """Return the scales by index. The indices -128 to -1 are at the end, as ONNX counts negative indices.
 
-    The scale of index i is for largest magnitudes up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE), because the
+    Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE), because the
     encoder rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller than needed by
-    the share SCALE_MARGIN. Values that a receiver has computed therefore get the same index if they are sent again.
+    the fraction SCALE_MARGIN. A block that a receiver has decoded therefore gets the same index if it is sent again.
     """
     indices = np.roll(np.arange(-128, 128), 128)
     largest = 2.0 ** ((indices - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE)
@@ -58,7 +58,7 @@ def make_scale_table() -> NDArray[np.float32]:
 
 
 class BlockQuantizer:
-    """Adds encoders and decoders to a placed graph.
+    """Adds encoders and decoders of the wire type int8-block to a placed graph.
 
     The outputs of all nodes of an encoder have the name of the sent tensor, with a dot and a suffix; see `is_part_of`.
     """

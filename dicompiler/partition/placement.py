@@ -23,7 +23,7 @@ from dicompiler.partition.wire_casts import WireCasts
 
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
-    """Return the placed graph for a routing; `plan` is the normal plan or the failure plan that was routed."""
+    """Return the placed graph for a routing; `plan` is the routed plan of a role (a replica or a failure plan)."""
     return _Placer(facts, routing, plan).make_graph()
 
 
@@ -103,7 +103,7 @@ class _Placer:
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
         """Return the name of a tensor that a task computes.
 
-        If one task computes the whole layer and the tensor is not a model output, it keeps its name in the model.
+        If only one task computes the layer, and the tensor is not a model output, the tensor's name does not change.
         """
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
@@ -153,7 +153,7 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
-            # The sender slices the box at the position of the layer that reads it, before its lanes (lane -1).
+            # The sender slices the box at the position of the layer that reads it. Lane -1 comes before all its lanes.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
@@ -164,7 +164,7 @@ class _Placer:
 
     def _place_task(self, task: Task) -> None:
         """Add the nodes that assemble a task's inputs, then the task's own nodes."""
-        # Two positions for each layer: its partial sums are computed first, and then merged.
+        # Each layer has two positions: its partial sums are computed at the first one, and added at the second one.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))

@@ -94,7 +94,7 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
         is_whole = part.region is None or (shape is not None and part.region == full_region(shape))
         if part.reduce is not None or not is_whole:
             raise DicompilerError(
-                f"{place}: this layer cannot be split ({layer.whole_reason}): its region must be 'all'"
+                f"{place}: this layer cannot be split ({layer.whole_reason}): set its region to 'all', omit 'reduce'"
             )
         return
     shape = output_shape(layers, layer)
@@ -136,15 +136,17 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
         )
     extent = reduction_length(layers, layer)
     for region in mergers:
-        covered, requirement = 0, f"for the region {_format_intervals(region)}, they must cover 0..{extent}"
+        covered, requirement = 0, f"they must cover 0..{extent} for the region {_format_intervals(region)}"
         aligned = ((part.reduce, align_region(layers, layer, part.region or whole)) for part in partials)
         for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
             if start != covered:
                 fault = f"{'overlap' if start < covered else 'leave a gap'} at {min(covered, start)}"
-                raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges {fault}: {requirement} exactly once")
+                raise DicompilerError(
+                    f"plan: layers.{layer.name}: reduce ranges {fault}, but {requirement} exactly once"
+                )
             covered = stop
         if covered != extent:
-            raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {covered}: {requirement}")
+            raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {covered}, but {requirement}")
 
 
 def _format_intervals(region: Region) -> str:

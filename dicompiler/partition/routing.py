@@ -47,7 +47,7 @@ MIN_PIECES_FOR_ONE_CONCAT = 64
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
-    """Return the routing of a plan, with the routings of its failure plans.
+    """Return the routing of a plan, with the routings of its replicas and failure plans.
 
     `hosts` gives the host of each device; without it, each device has its own host. Raises DicompilerError if the plan
     does not match the layers, or if a task reads a region that no part computes.
@@ -84,7 +84,7 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
 
 def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
-    """Return the routing of the normal plan or of one failure plan.
+    """Return the routing of one role: a replica or a failure plan.
 
     The regions of states that devices keep depend on the tasks that run, and these depend on the kept regions. The
     routing is therefore repeated, beginning without kept regions, until the regions no longer change.
@@ -161,7 +161,7 @@ class _Router:
     def _assemble_for_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
         """Assemble a tensor for its readers in layer order, for devices that keep it as a state, and for the sinks.
 
-        Returns the deliveries to the sinks, if the tensor is a model output.
+        Returns the deliveries to the sinks; [] if the tensor is not a model output.
         """
         received_by_device: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):

@@ -273,6 +273,6 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    # Boards may have an older onnxruntime than this host, which refuses newer IR versions.
+    # Boards may have an older onnxruntime than this host. An old onnxruntime refuses newer IR versions.
     proto.ir_version = lowest_ir_version(proto)
     return proto

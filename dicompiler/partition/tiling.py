@@ -271,8 +271,8 @@ def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
     if len(exits) != 1:
         names_out = ", ".join(layer.name for layer in exits) or "none"
         raise DicompilerError(
-            "fused tiles need a set of layers with one exit (a layer that is read outside of the set), but the exits "
-            f"of this set are {names_out}: choose other layers"
+            "layers of a fused tile: exactly one of them must be read outside of the tile, but the outputs of "
+            f"{names_out} are read outside: choose other layers"
         )
     return exits[0]
 

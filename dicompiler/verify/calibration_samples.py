@@ -65,7 +65,7 @@ def _check_array(path: Path, value: TensorSpec, arrays: Mapping[str, NDArray[Any
     shape = value.shape
     if array.ndim != len(shape) + 1 or array.shape[1:] != shape or not len(array):
         raise DicompilerError(
-            f"{path}: samples of input {value.name!r} have the shape {array.shape}: give (samples, "
+            f"{path}: samples of input {value.name!r} have the shape {array.shape}: give the shape (samples, "
             f"{', '.join(map(str, shape))})"
         )
     if array.dtype != dtype:

@@ -110,7 +110,7 @@ def _to_ort_value(value_type: onnx.TypeProto, value: Any, place: str) -> Any:
         return [_to_ort_value(element_type, element, f"{place}[{i}]") for i, element in enumerate(value)]
     if form == "map_type":
         if not isinstance(value, Mapping):
-            raise DicompilerError(f"{place} is a map: give a dict")
+            raise DicompilerError(f"{place} is a map: give a dict of its keys and values")
         has_string_keys = value_type.map_type.key_type == onnx.TensorProto.STRING
         return {key if has_string_keys else int(key): element for key, element in value.items()}
     dtype = onnx.helper.tensor_dtype_to_np_dtype(value_type.tensor_type.elem_type)

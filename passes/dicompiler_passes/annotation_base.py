@@ -54,7 +54,7 @@ class AnnotationPass(Pass):
             if option.name in ("parts", "rows", "columns") and value != option.default and value < 1:
                 raise ValueError(f"{option.name}: expected a number of at least 1, got {value}")
         if self.part_count() > MAX_PARTS:
-            raise ValueError(f"{self.part_count()} parts are too many (allowed: {MAX_PARTS})")
+            raise ValueError(f"{self.part_count()} parts are too many: use at most {MAX_PARTS}")
 
     @property
     def named_devices(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class LipPass(LayerAnnotationPass):
         if extent is None:
             raise self.error(
                 f"layer {layer.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, layer)}: "
-                "omit it"
+                "omit this layer"
             )
         if extent < self.parts:
             fault = f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts"

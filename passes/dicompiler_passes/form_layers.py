@@ -375,24 +375,28 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
     if not graph.rule_of(anchor).can_cut:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
     if len(outgoing) != 1:
-        return f"{len(outgoing)} tensors leave it"
+        return f"it has {len(outgoing)} output tensors"
     if all(graph.cut_output(node) != outgoing[0] for node in group.nodes):
-        return f"{outgoing[0]!r} is not the output that can be cut"
+        return f"its output {outgoing[0]!r} cannot be cut"
     if (
         0 < anchor.opset < 4
         and not anchor.domain
         and graph.tensors[outgoing[0]].dtype not in _CONCAT_TYPES_BEFORE_OPSET_4
     ):
-        return f"opset {anchor.opset} cannot join pieces of its type"
+        return f"the Concat of opset {anchor.opset} does not support its element type"
     if any(graph.tensors[name].shape is None for name in (*anchor.inputs, *anchor.outputs) if name):
         has_strings = any(
             not is_fixed_size(graph.tensors[name].dtype) for name in (*anchor.inputs, *anchor.outputs) if name
         )
-        return "it reads or makes strings or non-tensors" if has_strings else "one of its tensors has no static shape"
+        return (
+            "it has inputs or outputs that are strings or not tensors"
+            if has_strings
+            else "one of its tensors has no static shape"
+        )
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
     if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.is_constant and tensor.shape == (0,))):
         return (
-            "one of its tensors is empty"  # Exporters write absent parameters as empty tensors, so those are allowed.
+            "one of its tensors is empty"  # Empty constants are allowed: some exporters write them for absent inputs.
         )
     return "it runs in training mode" if _computes_whole(anchor, graph) else ""
 

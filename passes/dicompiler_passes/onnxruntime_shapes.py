@@ -150,9 +150,10 @@ def _is_disputed(node: onnx.NodeProto) -> bool:
 def _find_other_outputs(
     inferred: onnx.ModelProto, disputed: Mapping[int, onnx.NodeProto]
 ) -> Iterator[tuple[int, list[onnx.ValueInfoProto]]]:
-    """Yield the index and the outputs of each node of which ONNX has inferred another shape than onnxruntime.
+    """Yield the nodes for which ONNX has inferred another shape than onnxruntime, or none.
 
-    Only the nodes `disputed`, given by index, are compared: ONNX may infer their shapes differently.
+    Each result is the index of a node, and its outputs with the shape that onnxruntime computes. `disputed` are the
+    nodes to compare, by index.
     """
     tensors = Model(inferred).tensors()
     for index, node in disputed.items():

@@ -44,7 +44,7 @@ def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.Model
 
     For this purpose, ONNX computes all small integer tensors element by element, because they may be shapes. This step
     is omitted if it needs more than MAX_INFERENCE_BYTES. If onnxruntime infers other shapes than ONNX, onnxruntime's
-    shapes are used.
+    shapes are used. If `strict` is True, ONNX raises InferenceError for a node with shapes that contradict each other.
     """
 
     def infer(copy: onnx.ModelProto) -> onnx.ModelProto:
@@ -114,7 +114,10 @@ def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str
 
 
 def _check_indices(attributes: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
-    """Check that the constant indices lie between -rows and rows - 1."""
+    """Return a description of a constant index that is not in -rows … rows - 1; '' if there is none.
+
+    `rows` is the length of the table's axis that the attribute `axis` names.
+    """
     if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
         return ""
     axis = attributes.get("axis", 0)
@@ -139,7 +142,7 @@ def _check_permutation(attributes: Attributes, shapes: list[Shape]) -> str:
 
 
 def _check_element_count(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
-    """Check that Reshape and similar operators keep the number of elements."""
+    """Return a description of the mistake if a Reshape or similar node changes the number of elements, else ''."""
     input_shape, output_shape = shapes[0], shapes[-1]
     return (
         ""
@@ -159,7 +162,7 @@ def _check_filters(attributes: Attributes, shapes: list[Shape]) -> str:
 
 
 def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
-    """Check that a convolution kernel is not larger than the padded input."""
+    """Return a description of the mistake if a convolution's kernel is larger than the padded input, else ''."""
     dilations, pads = attributes.get("dilations") or [1] * len(kernel), attributes.get("pads") or [0] * 2 * len(kernel)
     if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(dilations) + len(pads) != 3 * len(
         kernel
@@ -191,7 +194,7 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
 
 
 def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
-    """Check that no window of a pool lies entirely in the padding."""
+    """Return a description of the mistake if a window of a pool lies entirely in the padding, else ''."""
     kernel, pads = attributes.get("kernel_shape", ()), attributes.get("pads", ())
     spans = [
         (size - 1) * dilation + 1
@@ -202,7 +205,10 @@ def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: AR
 
 
 def _check_heads(attributes: Attributes, shapes: list[Shape]) -> str:
-    """Check that the heads divide the output columns, and that the query heads share key and value heads evenly."""
+    """Return a description of the mistake if heads cannot be divided evenly, else ''.
+
+    The number of heads must divide the output columns, and the number of key heads must divide that of query heads.
+    """
     heads = attributes.get("q_num_heads", attributes.get("num_heads", 0))
     key_heads, output = attributes.get("kv_num_heads", heads), shapes[-1]
     if heads and key_heads and heads % key_heads:

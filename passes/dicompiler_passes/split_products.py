@@ -21,7 +21,7 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
     x → MatMul(w) → Add(b) → Split → q, k    ⇒  x → MatMul(w[:, :n]) → Add(b[:n]) → q,  x → MatMul(w[:, n:]) → …
 
     Between product and Split, an Add of a vector and a Reshape that keeps the columns are allowed. If another node
-    reads one of these tensors, the Split stays.
+    reads a tensor between product and Split, the Split stays.
 
     Args:
         graph: The graph, changed in place.

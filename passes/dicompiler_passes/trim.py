@@ -61,7 +61,7 @@ class Trim(Pass):
         if not any(read_regions.values()):
             return state
         if state.plan is not None:
-            raise DicompilerError("trim: the untrimmed layers have a plan already: run trim before the plan is made")
+            raise DicompilerError("trim: the layers have a plan already: run trim before the passes that split layers")
         trimmed = _make_trimmed_model(state, layers, read_regions)
         reference = state.reference or state.model
         return replace(state, model=trimmed, layers=_form_trimmed_layers(trimmed, all_nodes), reference=reference)

@@ -64,8 +64,9 @@ def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, Tenso
     GroupQueryAttention(q, k, v, past…) → y, present…
                                                  ⇒  RotaryEmbedding(k), Where(row, k, past) → present; … → y
 
-    A packed input contains several of q, k and v. The last rewrite is done only if a new cache (present) is a
-    graph output or is read by another node.
+    q, k and v are queries, keys and values. A packed input contains several of them. `past` and `present` are the
+    caches of earlier frames before and after this frame. The last rewrite is done only if `present` is a graph output
+    or is read by another node.
     """
     opener = _OPENERS.get((node.domain or "", node.op))
     if graph.opset < 13 or opener is None:

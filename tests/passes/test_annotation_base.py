@@ -167,7 +167,7 @@ def test_fuse_needs_no_exchange_between_layers(model: Model) -> None:
         ("lip{layers=fc1 merge=none}", "invalid merge 'none': expected one, scatter or all"),
         ("fuse{layers=fc1}", "a single layer cannot be fused"),
         ("fuse-tiles{}", "name the layers to fuse"),
-        ("fuse-tiles{layers=conv1,pool}", "one exit"),
+        ("fuse-tiles{layers=conv1,pool}", "exactly one of them must be read outside"),
         ("fuse-tiles{layers=conv1 parts=2 rows=2}", "not both"),
         ("place{layers=conv1 device=a devices=b}", "device and devices are both set: omit one of them"),
         ("tile-height{layers=conv3..conv1}", "'conv3..conv1' is empty: 'conv1' comes before 'conv3'"),

@@ -113,7 +113,7 @@ def test_keeps_model_if_everything_is_read() -> None:
 def test_rejects_existing_plan() -> None:
     formed = PassManager(make_pipeline("normalise,infer-shapes,form-layers")).run(PipelineState(model=first_row()))
     assert formed.layers is not None
-    with pytest.raises(DicompilerError, match="the untrimmed layers have a plan already"):
+    with pytest.raises(DicompilerError, match="the layers have a plan already"):
         PassManager(make_pipeline("trim")).run(replace(formed, plan=single_device_plan(formed.layers, "d0")))
 
 

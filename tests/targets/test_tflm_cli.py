@@ -97,8 +97,11 @@ def test_verify_fails_if_a_model_gives_other_numbers(
     [
         ({}, "no samples of input 'input': give samples of every input"),
         ({"imput": normal(8, *SHAPE)}, "the network has no input 'imput' (did you mean 'input'?)"),
-        ({"input": normal(8, 1, 1, 28, 28)}, "have the shape (8, 1, 1, 28, 28): give (samples, 1, 1, 32, 32)"),
-        ({"input": normal(*SHAPE)}, "have the shape (1, 1, 32, 32): give (samples, 1, 1, 32, 32)"),
+        (
+            {"input": normal(8, 1, 1, 28, 28)},
+            "have the shape (8, 1, 1, 28, 28): give the shape (samples, 1, 1, 32, 32)",
+        ),
+        ({"input": normal(*SHAPE)}, "have the shape (1, 1, 32, 32): give the shape (samples, 1, 1, 32, 32)"),
         ({"input": normal(0, *SHAPE)}, "have the shape (0, 1, 1, 32, 32): give"),
         ({"input": normal(8, *SHAPE).astype(np.float64)}, "are of type float64: give float32"),
         ({"input": np.full((2, *SHAPE), np.nan, np.float32)}, "hold NaN or infinity: remove these samples"),

@@ -291,7 +291,10 @@ def _equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _store_initializers(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
-    """Replace initializers of `proto` by `arrays`, and return the weights of its placeholders by name."""
+    """Replace initializers of `proto` by `arrays`.
+
+    A large initializer becomes a placeholder, which has no data. The result has the data of all placeholders, by name.
+    """
     weights: dict[str, Weight] = {}
 
     def tensor(name: str) -> onnx.TensorProto:

@@ -60,9 +60,10 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def attention_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of the stand-in of an attention operator; the module describes what they compute.
+    """Return the nodes of an integer function (stand-in) that replaces an attention operator.
 
-    Heads can be a separate axis of queries, keys and values, or ranges of their last axis.
+    The module describes the result. Heads can be a separate axis of queries, keys and values, or ranges of their last
+    axis.
     """
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
     # `in_blocks` has the inputs in which heads are ranges of the last axis. Keys and values can have an axis of heads

@@ -46,8 +46,9 @@ _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, Tens
 def same_operator_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply the original operator to inputs modulo an odd number.
 
-    Sums of products stay small however deep the network is. Each element is reduced separately, so the results of
-    pieces and partial sums equal those of the whole. Filters are not reduced, because their elements are ±1.
+    Sums of products stay small however deep the network is. The modulus is applied to each element separately, so the
+    results of pieces and partial sums equal those of the whole. It is not applied to filters, because their elements
+    are 0 or ±1.
     """
     parameters = onnx.defs.get_schema(call.op, call.opset, "").inputs
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
@@ -85,10 +86,10 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 
 
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of RNN, GRU and LSTM, for calls of which only the output Y is read.
+    """Return the nodes of an integer function (stand-in) that replaces an RNN, GRU or LSTM.
 
-    An element of Y is the sum of the inputs of its step, of the inputs of all steps, of the weights of its direction,
-    and of the optional inputs.
+    Only the output Y may be read. An element of Y is the sum of the inputs of its step, of the inputs of all steps, of
+    the weights of its direction, and of the optional inputs.
     """
     shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
     nodes = [constant_node(name, np.array(value, np.int64)) for name, value in shapes.items()]
@@ -119,23 +120,23 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute the running sum of x modulo an odd number, for CumSum and CumProd.
+    """Return nodes that compute the running sum of (x modulo an odd number), in place of a CumSum or CumProd.
 
-    Running products would become too large to be exact.
+    x is the first input. Running products would become too large to be exact.
     """
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def remainder_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute x modulo an odd number, for operators with bounded results."""
+    """Return nodes that compute the first input modulo an odd number, in place of bounded functions such as Sigmoid."""
     return centred_mod(call, "X0", "Y")
 
 
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
-    """Return the nodes of a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
+    """Return the nodes of an integer function (stand-in) that replaces any element-wise operator.
 
-    The sum is over the float inputs x₀, x₁, …. All inputs of a BatchNormalization except the first are vectors along
-    the channels.
+    It computes Σ (i + 1) · (xᵢ modulo an odd number), over the float inputs x₀, x₁, …. All inputs of a
+    BatchNormalization except the first are vectors along the channels.
     """
     nodes, previous = list[NodeProto](), ""
     # The operator converts its integer input to floats, so its stand-in does the same.
@@ -365,16 +366,16 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_mod(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
-        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # Without axes, it sums over all axes.
+        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # Without axes, ReduceSum sums over all axes.
     ]
 
 
 def _spread_digest(tensor: str, i: int, dtype: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
     """Return nodes that compute output i from the digest in the scalar `tensor`.
 
-    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. It is then reduced to a range
-    that the output's type allows. For an integer output, the range contains only values that its readers accept
-    (`limit`).
+    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. A second modulus then makes it
+    small enough for the ONNX type `dtype`. In integer outputs, all elements are also values that the operators that
+    read the output accept (`limit`).
     """
     if isinstance(limit, tuple):
         return [constant_node(output_name(i), np.array(limit, helper.tensor_dtype_to_np_dtype(dtype)).reshape(shape))]

@@ -27,7 +27,10 @@ DEFAULT_AXES = (0, 2, 3)
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of InstanceNormalization, which normalizes each channel separately."""
+    """Return the nodes of an integer function (stand-in) that replaces InstanceNormalization.
+
+    Each channel is normalized separately.
+    """
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -39,9 +42,10 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of GroupNormalization, which normalizes groups of several channels.
+    """Return the nodes of an integer function (stand-in) that replaces GroupNormalization.
 
-    Scale and shift have one element for each group before opset 21, and one for each channel since then.
+    The channels of a group are normalized together. Scale and shift have one element for each group before opset 21,
+    and one for each channel since then.
     """
     nodes = [
         *nonnegative_mod(call),
@@ -69,7 +73,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 
 
 def layer_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of LayerNormalization and RMSNormalization.
+    """Return the nodes of an integer function (stand-in) that replaces LayerNormalization and RMSNormalization.
 
     The stand-in normalizes over all axes from the attribute `axis` on.
     """
@@ -86,7 +90,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 
 
 def skip_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of SkipLayerNormalization.
+    """Return the nodes of an integer function (stand-in) that replaces SkipLayerNormalization.
 
     The stand-in normalizes a weighted sum of the inputs over the last axis.
     """
@@ -99,7 +103,7 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 
 
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of MeanVarianceNormalization.
+    """Return the nodes of an integer function (stand-in) that replaces MeanVarianceNormalization.
 
     `prepare_node` sets the attribute `axes` if it is missing.
     """
@@ -108,7 +112,7 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in (exact integer function) of LpNormalization.
+    """Return the nodes of an integer function (stand-in) that replaces LpNormalization.
 
     A group consists of the elements along the axis of the calling node. Since opset 13, the stand-in subtracts from
     x the group's sum modulo 16 (ReduceSum, which gets the axis as an input). Before, ReduceSum has the axes in an
@@ -130,7 +134,7 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of Softmax and LogSoftmax.
+    """Return the nodes of an integer function (stand-in) that replaces Softmax and LogSoftmax.
 
     The stand-in normalizes over the attribute `axis`; before opset 13, over all axes from `axis` on.
     """

@@ -73,10 +73,10 @@ def _sign_node(call: StandInCall, target: str = "Y") -> NodeProto:
 
 
 def _window_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of AveragePool: the sum of x modulo 16 over each window.
+    """Return the nodes of an integer function (stand-in) that replaces AveragePool.
 
-    LpPool computes the sum. It supports only float32, and some attributes only since opset 18. In other cases, the
-    stand-in is the maximum of the window.
+    It computes the sum of (x modulo 16) over each window. LpPool computes the sum, but supports only float32, and some
+    attributes only since opset 18. In other cases, the stand-in is the maximum of the window.
     """
     later = (
         call.nonzero_attributes
@@ -89,9 +89,10 @@ def _window_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _map_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of global pools: the sum of x modulo 16 over all positions of each channel.
+    """Return the nodes of an integer function (stand-in) that replaces global pools.
 
-    In 16-bit types, the stand-in is the maximum of x, because the sum could be too large to be exact.
+    It computes the sum of (x modulo 16) over all positions of each channel. In 16-bit types, the stand-in is the
+    maximum of x, because the sum could be too large to be exact.
     """
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
@@ -106,18 +107,22 @@ def _map_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _reduce_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of means over axes: the sum of x modulo 16, or the maximum in 16-bit types."""
+    """Return the nodes of an integer function (stand-in) that replaces means over axes.
+
+    It computes the sum of (x modulo 16), or the maximum in 16-bit types.
+    """
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("ReduceMax", call.input_names, ["Y"])]
     return [*nonnegative_mod(call), call.node("ReduceL1", ["bounded", *call.input_names[1:]], ["Y"])]
 
 
 def _lrn_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of a stand-in of LRN: x + floor(32 · sign(x) / (1 + n) + 1/2).
+    """Return the nodes of an integer function (stand-in) that replaces LRN.
 
-    n is the number of nonzero channels in the window. LRN itself divides by 1 + n, because `prepare_node` sets its
-    alpha to the size of its window, and its beta and bias to 1. The rounding error of LRN is far too small to reach the
-    next integer. ReLU makes about half of the channels zero, so n differs from window to window.
+    It computes x + floor(32 · sign(x) / (1 + n) + 1/2), where n is the number of nonzero channels in the window. LRN
+    itself divides by 1 + n, because `prepare_node` sets its alpha to the size of its window, and its beta and bias to
+    1. The rounding error of LRN is far too small to reach the next integer. ReLU makes about half of the channels zero,
+    so n differs from window to window.
     """
     return [
         _sign_node(call, "sign"),
