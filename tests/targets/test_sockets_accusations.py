@@ -126,7 +126,7 @@ def test_names_sender_of_value_that_cannot_be_computed_with(tmp_path: Path) -> N
     error = outcome(directory, made[2], OPTIONS, act)
     assert isinstance(error, RunError)
     assert str(error).startswith("device 'a': segment 'a0': onnxruntime cannot run it: ")
-    assert str(error).endswith("; its inputs depend on tensors from 'b'")
+    assert str(error).endswith("; the device computes with tensors from 'b'")
 
 
 def greet_with_other_artifact(hostile: Hostile) -> None:

@@ -379,7 +379,7 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
         (MessageType.ROLES_CHANGED, 0, b"", "received ROLES_CHANGED twice for frame 0"),
         (MessageType.ROLES_CHANGED, 1, b"", "received ROLES_CHANGED for frame 1, at which no roles change"),
         (MessageType.DONE, 0, NO_SECONDS, "received DONE twice for frame 0"),
-        (MessageType.DONE, 0, b"123", "received DONE of 3 bytes"),
+        (MessageType.DONE, 0, b"123", "received DONE of 3 bytes, expected 8"),
         (MessageType.DONE, 0, COMPUTE_SECONDS.pack(float("nan")), "field 'compute_s' of its report is nan: .*"),
     ],
 )

@@ -219,7 +219,8 @@ class ClusterState:
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
             process = self._acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
-                # The run starts without this device. It may join only after the other devices, so it must try again.
+                # The run starts without this device, which may join only after all others. Until then, its connections
+                # are closed.
                 end_process(process)
                 self.processes[process.device] = DeviceProcess(process.manifest)
                 self._acceptor.allow_again(process.device)
@@ -332,7 +333,7 @@ class ClusterState:
     # -- failures
 
     def poll(self) -> None:
-        """Check processes, suspected devices and returning devices, if the last check was POLL_INTERVAL_S ago.
+        """Check processes, suspected devices and returning devices, at most once every POLL_INTERVAL_S.
 
         Raise RunError if a device has failed and no failure plan covers the failure.
         """

@@ -312,7 +312,7 @@ class DaemonConnector:
             if self._closed:
                 channel.close()
             host, port = self.cluster.addresses[name]
-            # A list that the user has written may contain names, which other boards may not be able to resolve.
+            # If users write the file themselves, it may contain host names that other boards cannot resolve.
             self._connections.put((process, channel, (resolve_host(host), port)))
         except PeerRefused as error:
             self._connections.put(RunError(f"{process.title}: {error}"))

@@ -48,7 +48,7 @@ KEYS_DIRECTORY = ".keys"
 """Directory of the devices' keys, next to the devices' directories."""
 OTHER_PYTHON_HINT = "install it, or name another Python (key python in the hosts file)"
 
-# The Python of the host runs this script. It may be of any version, also of one that is too old for the runtime.
+# The host's Python runs this script. That Python may be of any version, even too old for the runtime.
 PROBE_SCRIPT = """
 import hashlib, json, os, sys, sysconfig
 def read(*path):
@@ -123,8 +123,8 @@ class DirectoryCopy:
         files: For each file name, the local file.
         digests: SHA-256 of each file, by name.
         stamp: Text that identifies the whole content. The host keeps the text in the directory.
-        other_copies: By name, the files that another artifact on the host should have too: its directory, and the name
-            of the file there.
+        other_copies: Some of the files should also be on the host as files of another artifact. For the name of each
+            of these: the other artifact's directory, and the name of the file there.
     """
 
     target: str
@@ -304,7 +304,7 @@ def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str
 def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Path]:
     """Return the files of the device's keys by name; none if `keys` is None.
 
-    `directory` is the artifact's directory.
+    `directory` is the artifact's directory. Raise DicompilerError if a file is missing.
     """
     if keys is None:
         return {}
@@ -381,7 +381,7 @@ def _parse_probe(
     """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old.
 
     `packages` has the oldest versions of the packages that the device needs. `needed` are the IR version and the opset
-    that the host's onnxruntime must support; None without onnxruntime.
+    that the host's onnxruntime must support; None if the device does not use onnxruntime.
     """
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
     pip, hosts_file_hint = f"{location.python} -m pip install", ""

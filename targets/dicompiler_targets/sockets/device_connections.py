@@ -206,7 +206,7 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
         return value[0], value[1]
     raise ProtocolError(
         f"its address for peers is {value[0][:100]!r}, port {value[1]}, but it connected from {min(allowed_hosts)}: "
-        "let it listen at that address, or set its address in the hosts file"
+        f"let it listen at {min(allowed_hosts)} (--listen), or set its key address in the hosts file"
     )
 
 
@@ -294,7 +294,7 @@ class DeviceMessages:
             output_filter.check(header)
         elif message_type is MessageType.DONE:
             if header.length != COMPUTE_SECONDS.size:
-                raise ProtocolError(f"received DONE of {header.length} bytes")
+                raise ProtocolError(f"received DONE of {header.length} bytes, expected {COMPUTE_SECONDS.size}")
             if not self._is_late(header):
                 self._window.check(frame, "DONE")
                 if process.device not in self._role_ios[self._schedule.role_index(frame)].active_devices:

@@ -141,8 +141,9 @@ def _role_document(
 ) -> Json:
     """Return the description of a device's work in one role: in the normal plan, a replica or a failure plan.
 
-    `files` and `hoisted` have the file name and the HoistedSegment of each segment. The transfers of all roles are
-    numbered consecutively; `first_transfer` is the number of this role's first transfer.
+    `files` has the file name of each segment. `hoisted` has each segment without the nodes that only move data, and the
+    copies that the runtime makes instead. The transfers of all roles are numbered consecutively; `first_transfer` is
+    the number of this role's first transfer.
     """
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)

@@ -49,7 +49,7 @@ class InFlightFrame:
         inputs: The inputs; None if the frame cannot be sent again, or need not be.
         sent_at: When the frame was first sent (time.perf_counter).
         finished_at: When the last output arrived (time.perf_counter).
-        computing_since: When the first device started to compute the frame (time.perf_counter), if known.
+        computing_since: When the first device started to compute the frame (time.perf_counter); math.inf if not known.
         number: The frame's number, which changes when the frame is sent again.
         role_io: Inputs and outputs of the role that the frame uses.
         active_devices: The devices that take part in the frame.
@@ -84,7 +84,7 @@ class FrameReader:
 
     A list or tuple is read directly. Frames of any other iterator are read in a thread, which checks and copies each
     frame with `copy`, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the
-    end. It pauses while `limit` frames are read but not yet released by the session.
+    end. The thread pauses while `limit` frames are read but not yet released by the session.
 
     Attributes:
         queue: The frames that were read and not taken.
@@ -528,7 +528,10 @@ class ClusterSession(Session):
         interruption_s: float = 0.0,
         takeover_s: float = 0.0,
     ) -> None:
-        """Add a failure, takeover or return to the event log. The reason of a failure may still change."""
+        """Add an event of this `kind` ("failure", "takeover" or "return") to the event log.
+
+        The reason of a failure may still change. The last three parameters are fields of RunEvent, for takeovers.
+        """
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
         at_s = time.perf_counter() - self.opened_at

@@ -115,7 +115,10 @@ class SessionGuard:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Take a turn in the context, and end the session if it raises. Raise RunError if the session has ended."""
+        """Take a turn in the context, and end the session if the context raises an exception.
+
+        Raise RunError if the session has ended already.
+        """
         with self.take_turn():
             self.check_end()
             try:

@@ -77,10 +77,11 @@ class Suspicions:
 def choose_left_out(
     suspicions: Sequence[DeviceFailure], is_covered: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...]:
-    """Return the devices to leave out, so that all remaining devices reach each other.
+    """Return the devices without which the run continues, so that all remaining devices reach each other.
 
     The result has as few devices as possible, and preferably those that are cut off from the most others. `is_covered`
-    returns True if a failure plan covers the failure of the given devices. Return () if no covered set is sufficient.
+    returns True if a failure plan covers the failure of the given devices. Return () if no devices that a failure plan
+    covers are sufficient.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     candidates = rank_suspects(suspicions)[:MAX_CANDIDATES]

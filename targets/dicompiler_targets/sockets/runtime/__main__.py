@@ -161,7 +161,12 @@ def _parse_options() -> Any:
     add("--threads", type=int, default=0, help="threads that compute (default: as in the manifest)")
     add("--cores", help="run only on the processors with these numbers (0,1,…)")
     add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of each segment, to emulate a slower board")
-    add("--speeds", default="", metavar="S:SPEED,…", help="changes of the emulated board's speed, and their times")
+    add(
+        "--speeds",
+        default="",
+        metavar="TIME:SPEED,…",
+        help="factors for the emulated board's speed from these times on (Python's time.perf_counter)",
+    )
     add("--timeout", type=float, default=3600.0, help="seconds until the run must have started")
     add("--heartbeat", type=float, default=2.0, help="seconds between heartbeats; missing three counts as a failure")
     add(

@@ -86,7 +86,7 @@ class DeviceDaemon:
         is_insecure: bool,
         log: DaemonLog,
     ) -> None:
-        """Check the settings for the device in `directory`, with a listener that is bound to an address.
+        """Check the settings of the device whose files are in `directory`. `listener` is bound to an address already.
 
         Clients and peers prove their membership of the cluster by certificates or, if `keys` is None, by the secret
         `token`. Raise ValueError if there are neither keys nor a token. Raise ValueError if there are no keys, the

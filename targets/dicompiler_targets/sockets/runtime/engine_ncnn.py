@@ -17,7 +17,7 @@ REDUCED_PRECISION_OPTIONS = ("use_fp16_packed", "use_fp16_storage", "use_fp16_ar
 
 
 class EngineNetwork:
-    """A loaded network."""
+    """A network that ncnn has loaded."""
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
         """Load the files of a network; raise ValueError if ncnn is missing or cannot load them.

@@ -122,7 +122,10 @@ class EventLoop:
                     channel.push()
 
     def run_until(self, is_ready: Callable[[], object], deadline: float | None = None) -> bool:
-        """Run the loop until `is_ready` or until the deadline (time.monotonic); return True if ready."""
+        """Run the loop until `is_ready` returns a true value or the deadline (time.monotonic) passes.
+
+        Return True if `is_ready` returned a true value.
+        """
         if self._posted:
             self.push()
         if is_ready():
@@ -160,7 +163,7 @@ class EventLoop:
         return bool(self._blocked or self._paused)
 
     def wake(self) -> None:
-        """Make the thread that runs the loop check its condition and its channels again."""
+        """Make the thread that runs the loop check the channels and the condition of `run_until` again."""
         if self._is_polling:
             with contextlib.suppress(OSError):  # The pipe is full or closed.
                 os.write(self._wake_write, b"\0")

@@ -153,19 +153,20 @@ class EmulatedSpeed:
     """The speed of an emulated board, which can change during a run.
 
     Attributes:
-        changes: Times (time.perf_counter) and the speeds from these times on, as multiples of the board's own speed.
+        changes: Pairs of a time (time.perf_counter) and the speed from this time on, in ascending order. The speed is a
+            factor: 1.0 is the board's normal speed.
     """
 
     changes: Sequence[tuple[float, float]] = ()
 
     @staticmethod
     def parse(text: str) -> EmulatedSpeed:
-        """Return the speed that the option --speeds describes: `SECONDS:SPEED,…`."""
+        """Return the speed that the option --speeds describes: TIME:SPEED, separated by commas."""
         pairs = (change.split(":") for change in text.split(",") if change)
         return EmulatedSpeed([(float(at), float(speed)) for at, speed in pairs])
 
     def at(self, time_s: float) -> float:
-        """Return the speed at a time."""
+        """Return the speed at `time_s` (time.perf_counter); 1.0 before the first change."""
         return next((speed for at, speed in reversed(self.changes) if at <= time_s), 1.0)
 
 
@@ -224,7 +225,7 @@ class StepExecutor:
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        self._states: dict[tuple[int, str], Any] = {}  # States by name and the frame that reads them.
+        self._states: dict[tuple[int, str], Any] = {}  # By frame that reads the state, and by name.
         self._next_number = 0  # The number of the last frame that began, plus 1.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
@@ -378,7 +379,7 @@ class StepExecutor:
                 self._states[frame.number + 1, name] = state
 
     def _discard_unread_states(self) -> None:
-        """Discard states that were kept for finished frames. Frames that reset their states have not read them."""
+        """Discard the states for frames that are finished now: such a frame reset its states and did not read these."""
         oldest = min((frame.number for frame in self.frames), default=self._next_number)
         self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 
@@ -435,7 +436,7 @@ def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
     """Return the error of a step, extended by the names of all devices that send tensors to this one."""
     senders = sorted({entry["sender"] for entry in role.received.values() if "sender" in entry})
     names = ", ".join(map(repr, senders))
-    return ValueError(f"{error}; its inputs depend on tensors from {names}" if senders else str(error))
+    return ValueError(f"{error}; the device computes with tensors from {names}" if senders else str(error))
 
 
 def _make_run_options() -> Any:

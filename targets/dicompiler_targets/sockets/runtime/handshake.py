@@ -75,7 +75,10 @@ class RunCredentials:
 
 
 def derive_token(token: str, *context: str) -> str:
-    """Derive a secret from `token` that is valid only for the handshake or run that `context` identifies."""
+    """Derive a secret from `token` that is valid only for the handshake or run that `context` identifies.
+
+    Return '' if `token` is ''.
+    """
     text = json.dumps(context).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 
@@ -142,7 +145,10 @@ class ConnectionAcceptor(ConnectionQueue):
         greet_connection: GreetConnection,
         is_member_host: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Start to accept connections. `is_member_host` returns True for the addresses of known members of the run."""
+        """Start to accept connections.
+
+        `is_member_host` returns True for the addresses of known members of the run; by default, no member is known.
+        """
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
         self._is_member_host = is_member_host

@@ -27,8 +27,8 @@ class Mailbox:
     """Tensors and orders that have arrived for one device, by key.
 
     DeviceRun creates the object and puts items in. A tensor's key is its frame number and its name; the executor takes
-    it out. An order is a coordinator's or a peer's message without a tensor; its key is a string or starts with a
-    string, for example ("frame", 3) for the announcement of frame 3.
+    it out. An order is a message of the coordinator or of a peer without a tensor; its key is a string or starts with
+    a string, for example ("frame", 3) for the announcement of frame 3.
 
     Attributes:
         changes: Number of changes so far, by which a waiting thread notices that something arrived.
@@ -52,7 +52,7 @@ class Mailbox:
         self.order_changes += 1
 
     def drop(self, first: int) -> None:
-        """Discard everything of frames before `first`, and order the main thread to drop these frames."""
+        """Discard all items of frames before `first`, and order the main thread to drop these frames."""
         for key in list(self._items):
             number = key[1] if key[0] in ("frame", "skip") else key[0]
             if isinstance(number, int) and number < first:

@@ -161,7 +161,7 @@ class PeerConnections:
                 self.report_failure(peer, str(error))
 
     def _connect(self, peer: str, address: Any) -> None:
-        """Connect to a peer. Try again if it closes the connection, as it may do while many clients connect to it."""
+        """Connect to a peer. Try again if the peer closes the connection, as it may while many clients connect."""
         timeout_s = seconds_left(min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S))
         if self._schedule.tolerates_failures:
             timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * self._settings.heartbeat_s)

@@ -21,7 +21,7 @@ MAGIC, PROTOCOL_VERSION = b"DICO", 6
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
 """Fields: magic, protocol version, message type, flags (0), index, frame number, length of the payload."""
 COMPUTE_SECONDS = struct.Struct("<d")
-"""The payload of DONE."""
+"""The payload of DONE: the seconds in which the device computed the frame."""
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
 """Length limit for JSON messages, as long as the other end has not proved its identity."""

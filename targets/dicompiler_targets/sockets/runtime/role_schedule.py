@@ -74,9 +74,10 @@ class RoleSchedule:
         return min(candidates, key=len, default=None)
 
     def change(self, failed: Collection[str], first_frame: int, oldest_frame: int) -> None:
-        """Use the roles for a set of failed devices, a result of find_failed_set, from `first_frame` on.
+        """From frame `first_frame` on, use the roles that are made for the failure of the devices `failed`.
 
-        The roles of frames before `oldest_frame` are forgotten. Raise ValueError if there is no role for the set.
+        `failed` is a result of find_failed_set. The roles of frames before `oldest_frame` are forgotten. Raise
+        ValueError if no role is made for exactly these failed devices.
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:

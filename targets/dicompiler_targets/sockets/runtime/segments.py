@@ -121,7 +121,7 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
                     sessions[segment["file"]] = NetworkSession(directory, segment, threads, not manifest["peers"])
                 else:
                     sessions[segment["file"]] = _make_session(path, manifest, threads)
-        except Exception as error:  # onnxruntime's errors have no other common base.
+        except Exception as error:  # Only this class is common to all errors of onnxruntime.
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
     return [sessions[segment.get("file")] for segment in segments]
 
@@ -147,7 +147,7 @@ def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no other common base.
+    except Exception as error:  # Only this class is common to all errors of onnxruntime.
         if "QuantizeLinear" not in str(error):
             raise
         options.add_session_config_entry("session.qdqisint8allowed", "1")
@@ -181,14 +181,14 @@ def run_segment(
                 binding.bind_output(name)
         session.run_with_iobinding(binding, run_options)
         return dict(zip(segment["outputs"], binding.get_outputs(), strict=True))
-    except Exception as error:  # onnxruntime's errors have no other common base.
+    except Exception as error:  # Only this class is common to all errors of onnxruntime.
         raise _segment_error(segment, error) from error
 
 
 def _run_non_tensor(
     session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any], run_options: Any
 ) -> dict[str, Any]:
-    """Run a segment with inputs or outputs that are strings or no tensors, which onnxruntime cannot bind."""
+    """Run a segment with inputs or outputs that are strings or not tensors, which onnxruntime cannot bind."""
     outputs = session.run(segment["outputs"], {name: values[name] for name in segment["inputs"]}, run_options)
     found = dict(zip(segment["outputs"], outputs, strict=True))
     for name in found.keys() - set(segment["unsized"]):
@@ -200,10 +200,10 @@ def _run_non_tensor(
 
 
 def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_options: Any = None) -> None:
-    """Run a segment on the inputs and outputs that `binding` fixes; raise ValueError if the engine fails."""
+    """Run a segment with the inputs and outputs that are bound in `binding`; raise ValueError if the engine fails."""
     try:
         session.run_with_iobinding(binding, run_options)
-    except Exception as error:  # onnxruntime's errors have no other common base.
+    except Exception as error:  # Only this class is common to all errors of onnxruntime.
         raise _segment_error(segment, error) from error
 
 
@@ -241,7 +241,7 @@ class RegionCopy:
         self._target_offset, self._target_strides = _offset_and_strides(*target, axis, element_bytes)
 
     def views(self, source: Any, target: Any) -> MemoryCopy:
-        """Return target and source of the copy as views of the memory of both tensors."""
+        """Return target and source of the copy as views of the memory of the tensors `target` and `source`."""
         target_view = np.ndarray(self._counts, self._type, target, self._target_offset, self._target_strides)
         return target_view, np.ndarray(self._counts, self._type, source, self._source_offset, self._source_strides)
 
@@ -300,7 +300,7 @@ class SegmentIO:
         self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` and the inputs assembled from them.
+        """Return `values` together with those inputs of the segment that are assembled from them.
 
         Raise ValueError if a value does not have the planned type or shape.
         """
@@ -407,9 +407,9 @@ class BufferSet:
 
 
 class BufferPool:
-    """The buffer sets of one role (the normal plan, a replica or a failure plan).
+    """The buffer sets (reused memory for small tensors) of one role: the normal plan, a replica or a failure plan.
 
-    Each set serves one frame at a time.
+    Each set is used for one frame at a time.
     """
 
     def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any], segment_ios: Sequence[SegmentIO]) -> None:

@@ -64,7 +64,7 @@ ALERTS = {
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until `deadline` (time.monotonic), at least 0.001; 0 would mean not to block."""
+    """Return the seconds until `deadline` (time.monotonic), at least 0.001. A timeout of 0 would mean not to block."""
     return max(0.001, deadline - time.monotonic())
 
 
@@ -398,7 +398,7 @@ class TlsKeys:
 
 
 def tls_error(error: ssl.SSLError) -> Exception:
-    """Return a PeerRefused for an error that the other end reported; else return a ProtocolError."""
+    """Return the exception to raise for a TLS error: PeerRefused if the other end reported it, else ProtocolError."""
     code, reason = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
         unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
@@ -431,13 +431,19 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
 
 
 def check_identity(identity: str | None, expected: str, peer: str) -> None:
-    """Raise ProtocolError if `peer` has a certificate with another identity than expected."""
+    """Raise ProtocolError if the identity in the certificate of `peer` is not the expected one.
+
+    Without TLS, `identity` is None and is not checked.
+    """
     if identity is not None and identity != expected:
         raise ProtocolError(f"{peer} has the certificate of {identity!r}: give each device its own keys")
 
 
 def check_encryption(host: str, keys: TlsKeys | None, is_insecure: bool) -> None:
-    """Raise ValueError if unencrypted tensors would be sent to another host, and `is_insecure` is false."""
+    """Raise ValueError if unencrypted tensors would be sent to another host, although `is_insecure` is false.
+
+    `host` is the IP address of this end or of the other end. A loopback address means that both are on this host.
+    """
     if keys is None and not is_insecure and not is_loopback(host):
         raise ValueError(
             f"{host} is not a loopback address and there are no keys: give those that 'dicompiler keys' created "
