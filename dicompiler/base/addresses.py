@@ -8,9 +8,10 @@ import socket
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of "10.0.0.2", "pi01.local:7000", "fd00::2" or "[fe80::2%eth0]:7000"; port 0 means none.
+    """Return the host and the port of an address; the port is 0 if the text has none.
 
-    The runtime on boards has a function of the same name, because it cannot import this package.
+    Addresses are, for example, "10.0.0.2", "pi01.local:7000", "fd00::2" and "[fe80::2%eth0]:7000". The runtime on
+    boards has a function of the same name, because it cannot import this package.
 
     Raises:
         ValueError: The text is not an address.
@@ -43,13 +44,14 @@ def is_ip_address(host: str) -> bool:
 def resolve_host(host: str) -> str:
     """Return an IP address of a host that other hosts can use.
 
-    Addresses that are valid on a single host or link come last: loopback addresses, and link-local ones.
+    If a name has several addresses, an ordinary one is preferred to a link-local one, and both to a loopback address.
 
     Args:
         host: A name, or an IP address, which is returned unchanged.
 
     Returns:
-        The address. A link-local one has no zone, because each host has its own names of interfaces.
+        The first address. A link-local address has no zone (such as %eth0), because each host has its own names of
+        interfaces.
 
     Raises:
         OSError: The name cannot be resolved.

@@ -71,7 +71,10 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Raise DicompilerError if nothing can be written at `path`, so that a command fails before it does any work."""
+    """Raise DicompilerError if nothing can be written at `path`; do nothing if `path` is None.
+
+    Commands call this function first, so that they fail before they do any work.
+    """
     if path is None:
         return
     if not path.parent.is_dir():
@@ -96,8 +99,8 @@ def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iter
 def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
     """Yield a new directory that replaces `output` when the block ends without an error.
 
-    `check_output_directory` says which directories can be replaced. If all generated files are the same as before,
-    `output` is not touched. Otherwise:
+    `check_output_directory` explains the parameters, and says which directories can be replaced. If all generated files
+    are the same as before, `output` is not touched. Otherwise:
     - The user's own files are kept.
     - Generated files that are not written again are removed.
     - Generated files with the same bytes and mode as before keep their modification times, except `main_file`. Its
@@ -267,7 +270,7 @@ def _link_or_copy(old: Path, new: Path) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError as error:
-        # EXDEV: `old` is on another file system, which is mounted in the output directory and cannot be carried over.
+        # EXDEV: `old` is on another file system, mounted inside the output directory. Its files are not copied.
         if error.errno == errno.EXDEV:
             raise
         shutil.copy2(old, new, follow_symlinks=False)

@@ -7,7 +7,7 @@ import threading
 from typing import IO
 
 KEPT_BYTES = 1 << 19
-"""Number of bytes that are kept from the start of the output, and again from its end."""
+"""Number of bytes that are kept of the start of the output. The same number is kept of its end."""
 
 
 class CapturedOutput:
@@ -30,7 +30,7 @@ class CapturedOutput:
         """Return the output that has been read so far, which is all of it if the process has ended.
 
         Returns:
-            The output. If it is too long, a note replaces its middle.
+            The output. If it is longer than the kept bytes, a note replaces its middle.
         """
         self._thread.join(0.2)
         with self._lock:

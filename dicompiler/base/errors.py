@@ -132,7 +132,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 _HINT_BY_MARKER_FILE = {
     "artifact.json": "it is an artifact of 'dicompiler compile'{part}: 'dicompiler run {path}' runs it",
-    "front.json": "it is a front of 'dicompiler explore': give one of the artifacts or plans in it",
+    "front.json": "it is a Pareto front of 'dicompiler explore': give one of the artifacts or plans in it",
     "profile_run.py": "it is a package of 'dicompiler profile': run its profile_run.py on the device",
 }
 
@@ -141,12 +141,13 @@ def describe_wrong_path(path: str | Path, part: str = "") -> str:
     """Return a hint to append to an error message if `path` is an output of dicompiler, or is in an artifact.
 
     An example is ": it is an artifact of …". For any other path, the hint is "". If `path` is an artifact, the user
-    probably meant a file in it: `part` is the relative path of this file, such as "plan.json".
+    probably meant a file in it: `part` is the relative path of this file, such as
+    "reference/model.onnx".
     """
     place = Path(path)
     for name, text in _HINT_BY_MARKER_FILE.items():
         if (place / name).is_file():
-            meant = f" (its own is {place / part})" if part and (place / part).is_file() else ""
+            meant = f" (did you mean {place / part}?)" if part and (place / part).is_file() else ""
             return ": " + text.format(path=place, part=meant)
     for parent in place.parents[:2]:
         if (parent / "artifact.json").is_file():

@@ -69,8 +69,8 @@ def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: st
 
     Args:
         given: The input; anything but an integer array is ignored.
-        tables: Tables that the input indexes, with the keys of `lookup_tables` in artifact.json: `table` (name), `rows`
-            (number of rows), `min_index`, and optionally `cast_dtype`, `offset` and `region`.
+        tables: Tables that the input indexes, as artifact.json lists them under `lookup_tables`. Its schema describes
+            the keys of a table, for example `rows` (number of rows).
         place: Beginning of error messages: the input's name.
 
     Raises:

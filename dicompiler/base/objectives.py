@@ -51,7 +51,7 @@ def speed_metric(objective: str) -> str:
 
 
 def format_objective(objective: str, value: float) -> str:
-    """Return a value of an objective as short text with its unit; a weighted sum has none.
+    """Return a value of an objective as short text with its unit. Weighted sums have no unit.
 
     ("throughput", 0.0123) ⇒ "12.3 ms"; ("memory", 4.03e6) ⇒ "4.03 MB"
     """

@@ -44,7 +44,7 @@ class Spec:
             `key=` gives no value, and `key=""` gives one empty value.
 
     Raises:
-        ValueError: The name or an option's name contains a character that cannot be written.
+        ValueError: The name or an option's name contains a character that the text form does not allow.
     """
 
     name: str
@@ -167,7 +167,7 @@ def parse_spec(text: str, label: str = "spec") -> Spec:
 def parse_pipeline(text: str, label: str = "pipeline", item: str = "pass") -> tuple[Spec, ...]:
     """Parse one or more specs that are separated by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`.
 
-    A syntax error begins with `label`, and calls the things that the specs describe `item`.
+    A syntax error begins with `label`, and calls one spec `item`.
     """
     parser = _SpecParser(text, label)
     specs: list[Spec] = []
@@ -205,7 +205,7 @@ class _OptionType:
         text: Type as text, for example `int` or `true|false`.
         parse: Function that converts the text of one value, or raises ValueError.
         takes_many: True if the option takes any number of values.
-        is_optional: True if the option can be None, which is written without a value.
+        is_optional: True if the option can be None, which is written `key=`.
     """
 
     text: str
@@ -245,7 +245,7 @@ def _option_type(annotation: Any) -> _OptionType:
     """Return the option type for the annotation of a dataclass field.
 
     Raises:
-        TypeError: Options cannot have a type with this annotation.
+        TypeError: The annotation is not a type that an option can have.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _SCALAR_TYPES:
@@ -269,7 +269,7 @@ def _option_types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _OptionT
     """Return each field that a dataclass's constructor accepts, with its option type, by field name.
 
     Raises:
-        TypeError: Options cannot have the type of a field. The message names the field.
+        TypeError: A field has a type that an option cannot have. The message names the field.
     """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")

@@ -1,4 +1,4 @@
-"""Limits of this process: its address space, and pauses of its garbage collector."""
+"""Limits of this process's memory, and pauses of its garbage collector."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TYPE_NAMES = {
     "null": "null",
 }
 _MAX_DIGITS = 100
-"""Maximum number of digits of an integer. Python has its own limit, but its message speaks of Python settings."""
+"""Maximum number of digits of an integer. Python's own limit is not used: its message names Python settings."""
 # If a document has several errors, only one is shown: the one with the earliest keyword in this list, because its
 # message helps most. A misspelt key (additionalProperties), for example, explains a missing key (required).
 _VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
@@ -80,7 +80,7 @@ def load_json(path: str | Path) -> Any:
     except ValueError as error:
         raise DicompilerError(f"{path}: not JSON: {error}") from None
     except RecursionError:
-        raise DicompilerError(f"{path}: its objects are nested too deeply: give a file of dicompiler") from None
+        raise DicompilerError(f"{path}: its objects are nested too deeply: give a file that dicompiler wrote") from None
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def check_format(document: Any, name: str, place: str) -> None:
     (family, _, version), (expected_family, _, expected_version) = found.partition("/"), expected.partition("/")
     if family == expected_family:
         is_newer = version.isdigit() and int(version) > int(expected_version)
-        remedy = "install a newer dicompiler" if is_newer else load_schema(name).get("x-remedy", "write it again")
+        remedy = "install a newer dicompiler" if is_newer else load_schema(name).get("x-remedy", "write the file again")
         raise DicompilerError(f"{place}: format {found} is not supported (this version reads {expected}): {remedy}")
 
 
@@ -224,13 +224,13 @@ def _describe_limit_error(kind: str, allowed: Any, value: Any) -> str:
         "exclusiveMinimum": f"{shown} is too small (allowed: more than {allowed})",
         "minItems": f"a list of {many} is too short (allowed: {allowed} or more entries)",
         "maxItems": f"a list of {many} is too long (allowed: {allowed} or fewer entries)",
-        "maxLength": f"a text that is too long (allowed: {allowed} or fewer characters)",
-        "minLength": f"an empty text (allowed: {allowed} or more characters)",
+        "maxLength": f"the text is too long (allowed: {allowed} or fewer characters)",
+        "minLength": f"the text is empty (allowed: {allowed} or more characters)",
         "minProperties": f"too few keys (allowed: {allowed} or more)",
-        "uniqueItems": f"{shown} holds an entry twice (allowed: each once)",
+        "uniqueItems": f"{shown} contains an entry twice (allowed: each once)",
         "pattern": f"{shown} has a character that is not allowed here (allowed: texts that match {allowed})",
     }
-    return texts.get(kind, f"{shown} does not fit the schema's {kind}")
+    return texts.get(kind, f"{shown} violates the keyword {kind!r} of the schema")
 
 
 def _type_names(allowed: str | Sequence[str]) -> str:

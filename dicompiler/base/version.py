@@ -25,7 +25,7 @@ def package_version() -> str:
 
 
 def parse_release(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, to compare it with an oldest version: "1.26.4rc1" ⇒ (1, 26).
+    """Return the first two numbers of a version, to compare it with a minimum version: "1.26.4rc1" ⇒ (1, 26).
 
     Args:
         version: The version.

@@ -1,6 +1,6 @@
 """The base class of cost models, and the cost model `analytic`.
 
-A cost model predicts the seconds that a device computes on a share of a layer.
+A cost model predicts the seconds that a device needs to compute a share (a piece) of a layer.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class LinearModel(ProfileBasedModel):
         }
 
     def knows_engine(self, device: Device, engine: str) -> bool:
-        """Return True for onnxruntime and for engines in the profile; stated coefficients have no engine."""
+        """Return True for onnxruntime; for other engines, only if the model rests on a profile with their times."""
         return engine == DEFAULT_ENGINE or (bool(self.file) and super().knows_engine(device, engine))
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:

@@ -124,7 +124,7 @@ class LinkScheduler(Generic[T]):
         for link in changed.links:
             for flow in link.flows:
                 load = 1.0
-                for used_link in flow.links:  # Not max(): a simulation spends most of its time in this loop.
+                for used_link in flow.links:  # A loop is faster than max(), and most of a simulation is spent here.
                     if used_link.load > load:
                         load = used_link.load
                 speed = 1.0 / load

@@ -1,7 +1,7 @@
 """Memory of a program on each device: weights, live tensors and buffers.
 
 A tensor is live from the moment it is computed or received to its last use. The program determines these numbers
-exactly. `Target.memory` returns what the target needs in addition.
+exactly. `Target.memory_overhead` returns the bytes that the target needs in addition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of operations and bytes for a share of a layer, from which cost models predict times.
+"""Numbers of operations and bytes for a share (a piece) of a layer, from which cost models predict times.
 
 The rule of each operator states its operations (`OperatorRule.cost`). Weights are not needed.
 """

@@ -368,7 +368,7 @@ def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], pla
         zero = [name for name, value in costs.items() if name in _MEASURED_COSTS and not value]
         if zero:
             raise DicompilerError(
-                f"{place}: runtime_costs.{target}: {', '.join(zero)}: 0 s is not a cost that was measured: measure the "
+                f"{place}: runtime_costs.{target}: {', '.join(zero)}: 0 s cannot be a measured cost: measure the "
                 f"device again on an idle host ('dicompiler profile --target {target}')"
             )
 

@@ -145,9 +145,10 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
     """Return the fraction of a layer's time that remains if only `region` of its output is computed.
 
-    `full` is the region of the whole output. If several axes are cut, the fractions that each cut leaves are
-    multiplied. A part of the time remains even at size 0, for example to read all weights. This part is not
-    multiplied, but added to the product.
+    `full` is the region of the whole output. If one axis is cut, the result is the fraction that this cut leaves. If
+    several axes are cut, a fixed part of the time is assumed to remain, for example to read all weights: the smallest
+    time that any of the cuts leaves at size 0. In the rest of the time, the fractions that the cuts leave are
+    multiplied.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)

@@ -220,8 +220,9 @@ class ConversionCost(NamedTuple):
 BLOCK_ENCODER, BLOCK_DECODER = ConversionCost(6, 8), ConversionCost(2, 7)
 """Cost of encoding and decoding int8-block.
 
-In onnxruntime on an x86 server, 1024 values took 8.7 and 5.0 µs between two matrix products that replace the content of
-the caches, and 100 000 values took 182 and 70 µs. A copy takes 0.5 µs and 0.08 ns per byte there.
+Measured in onnxruntime on an x86 server: encoding and decoding 1024 values took 8.7 and 5.0 µs between two matrix
+products, which replace the content of the caches. For 100 000 values it took 182 and 70 µs. A copy takes 0.5 µs plus
+0.08 ns per byte there.
 """
 
 
@@ -235,11 +236,14 @@ class CopyCounts(NamedTuple):
 def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
     """Return the copies that each task (one device's share of a layer) makes in a frame of the first replica.
 
-    A task copies inputs that it slices or joins, and regions that it slices from its output in order to send them. If a
-    tensor is sent in a narrower wire type, the casts of the sender and of the receiver each count as one copy of the
-    bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long as a slice; a
-    cast to bfloat16 took up to four times as long. Encoders and decoders of int8-block cost `BLOCK_ENCODER` and
-    `BLOCK_DECODER`. The copies of `count_lookup_copies` are included.
+    The following operations count as copies:
+
+    - Slices and joins of the task's inputs.
+    - Slices of the task's output, if only a region of it is sent.
+    - Casts of the sender and of the receiver, if a tensor is sent in a narrower wire type. Each cast counts as one copy
+      of the bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long as a
+      slice, and casts to bfloat16 up to four times as long. For int8-block, `BLOCK_ENCODER` and `BLOCK_DECODER` count.
+    - The nodes of table lookups, see `count_lookup_copies`.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {

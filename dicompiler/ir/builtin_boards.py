@@ -13,13 +13,15 @@ from dicompiler.ir.cluster import Device, EngineRate, Host, Network
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _GATEWAY = " Network: CoopAI's gateway, which all boards share at 100 Mbit/s, without latency."
-# Rates with ncnn: fitted to the times of AlexNet, VGG16, ResNet-18, ResNet-50, MobileNetV2 and SqueezeNet with four
-# threads in ncnn's benchmark/README.md (commit a4d2ea1), after the time of reading the weights of dense layers. They
-# are scaled to the clocks of the boards below (from 1.8 GHz for the Raspberry Pi 4, from 1.4 GHz for the Pi 3, of which
-# the table lacks VGG16). The fitted times are 0.67 to 1.20 times the published ones for the Pi 4 (SqueezeNet: 0.49),
-# and 1.00 to 1.34 for the Pi 3 (SqueezeNet: 0.61).
+# Source of the rates with ncnn: the times of AlexNet, VGG16, ResNet-18, ResNet-50, MobileNetV2 and SqueezeNet with four
+# threads in ncnn's benchmark/README.md (commit a4d2ea1). The table has no time of VGG16 for the Raspberry Pi 3.
+# - The rates are fitted to these times less the time of reading the weights of dense layers.
+# - They are then scaled from the clocks in the table (Pi 4: 1.8 GHz, Pi 3: 1.4 GHz) to the clocks of the boards below.
+# - Ratio of the fitted to the published times: 0.67 to 1.20 for the Pi 4 (SqueezeNet: 0.49), and 1.00 to 1.34 for the
+#   Pi 3 (SqueezeNet: 0.61).
 _NCNN_NOTE = (
-    " Rates with ncnn by kind of layer: fitted to ncnn's published benchmark (benchmark/README.md), at this clock."
+    " Rates with ncnn by kind of layer: fitted to ncnn's published benchmark (benchmark/README.md), scaled to this"
+    " clock."
 )
 _PI3_DESCRIPTION = (
     "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
@@ -52,9 +54,9 @@ _ORANGE_PI5_DESCRIPTION = (
 )
 _N100_DESCRIPTION = (
     "Mini-PC with Intel N100: four cores at up to 3.4 GHz, 8 GB. 74.4 GFLOP/s in float32: twice the 37.224 GFLOP/s of"
-    f" Linpack in float64 on a Radxa X4, which cools it to about 2 GHz ({_TOP500} and issue 38). Memory: 20 GB/s is an"
-    " assumption, half of the peak of 64 bits of DDR5 at 4800 MT/s. Power: 16 W with four cores busy (the same Linpack"
-    f" run); 7 W idle is an assumption.{_GIGABIT}"
+    f" Linpack in float64 on a Radxa X4, whose cooling allows about 2 GHz ({_TOP500} and issue 38). Memory: 20 GB/s is"
+    " an assumption, half of the peak of 64 bits of DDR5 at 4800 MT/s. Power: 16 W with four cores busy (the same"
+    f" Linpack run); 7 W idle is an assumption.{_GIGABIT}"
 )
 # CPU rate of the Jetson Orin Nano: the peak in float32 is 16 FLOP x 6 cores x 1.7 GHz = 163 GFLOP/s. On a Raspberry
 # Pi 5, Linpack reaches 60.5 of 153.6 GFLOP/s. The same share of 163 GFLOP/s is 64 GFLOP/s.

@@ -41,7 +41,7 @@ class Host:
 
 @dataclass(frozen=True)
 class EngineRate:
-    """Compute rate of a device for one kind of layer, if an engine other than onnxruntime computes it.
+    """Compute rate of a device with an engine other than onnxruntime, for one kind of layer.
 
     Attributes:
         engine: Name of the engine.
@@ -69,7 +69,8 @@ class Device:
         power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
         engine: Name of the engine that computes its segments.
-        engine_rates: Rates of engines other than onnxruntime, whose rate is `rate` for all kinds of layers.
+        engine_rates: Rates with engines other than onnxruntime. The rate with onnxruntime is `rate`, for all kinds of
+            layers.
     """
 
     name: str
@@ -107,8 +108,9 @@ class Device:
             kinds: Kinds of the layer, the most specific one first.
 
         Returns:
-            The rate of the first kind with a stated rate, in FLOP/s. Without one, the rate with onnxruntime is
-            returned, because onnxruntime computes the layers that an engine does not support.
+            The stated rate for the first of these kinds that has one, or else the stated rate for all other kinds, in
+            FLOP/s. If neither is stated, the rate with onnxruntime, which computes the layers that an engine does not
+            support.
         """
         stated = {entry.kind: entry.rate for entry in self.engine_rates if entry.engine == self.engine}
         return next((stated[kind] for kind in (*kinds, OTHER_KINDS) if kind in stated), self.rate)
@@ -154,7 +156,7 @@ class Network(TransferMedium):
             data passes one gateway, and all hosts share its bandwidth.
         bandwidth: Bandwidth in bit/s.
         latency: Latency in seconds.
-        links: Links between two hosts that differ from the bandwidth or latency of the network.
+        links: Links between two hosts whose bandwidth or latency differs from that of the network.
         message_overhead_s: Fixed time in seconds for which each transfer occupies its link, in addition to its bytes.
     """
 

@@ -1,4 +1,4 @@
-"""The predicted time of a frame, stated with its parts wherever a prediction is shown."""
+"""The predicted time of a frame and its two parts, which are shown together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FramePrediction:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the caller's inputs to the caller's outputs, which a run measures."""
+        """Seconds from the caller's inputs to the caller's outputs. This is the time that a run measures."""
         return self.cluster_s + self.input_output_s
 
     def __str__(self) -> str:

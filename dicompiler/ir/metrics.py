@@ -58,7 +58,7 @@ class DeviceMetrics:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which the device computes or processes messages."""
+        """Seconds of computing plus seconds of processing messages (`compute_s` + `runtime_s`)."""
         return self.compute_s + self.runtime_s
 
     @property

@@ -264,7 +264,7 @@ class OperatorRule:
             operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
         constant_stand_ins: One kind of integers for each input, separated by spaces: "- gain shift". In the exact
             check, such integers replace the values of the input if it is constant. '-': the values are kept. The last
-            kind also applies to all further inputs.
+            kind also applies to all further inputs. `dicompiler.verify.exact.integer_values` lists the kinds.
         attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces. A list of weights is
             replaced by a kind of integers, and any other attribute by a value:
             "offset=shift scale=one post_transform=NONE".

@@ -30,7 +30,7 @@ def read_output_names(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def write_output_names(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Add outputs, with their names in the user's file, to those that are listed in the metadata of a model.
+    """Add the names that outputs have in the user's file to the metadata of a model.
 
     Args:
         model: The model, which is changed.

@@ -182,7 +182,8 @@ class Platform(Memoizing):
         """Return the links that a message from one device to another occupies while it is sent.
 
         On a switch, these are the outgoing link of the sender's host and the incoming link of the receiver's host.
-        Otherwise it is the shared medium. If the link between the two hosts is slower than these, it is one more.
+        Otherwise it is the shared medium. If the link between the two hosts is slower than these, the message occupies
+        this link too.
 
         Args:
             a: Name of the sender.
@@ -268,7 +269,9 @@ class Platform(Memoizing):
 
 @dataclass(frozen=True)
 class PlatformOptions:
-    """Options behind the name of a built-in platform. They replace values of the platform; None keeps a value.
+    """Options in braces after the name of a built-in platform, such as `rpi4x2{latency="0.2 ms"}`.
+
+    They replace values of the platform. An option that is None keeps the value.
 
     Attributes:
         bandwidth: Bandwidth of the network, such as "2.5 Gbit/s".
@@ -283,7 +286,7 @@ class PlatformOptions:
     memory: str | None = field(default=None, metadata={"help": 'RAM of each host, such as "16 GiB"'})
 
     def apply(self, platform: Platform) -> Platform:
-        """Return the platform with these values.
+        """Return a copy of the platform in which these options replace values.
 
         Raises:
             DicompilerError: A text is not a quantity of the right unit.

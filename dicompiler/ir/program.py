@@ -17,7 +17,7 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""Key of the part to which a node belongs, and name of the model's node or tensor for which it was added."""
+"""Mark of a node: key of the part that it belongs to, and name of the model's node or tensor that it was added for."""
 
 NO_MODEL = onnx.ModelProto()
 """Empty model that all segments have in a program that is only simulated."""

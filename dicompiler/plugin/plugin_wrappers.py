@@ -170,7 +170,7 @@ def wrap_class(cls: Any, guard: CallGuard) -> Any:
     """Return a subclass of the plugin class `cls` that turns exceptions in its methods into PluginErrors.
 
     It also checks the results of the methods. The subclass has the name of `cls`. Its instances are equal to instances
-    of `cls` with the same fields, and are pickled as those are.
+    of `cls` with the same fields, and can be pickled if these can.
     """
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
@@ -216,7 +216,7 @@ def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _make_reduce(subclass: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """Return a `__reduce_ex__` for a wrapped class that pickles the plain class instead.
+    """Return a `__reduce_ex__` for a wrapped class. It pickles the plugin's class, which is wrapped again on loading.
 
     Pickle finds classes by their name, and the wrapped class cannot be found in this way.
     """
@@ -296,7 +296,7 @@ def _instance_check(cls: type, what: str) -> Callable[..., Any]:
 def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:
     """Return a description of the mistake in a Piece; '' if there is none.
 
-    An operator rule has returned the Piece for the region `region` of the output.
+    `piece` is the result of an operator rule for the region `region` of the output.
     """
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
@@ -441,7 +441,7 @@ def _check_seconds_table(
 ) -> Any:
     shape = (len(shares), len(devices))
     if not isinstance(result, np.ndarray) or result.shape != shape:
-        raise _InvalidResult(f"seconds_table() did not return an array (shares, devices), here {shape}")
+        raise _InvalidResult(f"seconds_table() did not return an array of shape (shares, devices), here {shape}")
     valid = (result >= 0) & ((result < math.inf) | [not device.can_compute for device in devices])
     for row, column in np.argwhere(~valid):
         raise _InvalidResult(validate_seconds(result[row, column], layer, devices[column]))

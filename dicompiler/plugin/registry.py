@@ -361,9 +361,12 @@ def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Registr
     module = metadata.EntryPoint(plugin.name, plugin.value, ENTRY_POINT_GROUP).load()
     version = getattr(module, "dicompiler_api", hookspecs.API_VERSION)
     if not isinstance(version, int) or version < 1:
-        raise TypeError(f"dicompiler_api is {version!r}, not a version of the hooks")
+        raise TypeError(f"dicompiler_api is {version!r}, not a version of the hooks: set it to {hookspecs.API_VERSION}")
     if version > hookspecs.API_VERSION:
-        raise DicompilerError(f"it is written for version {version} of the hooks, newer than {hookspecs.API_VERSION}")
+        raise DicompilerError(
+            f"it is written for version {version} of the hooks, newer than {hookspecs.API_VERSION}: install a newer "
+            "dicompiler"
+        )
     # Each plugin has its own manager, so that a failing hook does not affect other plugins.
     manager = pluggy.PluginManager(hookspecs.PLUGGY_PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -375,7 +378,7 @@ def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Registr
     for kind in PLUGIN_KINDS:
         for entry in _call_hook(plugin, kind, manager):
             if (kind, entry.name) in entries:
-                raise DicompilerError(f"it provides {PLUGIN_KINDS[kind].noun} {entry.name!r} twice")
+                raise DicompilerError(f"it provides {PLUGIN_KINDS[kind].noun} {entry.name!r} twice: rename one")
             entries[kind, entry.name] = entry
     warnings.extend(f"{plugin}: unknown hook {name!r}{did_you_mean(name, hooks)}" for name in unknown)
     return [(kind, entry) for (kind, _), entry in entries.items()]
@@ -453,10 +456,10 @@ def _check_pass_fields(step: Any) -> None:
 
 
 def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: RegistryEntry) -> RegistryEntry | None:
-    """Return the known entry that excludes `entry`; None if `entry` can be added.
+    """Return the known entry of the same name because of which `entry` is left out; None if `entry` can be added.
 
-    An operator rule replaces a known one if its `replaces` is set, or if it can split the operator and the known one
-    only states the operator's cost. A known rule whose `replaces` is set stays.
+    Only an operator rule can replace a known one: if it has `replaces=True`, or if it can split the operator and the
+    known rule only states the operator's cost. A known rule with `replaces=True` is never replaced.
     """
     if kind != "operators":
         same_name = (other for other in known.values() if canonical_name(other.name) == canonical_name(entry.name))
@@ -470,7 +473,7 @@ def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: Registr
 
 
 def _describe_conflict(kind: str, known: RegistryEntry, entry: RegistryEntry) -> str:
-    """Return the warning about an entry that is left out because of a known one."""
+    """Return the warning that `entry` is left out because the entry `known` has the same name."""
     left_out = f"{PLUGIN_KINDS[kind].noun} {entry.name!r} of {entry.full_origin} is left out"
     if known.name != entry.name:
         cause = f"its name differs from {known.name!r} of {known.full_origin} only by case, '-', '_' or '.'"

@@ -9,7 +9,7 @@ Functions and less common records are in submodules by topic:
     onnx        ONNX graphs and weights; running models and comparing their outputs
     artifacts   files of artifacts, engines, run records, and access to remote devices
     search      work budgets, memory constraints, objectives and Pareto fronts
-    utilities   error texts, bounded output capture, memoization
+    utilities   error texts, capture of the output of processes, memoization
 
 The other public packages are `dicompiler`, `dicompiler.testing` and `dicompiler.networks`. All other modules are
 internal and may change at any time. A name is imported on first use, because loading plugins must stay fast.

@@ -1,4 +1,4 @@
-"""Error texts, host names, bounded output capture, memoization and file reading."""
+"""Error texts, host names, capture of the output of processes, memoization and file reading."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -
         else:
             sizes[task.layer] = size + sum(weight_regions(routing.layers, task).values())
     if not sizes:
-        return "it only holds inputs or outputs: use another device as the source or the sink"
+        return "it computes no layer and only stores inputs or outputs: use another device as the source or the sink"
     layer = max(sizes, key=lambda name: sizes[name])
     largest = format_bytes(sizes[layer])
     if need.kind == "RAM":

@@ -71,7 +71,9 @@ def add_failover_plans(
     if (found := searches[-1].fitting_plan) is None:
         raise searches[0].memory_error()
     if len(searches) > 1:
-        log.warning("tolerate-failures: %s: the failure plans of the fastest plan do not fit: using another", selection)
+        log.warning(
+            "tolerate-failures: %s: the failure plans of the fastest plan do not fit: another plan is used", selection
+        )
     notes = dict.fromkeys(each.note for each in (found, *planner.plans.values()) if each is not None and each.note)
     return replace(found, model_digest=plan.model_digest, note="; ".join(notes))
 
@@ -122,7 +124,9 @@ class _FailurePlanner:
         """Return the sources and sinks after a failure, or None if the failure cannot be covered.
 
         Sources and sinks that did not fail are kept. If all sources or all sinks failed, the first remaining device
-        that computes takes their place. If the user chose the source or the sink, such a failure cannot be covered.
+        that computes takes their place. This is only possible if source and sink are the default, the first device, and
+        if the first device can compute. Otherwise the failure cannot be covered, and `uncovered_reasons` gets the
+        reason.
         """
         first = self.problem.platform.devices[0]
         is_default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
@@ -372,7 +376,7 @@ class _FailoverSearch:
             else:
                 misfit = misfit or (failed, missing)
         assert misfit is not None
-        subject = f"the plan without {', '.join(misfit[0])}{' in addition to the others' if covered else ''}"
+        subject = f"the plan for the failure of {' and '.join(misfit[0])}, together with the other plans,"
         return self._format_error(subject, misfit[1], self._describe_fitting(covered))
 
     def _format_error(self, subject: str, missing: Mapping[str, int], remedy: str) -> DicompilerError:
@@ -390,4 +394,4 @@ class _FailoverSearch:
             if all(failed in covered for failed in self.options if len(failed) <= count)
         ]
         single = [failed[0] for failed in covered if len(failed) == 1]
-        return f"--tolerate-failures {smaller[-1] if smaller else ','.join(single) or 0} fits"
+        return f"use --tolerate-failures {smaller[-1] if smaller else ','.join(single) or 0}, which fits"

@@ -120,8 +120,9 @@ def energy_bound(problem: Problem) -> float:
 def memory_bound(problem: Problem) -> float:
     """Return a lower bound on the memory of the fullest host in bytes, which is the larger one of two bounds.
 
-    - Each weight is stored on some host, so that the fullest host has at least the average of the computing hosts. If a
-      strided layer reads only some rows of a layer's output, only this share of the layer's weights counts.
+    - Each weight is stored on some host. The fullest host therefore stores at least the bytes of all weights divided by
+      the number of computing hosts. If a strided layer reads only some rows of a layer's output, only this share of the
+      layer's weights counts.
     - A sink stores all outputs at the end of a frame.
     """
     layers = problem.layers

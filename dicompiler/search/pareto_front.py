@@ -22,7 +22,7 @@ FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
     "memory": ("bytes", "memory use of the fullest host"),
     "communication": ("bytes", "bytes sent between devices for a frame"),
     "device-memory": ("bytes", "memory use of the fullest device"),
-    "device-energy": ("J", "energy of the device that uses most, per frame of a stream"),
+    "device-energy": ("J", "energy of the device that uses the most energy, per frame of a stream"),
 }
 """(unit, meaning) by objective name. All objectives are minimised; throughput is the time between frames."""
 

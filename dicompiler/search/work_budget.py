@@ -13,7 +13,7 @@ import time
 DEFAULT_BUDGET_S = 30.0
 """Default budget of a search, in seconds of the reference computer."""
 STEP_S, ELEMENT_S = 2e-5, 5e-9
-"""Seconds of the reference computer for one step of a table search, and for each table element that a step reads."""
+"""Seconds of the reference computer for one step of a search in cost tables, and for each element that a step reads."""
 
 
 BUDGET_NOTE = "the search ended after its budget"
@@ -83,7 +83,7 @@ class WorkBudget:
         return True
 
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
-        """Count steps of a table search and return True; if the budget is already exceeded, only return False.
+        """Count steps of a search in cost tables, and return True; if the budget is already exceeded, return False.
 
         The counted steps themselves may exceed the budget, because steps that have begun are always finished.
 

@@ -86,7 +86,7 @@ def test_accepts_a_valid_document() -> None:
         (lambda d: d.update(sink=[]), "plan.json: sink: a list of 0 entries is too short (allowed: 1 or more entries)"),
         (
             lambda d: d.update(sink=["a", "a"]),
-            'plan.json: sink: the list ["a", "a"] holds an entry twice (allowed: each once)',
+            'plan.json: sink: the list ["a", "a"] contains an entry twice (allowed: each once)',
         ),
         (
             lambda d: d["layers"].update({"a/b": {}}),
@@ -105,7 +105,10 @@ def test_reports_a_wrong_version_first() -> None:
 @pytest.mark.parametrize("name", ["plan", "platform", "run", "manifest", "artifact", "profile", "comparison", "front"])
 def test_rejects_other_versions_with_a_remedy(name: str) -> None:
     family, _, version = load_schema(name)["$id"].partition("/")
-    for other, remedy in ((1, load_schema(name).get("x-remedy", "write it again")), (99, "install a newer dicompiler")):
+    for other, remedy in (
+        (1, load_schema(name).get("x-remedy", "write the file again")),
+        (99, "install a newer dicompiler"),
+    ):
         if other == int(version):
             continue
         with pytest.raises(DicompilerError) as caught:
@@ -200,7 +203,7 @@ def test_reads_json(tmp_path: Path) -> None:
         (b'{"a": 1, "a": 2}', ": key 'a' appears twice in one object"),
         (b'{"a": NaN}', ": not JSON: NaN is not a JSON number"),
         (b"\xff\xfe", ": cannot be read: not UTF-8 text"),
-        (b"[" * 100_000, ": its objects are nested too deeply: give a file of dicompiler"),
+        (b"[" * 100_000, ": its objects are nested too deeply: give a file that dicompiler wrote"),
     ],
 )
 def test_reports_invalid_json_with_its_position(tmp_path: Path, content: bytes, expected: str) -> None:

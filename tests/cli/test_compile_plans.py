@@ -150,7 +150,7 @@ class TestMorePlans:
             ({"engines": {"pi01": "nccn"}}, "engines.pi01: unknown engine 'nccn' (did you mean 'ncnn'?)"),
             ({"wire_dtype": {"q": "float16"}}, "wire_dtype: the network has no layer and no input 'q' (known: "),
             ({"source": []}, "source: a list of 0 entries is too short"),
-            ({"sink": ["pi01", "pi01"]}, "holds an entry twice (allowed: each once)"),
+            ({"sink": ["pi01", "pi01"]}, "contains an entry twice (allowed: each once)"),
             ({"sink": "pi01"}, 'sink: expected a list, got "pi01"'),
             ({"sinks": []}, "unknown key 'sinks' (did you mean 'sink'?)"),
             ({"model_digest": "abc"}, "the plan was made for a network with another structure"),

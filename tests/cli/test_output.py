@@ -141,7 +141,7 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
     for arguments, line in (
         (
             ("compile", str(net), "--platform", "rpi4x2", "-o", "x"),
-            f"it is an artifact of 'dicompiler compile' (its own is {model})",
+            f"it is an artifact of 'dicompiler compile' (did you mean {model}?)",
         ),
         (("compile", str(model), "--platform", "rpi4x2", "--plan", str(net), "-o", "x"), "it is an artifact of"),
         (("run", str(net / "pi01")), f"it is part of the artifact {str(net)!r}: give the path of "),

@@ -257,7 +257,7 @@ class TestRuntime:
         file = written(tmp_path, document(network(), runtime_costs={"sockets": costs}))
         with pytest.raises(DicompilerError) as caught:
             model((file,)).runtime_costs(FAST, STATED, "sockets")
-        cause = f"{', '.join(names)}: 0 s is not a cost that was measured"
+        cause = f"{', '.join(names)}: 0 s cannot be a measured cost"
         remedy = "measure the device again on an idle host ('dicompiler profile --target sockets')"
         assert str(caught.value) == f"{file}: runtime_costs.sockets: {cause}: {remedy}"
 

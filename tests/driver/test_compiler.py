@@ -57,7 +57,10 @@ def test_rejects_part_on_device_without_compute(model: onnx.ModelProto) -> None:
     ("small", "message"),
     [
         (Host("pi01", 1000), "host pi01 needs .*: move layers to other hosts, above all parts of layer 'conv' .576 B"),
-        (Host("cam", 1000), "host cam needs .*: it only holds inputs or outputs: use another device as the source"),
+        (
+            Host("cam", 1000),
+            "host cam needs .*: it computes no layer and only stores inputs or outputs: use another device",
+        ),
     ],
 )
 def test_rejects_plan_that_exceeds_memory_of_a_host(model: onnx.ModelProto, small: Host, message: str) -> None:

@@ -175,7 +175,7 @@ def test_rejects_invalid_failure_plans(failures: str, message: str) -> None:
         ("[]", "replicas: a list of 0 entries is too short"),
         ('[["a"]]', "replicas[0]: expected an object"),
         ('[{}, {"a": 3}]', "replicas[1].a: expected a text"),
-        ('[{"a": ""}]', "replicas[0].a: an empty text"),
+        ('[{"a": ""}]', "replicas[0].a: the text is empty"),
     ],
 )
 def test_rejects_invalid_replicas(replicas: str, message: str, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_error_names_the_platform(fails: Callable[..., str]) -> None:
     ("source", "cause"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("dicompiler_api = 3", "it is written for version 3 of the hooks, newer than 2"),
+        ("dicompiler_api = 3", "it is written for version 3 of the hooks, newer than 2: install a newer dicompiler"),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
             "ValueError: late",

@@ -101,7 +101,10 @@ def test_plugin_may_catch_its_own_exceptions() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "text"),
-    [("shape", "seconds_table() did not return an array (shares, devices), here (1, 3)"), ("negative", "takes -")],
+    [
+        ("shape", "seconds_table() did not return an array of shape (shares, devices), here (1, 3)"),
+        ("negative", "takes -"),
+    ],
 )
 def test_wrong_arrays_of_seconds_name_the_cost_model(fault: str, text: str) -> None:
     problem = load_problem(

@@ -201,7 +201,7 @@ def test_little_memory_gets_slower_plans_and_then_an_error() -> None:
             outcome.startswith("tolerate-failures: 2: the plan ") and " more than host " in outcome
         )
     assert "the plan without failures needs" in outcomes[-1] and "no failure plan fits" in outcomes[-1]
-    assert "in addition to the others needs" in outcomes[1] and "--tolerate-failures " in outcomes[1]
+    assert "together with the other plans, needs" in outcomes[1] and "--tolerate-failures " in outcomes[1]
     tight = replace(roomy, platform=boards(*"abcd", memory=needed(roomy, generous) - 1))
     taken = add_failover_plans(tight, Stages(), first, FailureSelection(1))
     assert not missing_memory(tight, taken) and taken.failures != generous.failures

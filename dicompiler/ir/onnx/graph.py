@@ -405,7 +405,10 @@ def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGrap
 
 
 def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> ModelGraph:
-    """Return the editable graph of a message. A control-flow body can read tensors of enclosing graphs, `outer`."""
+    """Return the editable graph of a message.
+
+    A control-flow body can read tensors of the enclosing graphs: `outer` has these tensors, by name.
+    """
     values = (*proto.value_info, *proto.output, *proto.input)
     infos = {value.name: value for value in values if value.HasField("type")}
     graph = ModelGraph(proto)
@@ -441,7 +444,7 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
 def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
     """Return the value of an attribute in the form that graphsurgeon uses, or an OpaqueAttribute.
 
-    A control-flow body can read the tensors of enclosing graphs, `outer`.
+    A control-flow body can read tensors of the enclosing graphs: `outer` has these tensors, by name.
     """
     kind = attribute.type
     if attribute.ref_attr_name:

@@ -213,8 +213,8 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
     Args:
         node: Node of an edited graph.
         outer: Names of constants of enclosing graphs. A control-flow body of the node refers to them without a copy.
-        namesake: Node of the original graph with the same name. It is the original message of a node that graphsurgeon
-            made, if both have the same operator; otherwise it is ignored.
+        namesake: Node of the original graph with the same name. It is used as the original message if `node` was made
+            by graphsurgeon and both have the same operator; otherwise it is ignored.
 
     Returns:
         The message.

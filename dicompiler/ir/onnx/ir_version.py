@@ -14,19 +14,19 @@ _BASE_VERSION = 4
 _SPARSE_VERSION, _OPTIONAL_VERSION = 6, 8
 _FUNCTION_VERSION, _FUNCTION_DEFAULTS_VERSION, _OVERLOAD_VERSION = 8, 9, 10
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")
-"""Names of attributes that have the number of an element type."""
+"""Names of attributes whose value is an element type (an onnx.TensorProto.DataType)."""
 _FIRST_TYPES = ((17, 9), (21, 10), (23, 11), (24, 12), (25, 13), (27, 14))
-"""The number of the first element type (onnx.TensorProto) that each version adds, and the version."""
+"""For each IR version that added element types: the first of these types (onnx.TensorProto), and the version."""
 
 
 def lowest_ir_version(model: onnx.ModelProto) -> int:
     """Return the lowest IR version that has all element types and constructs of a model.
 
     Args:
-        model: A model whose initializers need not be graph inputs.
+        model: The model.
 
     Returns:
-        The version, which is never above the model's own.
+        The version. It is at least 4, so that initializers need not be graph inputs, but never above the model's own.
     """
     needed = {_BASE_VERSION, *map(_function_version, model.functions)}
     for root in (model.graph, *model.functions):
@@ -47,7 +47,10 @@ def _function_version(function: onnx.FunctionProto) -> int:
 
 
 def _attribute_version(attribute: onnx.AttributeProto) -> int:
-    """Return the version that an attribute needs for a constant, or for an element type such as `to` of Cast."""
+    """Return the lowest IR version that has all element types in an attribute.
+
+    These are the types of the attribute's tensors, and its value if it is an element type, such as `to` of Cast.
+    """
     types = [tensor.data_type for tensor in (attribute.t, *attribute.tensors)]
     types += [attribute.i] if attribute.name in _TYPE_ATTRIBUTES else []
     return max(map(_type_version, types))
