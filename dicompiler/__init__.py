@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
+    from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, connect_adaptive
     from dicompiler.report.write_report import write_report
     from dicompiler.target.client import Session, connect
     from dicompiler.target.run_records import RunOptions
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Comparison", "CompileOptions", "CompileResult", "Deployment", "DicompilerError", "EmulationResult", "Model",
-    "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError", "RunOptions", "Session",
-    "StrategyResult", "Swap", "SwappableSession", "UsageError", "__version__", "compare", "compile", "connect",
-    "connect_swappable", "deploy", "emulate", "open_executor", "opt", "plan", "run", "write_report",
+    "AdaptOptions", "AdaptiveSession", "Comparison", "CompileOptions", "CompileResult", "Deployment",
+    "DicompilerError", "EmulationResult", "Model", "Part", "PipelineState", "Plan", "Platform", "PluginError",
+    "RunError", "RunOptions", "Session", "StrategyResult", "Swap", "SwappableSession", "UsageError", "__version__",
+    "compare", "compile", "connect", "connect_adaptive", "connect_swappable", "deploy", "emulate", "open_executor",
+    "opt", "plan", "run", "write_report",
 ]  # fmt: skip
 
 # If type checkers saw `__getattr__`, they would accept every name as an attribute of this module.

@@ -97,12 +97,15 @@ class SwappableSession(Session):
     reports: tuple[DeviceReport, ...]
     swaps: list[Swap]
 
-    def __init__(self, directory: Path, options: RunOptions) -> None:
+    def __init__(
+        self, directory: Path, options: RunOptions, specialize: Callable[[Path, RunOptions], RunOptions] | None = None
+    ) -> None:
         """Start the devices of an artifact and wait until they are ready.
 
         Args:
             directory: The artifact.
             options: Options of the session, and of the sessions of all later artifacts.
+            specialize: Function that returns the options for one artifact, given its directory and the options of all.
 
         Raises:
             DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
@@ -114,7 +117,8 @@ class SwappableSession(Session):
         self._frame_count, self._end_reason = 0, ""
         self._retirements: list[threading.Thread] = []
         self._first_directory = directory.resolve()
-        self._current: _Version | None = _Version(directory, connect(directory, options))
+        self._specialize = specialize or (lambda _directory, options: options)
+        self._current: _Version | None = _Version(directory, connect(directory, self._options_of(directory)))
 
     @property
     def directory(self) -> Path:
@@ -240,9 +244,10 @@ class SwappableSession(Session):
 
     def _options_of(self, directory: Path) -> RunOptions:
         """Return the options for an artifact. On boards, each artifact has a directory of its own."""
-        if self._options.hosts is None or directory.resolve() == self._first_directory:
-            return self._options
-        return replace(self._options, hosts=hosts_of_artifact(self._options.hosts, directory.resolve().name))
+        options, path = self._options, directory.resolve()
+        if options.hosts is not None and path != self._first_directory:
+            options = replace(options, hosts=hosts_of_artifact(options.hosts, path.name))
+        return self._specialize(directory, options)
 
     def _options_of_replacement(self, old: Path, new: Path, link_share: float) -> RunOptions:
         """Return the options for an artifact whose files are copied to boards while another artifact runs there."""

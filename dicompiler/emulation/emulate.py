@@ -220,7 +220,7 @@ class _EmulatedArtifact:
     def run(self, directory: Path, inputs: Mapping[str, NDArray[Any]] | None, board_s: SegmentSeconds) -> RunResult:
         """Run the artifact on emulated boards, with segments that take `board_s` seconds each."""
         first = self.program.devices[0].device
-        board_s = _with_failure_segments(board_s, self.program)
+        board_s = with_failure_segments(board_s, self.program)
         with open_boards(self.platform, board_s, first, self.dilation) as emulation:
             options = options_on_boards(emulation, first, self.options)
             result = run_opened(directory, self.target, self.reference, inputs, self.frames, options)
@@ -261,10 +261,15 @@ def _open_artifact(
     )
 
 
-def _with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """Return the segment times with a 0 appended for each segment of a failure plan.
+def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
+    """Return the segment times with a 0 appended for each segment of a failure plan, which takes no emulated time.
 
-    These segments are never called, because no emulated board fails.
+    Args:
+        board_s: Seconds of the segments of all replicas.
+        program: The program, with its failure plans.
+
+    Returns:
+        Seconds of the segments of all roles.
     """
     failure_roles = [role for role in program.roles if role.failed]
     times = {}

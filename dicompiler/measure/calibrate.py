@@ -338,7 +338,7 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
             for i, name in enumerate(names)
         }
         changes = {name: factor for name, factor in factors.items() if factor}
-        platform = _scale_rates(platform, changes)
+        platform = scale_rates(platform, changes)
         if all(abs(factor - 1) < 1e-3 for factor in changes.values()):
             break
     figures = []
@@ -355,8 +355,16 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
     return platform, figures
 
 
-def _scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
-    """Return the platform with rates that are multiplied by the factors, also those of the devices' engines."""
+def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
+    """Return the platform with rates that are multiplied by the factors, also those of the devices' engines.
+
+    Args:
+        platform: The platform.
+        factors: Factors by device name; other devices keep their rates.
+
+    Returns:
+        The changed platform.
+    """
     devices = (_scale_device(device, factors.get(device.name, 1.0)) for device in platform.devices)
     return replace(platform, devices=tuple(devices))
 

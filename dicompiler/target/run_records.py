@@ -112,9 +112,12 @@ class RunEvent:
 
     Attributes:
         kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
-            `return` of a failed device; `swap` to another artifact.
-        device: The device that failed or returned. For a takeover, the device that failed last. Empty for a swap.
-        reason: For a failure, its cause. For a swap, the directory of the new artifact. Empty for the other kinds.
+            `return` of a failed device; `swap` to another artifact; `adaptation`, a search for another plan because a
+            device is slower or faster than predicted.
+        device: The device that failed or returned, or whose speed has changed. For a takeover, the device that failed
+            last. Empty for a swap.
+        reason: For a failure, its cause. For a swap, the directory of the new artifact. For an adaptation, what was
+            measured and done. Empty for the other kinds.
         down: All devices that are down after the event.
         at_s: Seconds from the start of the run to the event.
         finished_frames: Number of frames that were finished before the event. For a swap, the number of the first frame
@@ -125,7 +128,7 @@ class RunEvent:
         takeover_s: The part of `interruption_s` after the failure was noticed.
     """
 
-    kind: Literal["failure", "takeover", "return", "swap"]
+    kind: Literal["failure", "takeover", "return", "swap", "adaptation"]
     device: str
     reason: str
     down: tuple[str, ...]
@@ -138,6 +141,8 @@ class RunEvent:
     @property
     def message(self) -> str:
         """A one-line description of the event."""
+        if self.kind == "adaptation":
+            return self.reason
         if self.kind == "swap":
             return f"{self.reason} computes all frames from number {self.finished_frames} on"
         plan = f"without {', '.join(map(repr, self.down))}" if self.down else "with the original plan"

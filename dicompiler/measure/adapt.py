@@ -1,0 +1,353 @@
+"""Sessions that follow boards whose speed changes: they measure, search for a better plan, and swap to its artifact.
+
+seconds in which each device computes a frame, compared with the prediction ──too different──► search in another process
+with corrected rates ──gain is large enough──► swap ──► compare with the new prediction
+
+A board that is hot or shared computes more slowly than its platform file says. Each measured difference corrects the
+platform, so a difference that no other plan improves starts no second search.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.swap import Swap, SwappableSession
+from dicompiler.ir.platform import platform_to_toml
+from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
+from dicompiler.target.client import resolve_connect_options
+from dicompiler.target.integrity import load_artifact
+from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions
+
+log = logging.getLogger("dicompiler")
+
+SEARCH_INTERVALS_AFTER_ERROR = 6
+"""Multiple of `AdaptOptions.min_interval_s` after which a search is tried again that has failed."""
+
+
+@dataclass(frozen=True)
+class AdaptOptions:
+    """When an adaptive session searches for another plan, and when it uses that plan.
+
+    Attributes:
+        deviation: A search starts if a device computes longer than predicted by more than this share, or if its
+            prediction exceeds the measured seconds by more than this share.
+        frames: Number of frames over which the median of the measured seconds is taken. With replicas, it is the number
+            of frames of each replica.
+        min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
+        min_interval_s: Least number of seconds between two searches.
+        strategy: The strategy that searches, with its options.
+    """
+
+    deviation: float = 0.25
+    frames: int = 20
+    min_gain: float = 0.1
+    min_interval_s: float = 10.0
+    strategy: str = "auto{budget=3}"
+
+    def __post_init__(self) -> None:
+        for name in ("deviation", "min_gain", "min_interval_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"adapt: {name} must be 0 or more, not {getattr(self, name)!r}")
+        if self.frames < 1:
+            raise UsageError(f"adapt: frames must be at least 1, not {self.frames!r}")
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A search of an adaptive session, and its result.
+
+    Attributes:
+        at_s: Seconds from the opening of the session to the search.
+        ratios: Measured seconds of computing as a multiple of the predicted ones, for each device that was too fast or
+            too slow.
+        value: Predicted value of the objective with the artifact in force, for the measured speeds.
+        new_value: The same with the best artifact that was found.
+        swap: The swap; None if the gain was too small.
+        error: Why the search or the swap failed; empty if it did not.
+    """
+
+    at_s: float
+    ratios: Mapping[str, float]
+    value: float = 0.0
+    new_value: float = 0.0
+    swap: Swap | None = None
+    error: str = ""
+
+    @property
+    def message(self) -> str:
+        """A one-line description: what was measured, what was done, and what it is predicted to give."""
+        texts = (f"{name} computes {ratio:.2f} times as long as predicted" for name, ratio in self.ratios.items())
+        seen = ", ".join(texts)
+        if self.error:
+            return f"{seen}: no other plan: {self.error}"
+        gain = 1 - self.new_value / self.value if self.value else 0.0
+        if self.swap is None:
+            return f"{seen}: no better plan (the best one is {gain:.0%} better)"
+        return f"{seen}: {self.swap.new} is predicted to be {gain:.0%} better, from frame {self.swap.first_frame} on"
+
+
+@dataclass(eq=False)
+class _Observation:
+    """The measured seconds of computing with one artifact.
+
+    A round is a frame of each replica; without replicas, it is a frame.
+
+    Attributes:
+        directory: The artifact.
+        expected_s: Predicted seconds of each device in a round.
+        replica_count: Number of replicas. Frames use them in turn.
+        frames: The frames since the last call of `add` that returned seconds.
+    """
+
+    directory: Path
+    expected_s: Mapping[str, float]
+    replica_count: int
+    frames: list[FrameTimes] = field(default_factory=list)
+
+    def add(self, times: FrameTimes, round_count: int) -> dict[str, float] | None:
+        """Add a frame.
+
+        After `round_count` rounds, return the median seconds of each device in a round, and begin again.
+        """
+        self.frames.append(times)
+        if len(self.frames) < round_count * self.replica_count:
+            return None
+        rounds = [self.frames[i : i + self.replica_count] for i in range(0, len(self.frames), self.replica_count)]
+        self.frames = []
+        return {
+            name: statistics.median(sum(frame.compute_s.get(name, 0.0) for frame in found) for found in rounds)
+            for name in self.expected_s
+        }
+
+
+class AdaptiveSession(SwappableSession):
+    """A session that swaps to a better artifact if boards become slower or faster. `connect_adaptive` creates it.
+
+    Attributes:
+        adaptations: The searches so far.
+    """
+
+    adaptations: list[Adaptation]
+
+    def __init__(
+        self,
+        directory: Path,
+        options: RunOptions,
+        adapt: AdaptOptions | None = None,
+        specialize: Callable[[Path, RunOptions], RunOptions] | None = None,
+    ) -> None:
+        """Start the devices of an artifact and wait until they are ready.
+
+        Args:
+            directory: The artifact.
+            options: Options of the session.
+            adapt: When to search and to swap.
+            specialize: As for `SwappableSession`.
+
+        Raises:
+            DicompilerError: The directory is not a valid artifact.
+            RunError: A device cannot be started.
+            UsageError: The artifact has states.
+        """
+        self.adaptations = []
+        self._adapt = adapt or AdaptOptions()
+        self._specialize_others = specialize or (lambda _directory, options: options)
+        self._measurements = queue.SimpleQueue[tuple[_Observation, Mapping[str, float]] | None]()
+        self._is_adapting = self._is_closing = False
+        self._next_search_at = 0.0
+        self._search: subprocess.Popen[str] | None = None
+        self._written = list[Path]()
+        self._first = directory
+        compilation, _, problem = reopen_artifact(directory)
+        assert compilation.platform is not None and compilation.plan is not None
+        if load_artifact(directory).get("states"):
+            raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
+        self._platform = platform_to_toml(compilation.platform)
+        expected_s, replica_count = expected_seconds(compilation, problem), len(compilation.plan.replica_roles)
+        self._observation = _Observation(directory, expected_s, replica_count)
+        super().__init__(directory, options, self._with_observer)
+        self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
+        self._thread.start()
+
+    def _with_observer(self, directory: Path, options: RunOptions) -> RunOptions:
+        """Return the options for an artifact, with functions that record its failures and the times of its frames."""
+        on_event, on_frame = options.on_event, options.on_frame
+        down: list[str] = []
+
+        def record_event(event: RunEvent) -> None:
+            down[:] = event.down
+            if on_event is not None:
+                on_event(event)
+
+        def record(times: FrameTimes) -> None:
+            if on_frame is not None:
+                on_frame(times)
+            observation = self._observation
+            if observation.directory != directory:
+                return
+            if down:  # A failure plan is in use, for which nothing was predicted.
+                observation.frames.clear()
+                return
+            measured = observation.add(times, self._adapt.frames)
+            if measured is not None and time.monotonic() > self._next_search_at and not self._is_adapting:
+                self._is_adapting = True
+                self._measurements.put((observation, measured))
+
+        return self._specialize_others(directory, replace(options, on_event=record_event, on_frame=record))
+
+    def _adapt_until_closed(self) -> None:
+        while (found := self._measurements.get()) is not None:
+            observation, measured = found
+            ratios = {name: seconds / observation.expected_s[name] for name, seconds in measured.items()}
+            limit = 1 + self._adapt.deviation
+            ratios = {name: ratio for name, ratio in ratios.items() if not 1 / limit <= ratio <= limit}
+            if ratios:
+                adaptation = self._search_and_swap(observation, measured, ratios)
+                intervals = SEARCH_INTERVALS_AFTER_ERROR if adaptation.error else 1
+                self._next_search_at = time.monotonic() + intervals * self._adapt.min_interval_s
+                self._report(adaptation)
+            self._is_adapting = False
+
+    def _search_and_swap(
+        self, observation: _Observation, measured: Mapping[str, float], ratios: Mapping[str, float]
+    ) -> Adaptation:
+        """Search for another plan for the measured seconds, and swap to its artifact if the gain is large enough."""
+        number = len(self.adaptations) + 1
+        output = self._first.absolute().with_name(f"{self._first.absolute().name}.adapted-{number}")
+        adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios)
+        try:
+            answer = self._run_search(
+                SearchRequest(
+                    str(observation.directory),
+                    str(self._first),
+                    self._platform,
+                    measured,
+                    self._adapt.strategy,
+                    str(output),
+                )
+            )
+            adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value)
+            self._platform = answer.platform
+            artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
+            if artifact == observation.directory or gain <= self._adapt.min_gain:
+                # The measured seconds are the new expectation, so they start no other search.
+                self._observation = replace(observation, expected_s=measured, frames=[])
+                return adaptation
+            following = _Observation(artifact, answer.expected_s, answer.replica_count)
+            adaptation = replace(adaptation, swap=self.swap(artifact))
+            self._observation = following
+        except (DicompilerError, OSError) as error:
+            return replace(adaptation, error=str(error))
+        finally:
+            self._remove_unused_artifacts(output)
+        return adaptation
+
+    def _run_search(self, request: SearchRequest) -> SearchAnswer:
+        """Run a search in a process of its own, and return its answer."""
+        command = [sys.executable, "-m", "dicompiler.measure.adapt_search"]
+        self._search = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if self._is_closing:
+            self._search.kill()
+        output, errors = self._search.communicate(json.dumps(asdict(request)))
+        if self._is_closing:
+            raise RunError("the session was closed")
+        try:
+            answer = json.loads(output)
+            if "error" in answer:
+                raise RunError(f"the search failed: {answer['error']}")
+            return SearchAnswer(**answer)
+        except (ValueError, TypeError):
+            last = (errors.strip().splitlines() or [f"exit code {self._search.returncode}"])[-1]
+            raise RunError(f"the search ended without a result: {last}") from None
+
+    def _remove_unused_artifacts(self, output: Path) -> None:
+        """Remove the artifacts of searches that are neither in force nor the way back."""
+        self._written.append(output)
+        used = {path for swap in self.swaps[-1:] for path in (swap.old, swap.new)}
+        for path in [path for path in self._written if path not in used]:
+            shutil.rmtree(path, ignore_errors=True)
+            self._written.remove(path)
+
+    def _report(self, adaptation: Adaptation) -> None:
+        if self._is_closing:
+            return
+        self.adaptations.append(adaptation)
+        log.warning("adapt: %s", adaptation.message)
+        if self._options.on_event is not None:
+            device = next(iter(adaptation.ratios))
+            event = RunEvent("adaptation", device, adaptation.message, (), adaptation.at_s, self._frame_count)
+            self._options.on_event(event)
+
+    def close(self) -> None:
+        """Finish the frames in flight and end the devices. A search under way is stopped, a swap is finished first."""
+        self._stop_adapting()
+        super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._stop_adapting()
+        super().__exit__(kind, *error)
+
+    def _stop_adapting(self) -> None:
+        self._is_closing = True
+        self._measurements.put(None)
+        if self._search is not None:
+            self._search.kill()
+        self._thread.join()
+
+
+def connect_adaptive(
+    directory: str | Path,
+    options: RunOptions | None = None,
+    timeout: float | None = None,
+    *,
+    adapt: AdaptOptions | None = None,
+    hosts: str | Path | Hosts | None = None,
+    keys: str | Path | None = None,
+    in_flight: int | None = None,
+    on_event: Callable[[RunEvent], None] | None = None,
+) -> AdaptiveSession:
+    """Start the devices of an artifact, as `connect` does, for a session that follows changes of the boards' speed.
+
+    Each device reports the seconds in which it computes a frame. If they differ too much from the prediction, the
+    session searches for a better plan in a process of its own, and swaps to its artifact. New artifacts are written
+    next to `directory`, as DIRECTORY.adapted-N.
+
+    Args:
+        directory: The artifact's directory.
+        options: As for `connect`.
+        timeout: As for `connect`.
+        adapt: When to search and to swap. Default: `AdaptOptions()`.
+        hosts: As for `connect_swappable`.
+        keys: As for `connect`.
+        in_flight: As for `connect`.
+        on_event: As for `connect`. It is also called after each swap and each search, in the thread that searches.
+
+    Returns:
+        The session. Use it as a context manager, or close it.
+
+    Raises:
+        DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
+        RunError: A device cannot be started.
+        UsageError: An argument has the wrong type, or the artifact has states.
+    """
+    check_type(directory, (str, Path), "connect_adaptive: directory", "a path")
+    resolved = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    if resolved.start_manually:
+        raise UsageError("connect_adaptive: devices that you start yourself cannot be swapped: use connect")
+    return AdaptiveSession(Path(directory), resolved, adapt)

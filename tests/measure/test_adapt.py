@@ -1,0 +1,226 @@
+"""Sessions that follow boards whose speed changes: emulated boards on this host become slower and faster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.onnx_models import parsed
+from support.running import pids
+
+import dicompiler
+from dicompiler.analysis.prediction_error import segment_seconds
+from dicompiler.base.errors import UsageError
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.prepare import on_platform
+from dicompiler.emulation.emulate import with_failure_segments
+from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions
+from dicompiler.measure.adapt_search import correct_rates, expected_seconds
+from dicompiler.measure.calibrate import scale_rates
+from dicompiler.target.run_records import Emulation, RunEvent, RunOptions
+
+PLATFORM = scale_rates(
+    dicompiler.Platform.load('rpi4x4{bandwidth="10 Gbit/s" latency="1 us"}'),
+    dict.fromkeys(("pi01", "pi02", "pi03", "pi04"), 1e-3),
+)
+"""Boards that are so slow that this host, even if it is busy, computes a frame in a small part of their time."""
+FAST = AdaptOptions(frames=8, min_gain=0.03, min_interval_s=0.5, strategy="modnn")
+
+
+def make_model() -> onnx.ModelProto:
+    """Return a chain of convolutions that takes one board about 130 ms."""
+    weights = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
+    nodes = "".join(f"t{i} = Conv <pads = [1, 1, 1, 1]> ({f't{i - 1}' if i else 'x'}, w) " for i in range(2))
+    return parsed(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 8, 28, 28] x) => (float[1, 8, 28, 28] y) {{ {nodes} y = Relu (t1) }}""",
+        w=weights,
+    )
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("adapt") / "net"
+    dicompiler.compile(make_model(), PLATFORM, "modnn", output=directory)
+    return directory
+
+
+def emulate_speeds(
+    speeds: Mapping[str, Sequence[tuple[float, float]]],
+) -> Callable[[Path, RunOptions], RunOptions]:
+    """Return a function that emulates boards on this host, with their speeds; the network is not emulated."""
+
+    def specialize(directory: Path, options: RunOptions) -> RunOptions:
+        compilation, _, problem = reopen_artifact(directory, platform=PLATFORM)
+        assert compilation.plan is not None and compilation.program is not None
+        seconds = segment_seconds(problem.workload(compilation.plan)[1])
+        seconds = with_failure_segments(seconds, compilation.program)
+        addresses = dict.fromkeys(seconds, "127.0.0.1")
+        emulation = Emulation(lambda _: contextlib.nullcontext(), addresses, addresses, seconds, speeds)
+        return replace(options, emulation=emulation)
+
+    return specialize
+
+
+FRAME = {"x": np.ones((1, 8, 28, 28), np.float32)}
+
+
+@contextlib.contextmanager
+def open_session(
+    directory: Path,
+    speeds: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    adapt: AdaptOptions = FAST,
+    on_event: Callable[[RunEvent], None] | None = None,
+) -> Iterator[AdaptiveSession]:
+    options = RunOptions(in_flight=4, on_event=on_event)
+    with AdaptiveSession(directory, options, adapt, emulate_speeds(speeds or {})) as session:
+        yield session
+
+
+def stream_until(session: AdaptiveSession, is_done: Callable[[], Any], limit_s: float = 90.0) -> int:
+    """Stream equal frames until `is_done` returns True, check the outputs, and return their number."""
+    end, count = time.monotonic() + limit_s, 0
+
+    def read() -> Iterator[dict[str, Any]]:
+        while not is_done():
+            assert time.monotonic() < end
+            yield FRAME
+
+    first = session.infer(FRAME)["y"]
+    for outputs in session.stream(read()):
+        assert np.allclose(outputs["y"], first, rtol=1e-4, atol=1e-5)
+        count += 1
+    return count
+
+
+def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> None:
+    events: list[RunEvent] = []
+    now = time.perf_counter()
+    with open_session(compiled, {"pi03": [(now + 5, 0.4), (now + 15, 1.0)]}, on_event=events.append) as session:
+        stream_until(session, lambda: len(session.swaps) >= 2 and session.directory == compiled)
+        changes = [found for found in session.adaptations if found.swap is not None]
+    slower, faster = changes[0], changes[-1]
+    assert set(slower.ratios) == {"pi03"} and slower.ratios["pi03"] > 1.5
+    assert slower.swap is not None and slower.swap.new.name == "net.adapted-1"
+    assert slower.new_value < 0.9 * slower.value
+    assert faster.ratios["pi03"] < 0.7 and faster.swap is not None and faster.swap.new == compiled
+    percent = f"{1 - slower.new_value / slower.value:.0%}"
+    assert slower.message == (
+        f"pi03 computes {slower.ratios['pi03']:.2f} times as long as predicted: {slower.swap.new} is predicted to be "
+        f"{percent} better, from frame {slower.swap.first_frame} on"
+    )
+    assert slower.message in [event.message for event in events if event.kind == "adaptation"]
+    # The way back is kept, other artifacts of searches are removed.
+    assert {path.name for path in compiled.parent.glob("net.adapted-*")} <= {faster.swap.old.name}
+
+
+def test_noise_causes_no_swap(compiled: Path) -> None:
+    rng, now = Random(0), time.perf_counter()
+    speeds = {
+        name: [(now + 0.1 * i, rng.uniform(1 / 1.15, 1.15)) for i in range(400)] for name in ("pi01", "pi02", "pi03")
+    }
+    with open_session(compiled, speeds) as session:
+        end = time.monotonic() + 6
+        assert stream_until(session, lambda: time.monotonic() > end) > 20
+        assert not session.swaps
+
+
+def test_difference_that_no_plan_improves_starts_one_search(compiled: Path) -> None:
+    """All boards are equally slow; the second observation is as expected."""
+    names = ("pi01", "pi02", "pi03", "pi04")
+    with open_session(compiled, {name: [(0.0, 0.4)] for name in names}) as session:
+        stream_until(session, lambda: session.adaptations)
+        (found,) = session.adaptations
+        assert set(found.ratios) == set(names) and found.swap is None and found.error == ""
+        assert re.fullmatch(r".*: no better plan \(the best one is -?\d+% better\)", found.message)
+        assert all(abs(ratio * 0.4 - 1) < 0.2 for ratio in found.ratios.values())
+        end = time.monotonic() + 2
+        stream_until(session, lambda: time.monotonic() > end)
+        assert not session.swaps
+    assert not list(compiled.parent.glob("net.adapted-*"))
+
+
+def test_failed_search_is_reported_and_frames_go_on(compiled: Path) -> None:
+    adapt = replace(FAST, strategy="modnnn")
+    with open_session(compiled, {"pi02": [(0.0, 0.4)]}, adapt) as session:
+        stream_until(session, lambda: session.adaptations)
+        assert "no other plan: the search failed: " in session.adaptations[0].message
+        assert "modnnn" in session.adaptations[0].error
+        assert stream_until(session, lambda: True) == 0
+        assert session.directory == compiled
+
+
+def test_closing_ends_search(compiled: Path) -> None:
+    adapt = replace(FAST, strategy="auto{budget=300}")
+    with open_session(compiled, {"pi02": [(0.0, 0.4)]}, adapt) as session:
+        stream_until(session, lambda: session._search)
+        search = session._search
+    assert search is not None and search.returncode is not None
+    assert session.adaptations == [] and not list(compiled.parent.glob("net.adapted-*"))
+
+
+def test_replicas_are_measured_together(tmp_path: Path) -> None:
+    """Each frame of a plan with replicas is computed by other devices."""
+    dicompiler.compile(make_model(), PLATFORM, "replicate", objective="throughput", output=tmp_path / "a")
+    with open_session(tmp_path / "a", adapt=replace(FAST, frames=3)) as session:
+        end = time.monotonic() + 3
+        assert stream_until(session, lambda: time.monotonic() > end) > 20
+        assert not session.swaps
+
+
+def test_failed_device_starts_no_search(tmp_path: Path) -> None:
+    """With a failure plan, the remaining devices compute more than predicted."""
+    place = tmp_path / "net"
+    dicompiler.compile(make_model(), PLATFORM, "modnn", output=place, tolerate_failures=1)
+    with open_session(place) as session:
+        session.infer(FRAME)
+        os.kill(pids(place)["pi04"], signal.SIGKILL)
+        end = time.monotonic() + 4
+        stream_until(session, lambda: time.monotonic() > end)
+        assert not session.swaps
+
+
+def test_rates_are_corrected_to_the_measured_seconds(compiled: Path) -> None:
+    compilation, target, problem = reopen_artifact(compiled)
+    expected = expected_seconds(compilation, problem)
+    factors = dict(zip(expected, (1, 2.5, 0.5, 1), strict=True))
+    measured = {name: seconds * factors[name] for name, seconds in expected.items()}
+    platform = correct_rates(compilation, problem, target, measured)
+    corrected = expected_seconds(compilation, on_platform(problem, platform, target))
+    assert corrected == pytest.approx(measured, rel=2e-3)
+
+
+def test_rejects_invalid_options_and_states(compiled: Path, tmp_path: Path) -> None:
+    for options, words in (
+        ({"deviation": -1.0}, "deviation must be 0 or more, not -1.0"),
+        ({"min_gain": float("nan")}, "min_gain must be 0 or more, not nan"),
+        ({"frames": 0}, "frames must be at least 1, not 0"),
+    ):
+        with pytest.raises(UsageError, match=f"adapt: {words}"):
+            AdaptOptions(**options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="devices that you start yourself cannot be swapped"):
+        dicompiler.connect_adaptive(compiled, RunOptions(start_manually=("pi01",)))
+    model = parsed(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 2] x, float[1, 2] s) => (float[1, 2] y, float[1, 2] t) { t = Add (x, s)  y = Relu (t) }"""
+    )
+    dicompiler.compile(model, "rpi4x4", "single", state="s=t", output=tmp_path / "a")
+    with pytest.raises(UsageError, match="keeps states between frames"):
+        dicompiler.connect_adaptive(tmp_path / "a")
+
+
+def test_session_without_changes_of_speed_computes_frames(compiled: Path) -> None:
+    with dicompiler.connect_adaptive(compiled, adapt=replace(FAST, deviation=1e9)) as session:
+        assert stream_until(session, lambda: session._frame_count >= 20) >= 19
+    assert session.adaptations == [] and session.reports
