@@ -163,7 +163,7 @@ class Piece:
         op: Operator type, if it differs from that of the node.
         table_rows: For a partial result of a table lookup (Gather), the rows of the table (the first input) that the
             piece reads. For an index of another row, the piece returns 0, so that the partial results can be added.
-            This takes `TABLE_LOOKUP_NODE_COUNT` additional nodes.
+            This takes `TABLE_LOOKUP_NODE_COUNT` additional nodes. None for all other pieces.
     """
 
     out: Region
@@ -268,8 +268,9 @@ class OperatorRule:
         attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces. A list of weights is
             replaced by a kind of integers, and any other attribute by a value:
             "offset=shift scale=one post_transform=NONE".
-        replaces: True if the rule replaces another rule for the same operator, such as a built-in rule. If it is False,
-            a plugin's rule is left out with a warning, unless only this rule can split the operator.
+        replaces: True if the rule replaces an existing rule for the same operator, such as a built-in rule. False: if
+            there is an existing rule, this rule is left out with a warning, unless only this rule can split the
+            operator.
     """
 
     op: str

@@ -234,9 +234,9 @@ class Platform(Memoizing):
         Args:
             source: Path, name, or a platform, which is returned unchanged. A name can have options, which are the
                 fields of `PlatformOptions`: `rpi5x4{bandwidth="2.5 Gbit/s"}`.
-            known: Families and file formats of platforms, which are searched first; default: the built-in families. If
-                none of them accepts `source`, it must name a TOML file: as a Path, or as text with a file suffix or a
-                directory.
+            known: Families and file formats of platforms that are asked first for `source`; default: the built-in
+                families. If none of them has it, `source` must be the path of a TOML file: a Path, or text with a file
+                suffix or a directory.
 
         Returns:
             The platform.

@@ -20,6 +20,7 @@ from dicompiler.ir.regions import Shape
 from dicompiler.ir.tasks import TensorKey
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
+"""Name that stands for all tensors; wire type of unchanged tensors; wire type of all others in the exact check."""
 
 INT8_BLOCK = "int8-block"
 """Wire type of 8-bit integers with a scale for each block of values, which the sender computes from the values."""
