@@ -7,8 +7,8 @@ Only a tile at the border of the whole tensor has pads, and it reads the input u
 whole tensor therefore has the input and the pads of the original node.
 
 The windows of a ConvTranspose slide over its output: each input element has a window, and a tile reads the input
-elements with windows that overlap the tile. The pads of such a piece cut away the elements that lie outside of the
-tile.
+elements with windows that overlap the tile. Parts of these windows can lie outside of the tile. The node that computes
+the tile has pads that cut them off.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The values of a region, in row-major order, form blocks of BLOCK_SIZE values; the last block can be shorter. Each block
 has a scale, by which its values are divided. The scale is the smallest entry of a table for which all quotients fit
-into 8 bits. It is sent as its index in the table, in 8 bits. A sent tensor has one axis. It contains the values of all
-blocks, then the indices.
+into 8 bits. Instead of the scale, its index in the table is sent, in 8 bits. A sent tensor has one axis, which contains
+the values of all blocks, then the indices.
 
     x (float) ⇒ values (int8), scale indices (int8) ⇒ values · table[index] (float)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TaskOrder = tuple[int, int, int]
 DeviceLane = tuple[str, int]
-"""Device and number of its lane."""
+"""Name of a device, and number of one of its lanes (groups of its parts)."""
 StateOnDevice = tuple[str, str]
 """Model input that is a state, and device that keeps a region of the state."""
 MIN_PIECES_FOR_ONE_CONCAT = 64

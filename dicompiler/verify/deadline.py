@@ -17,7 +17,10 @@ from dicompiler.base.errors import DicompilerError
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""Seconds to wait for onnxruntime to stop. It ignores the request to stop while it creates a session."""
+"""Seconds after the deadline until onnxruntime must have stopped.
+
+onnxruntime ignores the request to stop while it creates a session. After this time, its thread continues unused.
+"""
 
 
 class DeadlineExceededError(DicompilerError):

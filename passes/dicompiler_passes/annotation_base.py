@@ -38,7 +38,7 @@ class AnnotationPass(Pass):
 
     layers: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "names, patterns (conv*) and ranges (conv1..conv4) of layers; default: all that can be cut"},
+        metadata={"help": "names, patterns (conv*) or ranges (conv1..conv4) of layers; default: all that can be split"},
     )
     devices: tuple[str, ...] = field(
         default=(), metadata={"help": "devices of the parts, in order; default: the platform's computing devices"}

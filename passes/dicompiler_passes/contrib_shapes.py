@@ -39,7 +39,7 @@ OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # A vector has one row.
     "FeatureVectorizer": _row_per_input_row(lambda attributes: sum(attributes["inputdimensions"])),
 }
-"""For operators of ai.onnx.ml: functions that compute the output shape from the input shape and the attributes."""
+"""Function that computes the output shape from the input shape and the attributes, by operator of ai.onnx.ml."""
 CLASSIFIER_OPS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 

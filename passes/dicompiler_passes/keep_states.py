@@ -61,8 +61,8 @@ class KeepStates(Pass):
     state: tuple[str, ...] = field(
         default=(AUTO,),
         metadata={
-            "help": "past*=present* for any number of pairs (* is the same text on both sides); auto: usual names of "
-            "exporters; none: no states"
+            "help": "pairs input=output; past*=present* is for all pairs with the same text in place of *; auto: usual "
+            "names of exporters; none: no states"
         },
     )
 

@@ -1,11 +1,11 @@
 """Nodes whose shapes ONNX infers differently from onnxruntime: inference of their shapes, and equivalent attributes.
 
-Model ⇒ model with value_info. ONNX infers the shapes first. If onnxruntime computes another shape for a node, this
-shape is stated in the model, and the node is hidden from ONNX. The inference is then repeated, so that it uses the
-stated shape for the tensors after the node.
+`infer_as_onnxruntime`: model ⇒ model with value_info. ONNX infers the shapes first. If onnxruntime computes another
+shape for a node, this shape is stated in the model, and the node is hidden from ONNX. The inference is then repeated,
+so that it uses the stated shape for the tensors after the node.
 
-Graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime itself infer shapes as ONNX
-does, so the segments of devices must have no such nodes.
+`state_window_pads`: graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime itself
+infer shapes as ONNX does, so the segments of devices must have no nodes that ONNX infers differently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DISPUTED_ATTRIBUTES: Mapping[str, frozenset[str]] = {
 """Operator → attributes for which ONNX and onnxruntime may compute different shapes."""
 
 _STANDARD_DOMAIN = re.compile(rf"(ai\.onnx|{re.escape(STAND_IN_DOMAIN)}(#\d+)?)?")
-"""Domains of the standard operators and of their stand-ins, which have the same attributes and shapes."""
+"""Domains of the standard operators, and of their stand-ins (integer functions with the same attributes and shapes)."""
 
 _OPAQUE_DOMAIN = "dicompiler.opaque"
 """Domain without operators. ONNX infers nothing for its nodes, and uses the shapes that the model states."""

@@ -24,7 +24,7 @@ class PartitionPass(Pass):
     name: ClassVar[str] = "partition"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
     provides: ClassVar[tuple[str, ...]] = ("routing",)
-    quiet: bool = field(default=False, metadata={"help": "do not warn about unread parts"})
+    quiet: bool = field(default=False, metadata={"help": "do not warn about parts with results that nothing reads"})
 
     def run(self, state: PipelineState) -> PipelineState:
         return partition(state, self.quiet)

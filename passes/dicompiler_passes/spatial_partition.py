@@ -24,7 +24,7 @@ class PlacePass(LayerAnnotationPass):
 
     name: ClassVar[str] = "place"
 
-    device: str = field(default="", metadata={"help": "the device; default: the first of `devices`"})
+    device: str = field(default="", metadata={"help": "device of the layers; default: the first of `devices`"})
 
     def __post_init__(self) -> None:
         if self.device and self.devices:
@@ -110,9 +110,9 @@ class FuseTiles(AnnotationPass):
     name: ClassVar[str] = "fuse-tiles"
     missing_layers_hint: ClassVar[str] = "name the layers to fuse: layers=first..last"
 
-    parts: int = field(default=0, metadata={"help": "number of height tiles; default: 2"})
-    rows: int = field(default=0, metadata={"help": "number of rows of a grid, instead of parts"})
-    columns: int = field(default=1, metadata={"help": "number of columns of a grid, instead of parts"})
+    parts: int = field(default=0, metadata={"help": "number of tiles along the height; default: 2"})
+    rows: int = field(default=0, metadata={"help": "number of rows of a grid of tiles, instead of parts"})
+    columns: int = field(default=1, metadata={"help": "number of columns of a grid of tiles, instead of parts"})
 
     def part_count(self) -> int:
         return self.parts or (self.rows or 2) * self.columns

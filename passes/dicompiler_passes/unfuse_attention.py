@@ -16,7 +16,7 @@ from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 
 ORT_DOMAIN = "com.microsoft"
 KNOWN_GROUP_QUERY_INPUTS = 11
-"""Number of inputs of GroupQueryAttention that `_build_caches` supports."""
+"""Number of inputs of GroupQueryAttention that `_build_caches` supports. A node with more inputs keeps its caches."""
 _Shapes = Sequence[tuple[int, ...] | None]
 
 

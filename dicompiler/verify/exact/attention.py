@@ -1,8 +1,8 @@
 """Stand-in of attention operators: an integer function on which every query, key, value and mask element has an effect.
 
-The result for a row of the query is this row, plus the sum of all keys and values of the head, plus a position-weighted
-sum of the row of the mask. The number of the row is added if the operator has a causal mask or a window, because its
-result then depends on this number.
+The result for a row of the query is this row, plus the sum of all keys and values of the head, plus a sum of the row's
+mask elements, with weights that depend on their positions. If the operator has a causal mask or a window, its result
+depends on the number of the row, so this number is added too.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.index_inputs import ValueLimit
 
 MODULUS = 16
-"""Modulus by which stand-ins reduce the terms of sums. It is a power of two, so that its reciprocal is exact."""
+"""Modulus that stand-ins apply to the terms of sums. It is a power of two, so that its reciprocal is exact."""
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
-"""Moduli by which stand-ins reduce the factors of products: in types with 24 or more significand bits; in 16-bit types.
+"""Moduli that stand-ins apply to the factors of products.
+
+ODD_MODULUS_16_BIT is for 16-bit types, and ODD_MODULUS for types with 24 or more significand bits.
 
 Multiplication by two maps different remainders of an odd modulus to different remainders, so it hides no difference. No
 integer is half-way between two multiples of an odd modulus, so the nearest multiple is unique (see `centred_mod`).

@@ -36,9 +36,9 @@ DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
 A digest is computed from inputs that are clipped to ±DIGEST_BOUND, multiplied by DIGEST_FRACTION, and rounded down.
 """
 MAX_INTEGER_VALUES = 4
-"""Upper limit of integer outputs: they are 0 or more, and below this number.
+"""Largest number of different values in an integer output: the values are 0, 1, … below this number.
 
-The limit is lower if the operators that read the output accept fewer values.
+There are fewer values if the operators that read the output accept fewer.
 """
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 

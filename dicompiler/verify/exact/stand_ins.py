@@ -148,9 +148,9 @@ BODIES: Mapping[str, BodyBuilder] = {
 }
 """Function that builds a stand-in, by the name that operator rules use.
 
-An operator rule can also name an operator type. Its stand-in is then one node of this type with the same inputs.
-Stand-ins of bounded functions are bounded (that of Sigmoid is a remainder), and stand-ins of rectifiers are rectifiers.
-The stand-in of an average is a sum of bounded values over the same window, because a maximum would hide most faults.
+If an operator rule names an operator type instead, the stand-in is one node of this type with the same inputs. Bounded
+functions have bounded stand-ins (Sigmoid becomes a remainder), and rectifiers become rectifiers. An average becomes a
+sum of bounded values over the same window, because a maximum would hide most faults.
 """
 
 
