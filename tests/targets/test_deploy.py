@@ -204,7 +204,7 @@ def cut_cable(boards: Cluster, net: Path) -> None:  # noqa: ARG001
     [
         (kill_device, r"its process was ended by signal 9 \(SIGKILL\)"),
         (kill_sshd, r"the ssh connection was lost: "),
-        (cut_cable, r"no data received for 0.9 s: it has stopped, or the network to it is down"),
+        (cut_cable, r"no data received for 0.9 s: the device has stopped, or the network to the device is down"),
     ],
     ids=["device killed", "sshd killed", "cable cut"],
 )

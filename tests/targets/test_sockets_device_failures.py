@@ -380,7 +380,7 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
         (MessageType.ROLES_CHANGED, 1, b"", "received ROLES_CHANGED for frame 1, at which no roles change"),
         (MessageType.DONE, 0, NO_SECONDS, "received DONE twice for frame 0"),
         (MessageType.DONE, 0, b"123", "received DONE of 3 bytes, expected 8"),
-        (MessageType.DONE, 0, COMPUTE_SECONDS.pack(float("nan")), "field 'compute_s' of its report is nan: .*"),
+        (MessageType.DONE, 0, COMPUTE_SECONDS.pack(float("nan")), "field 'compute_s' of the report is nan: .*"),
     ],
 )
 def test_rejects_repeated_and_wrong_device_messages(
@@ -397,7 +397,7 @@ def test_rejects_repeated_and_wrong_device_messages(
 
     threading.Thread(target=act, daemon=True).start()
     with (
-        pytest.raises(RunError, match=f"^device '{player}': it sent invalid data: {words}$"),
+        pytest.raises(RunError, match=f"^device '{player}': sent invalid data: {words}$"),
         connect(single_failures, start_manually=(player,)) as session,
     ):
         single_failures.stream(session, frames(1))

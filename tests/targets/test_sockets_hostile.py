@@ -39,7 +39,7 @@ def test_rejects_device_without_token(changes: Any, tmp_path: Path) -> None:
 
     result = outcome(directory, made[2], OPTIONS, act)
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
-    assert "another run" in words[0] or "does not know this run's token" in words[0]
+    assert "different runs" in words[0] or "does not know this run's token" in words[0]
 
 
 def test_token_is_not_on_command_line(tmp_path: Path) -> None:
@@ -79,7 +79,9 @@ def test_device_cannot_redirect_peers(address: Any, tmp_path: Path) -> None:
     error = outcome(directory, made[2], OPTIONS, lambda words: Hostile(directory, "b", words).greet(address=address))
     assert isinstance(error, RunError)
     assert str(error).startswith(
-        "device 'b': its greeting" if address[0] == 1 else f"device 'b': its address for peers is {address[0]!r}"
+        "device 'b': the device's greeting"
+        if address[0] == 1
+        else f"device 'b': the device's address for peers is {address[0]!r}"
     )
 
 
@@ -131,16 +133,16 @@ REPORT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"memory_peak": float("inf")}, "field 'memory_peak' of its report is inf: expected a number of 0 or more"),
-        ({"compute_s": float("nan")}, "field 'compute_s' of its report is nan: expected"),
-        ({"wait_s": -1}, "field 'wait_s' of its report is -1: expected"),
-        ({"send_s": "much"}, "field 'send_s' of its report is 'much': expected"),
-        ({"sent": {"0": float("inf")}}, "field 'sent[0]' of its report is inf: expected"),
-        ({"sent": {"x": 1}}, "field 'sent' of its report has a key that is not the index of a transfer"),
-        ({"segments": [1, 10**4000]}, "field 'segments[1]' of its report is a huge integer: expected"),
-        ({"segments": None}, "field 'segments' of its report is None"),
-        ({"timeline": [["run", 0, 0, 0.0, float("-inf")]]}, "field 'timeline[0]' of its report is -inf: expected"),
-        ({"timeline": [["sleep", 0, 0, 0.0, 1.0]]}, "field 'timeline[0]' of its report is ['sleep', 0, 0, 0.0, 1.0]"),
+        ({"memory_peak": float("inf")}, "field 'memory_peak' of the report is inf: expected a number of 0 or more"),
+        ({"compute_s": float("nan")}, "field 'compute_s' of the report is nan: expected"),
+        ({"wait_s": -1}, "field 'wait_s' of the report is -1: expected"),
+        ({"send_s": "much"}, "field 'send_s' of the report is 'much': expected"),
+        ({"sent": {"0": float("inf")}}, "field 'sent[0]' of the report is inf: expected"),
+        ({"sent": {"x": 1}}, "field 'sent' of the report has a key that is not the index of a transfer"),
+        ({"segments": [1, 10**4000]}, "field 'segments[1]' of the report is a huge integer: expected"),
+        ({"segments": None}, "field 'segments' of the report is None"),
+        ({"timeline": [["run", 0, 0, 0.0, float("-inf")]]}, "field 'timeline[0]' of the report is -inf: expected"),
+        ({"timeline": [["sleep", 0, 0, 0.0, 1.0]]}, "field 'timeline[0]' of the report is ['sleep', 0, 0, 0.0, 1.0]"),
     ],
     ids=str,
 )
@@ -155,7 +157,7 @@ def test_names_invalid_field_of_report(change: dict[str, Any], words: str, tmp_p
 
     error = outcome(directory, made[2], OPTIONS, act)
     assert isinstance(error, RunError)
-    assert str(error).startswith(f"device 'b': it sent invalid data: {words}")
+    assert str(error).startswith(f"device 'b': sent invalid data: {words}")
 
 
 def test_reads_valid_status_and_names_invalid_field() -> None:
@@ -163,7 +165,7 @@ def test_reads_valid_status_and_names_invalid_field() -> None:
     found = read_status("h:1", status)
     assert (found.device, found.address, found.pid, found.since, found.memory) == ("b", "h:1", 7, 1.5, 10)
     for name, value in (("pid", float("inf")), ("since", float("nan")), ("client", 7), ("device", None)):
-        with pytest.raises(ProtocolError, match=f"field '{name}' of its report is "):
+        with pytest.raises(ProtocolError, match=f"field '{name}' of the report is "):
             read_status("h:1", {**status, name: value})
 
 
@@ -172,10 +174,10 @@ def test_device_rejects_peer_of_another_run(tmp_path: Path) -> None:
         with one.meet(listener, {"device": "b", "digest": one.digest, "proof": MEMBER.make_proof("b", "c")["proof"]}):
             message = one.heard(MessageType.ERROR)
         assert message["peer"] == "b"
-        assert "it does not know this run's token" in message["message"]
+        assert "the other end does not know this run's token" in message["message"]
 
 
 def test_device_rejects_coordinator_of_another_run(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         one.control.send_json(MessageType.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": 1})
-        assert "the coordinator cannot be trusted: it does not know this run's token" in one.ended()
+        assert "the coordinator cannot be trusted: the other end does not know this run's token" in one.ended()

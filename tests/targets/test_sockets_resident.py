@@ -121,9 +121,7 @@ def test_serves_clients_in_turn_and_rejects_unknown_ones(
         wait_until(lambda: idle(directory))
         assert open_files(before) == descriptors
         with dicompiler.connect(directory, timeout=60) as session:
-            message = (
-                r"^device 'a' at 127\.0\.0\.1:\d+: it serves another client, 127\.0\.0\.1, since .*: wait until that"
-            )
+            message = r"^device 'a' at 127\.0\.0\.1:\d+: the device serves another client, 127\.0\.0\.1, since .*: wait"
             with pytest.raises(RunError, match=message):
                 dicompiler.connect(directory, timeout=60)
             assert np.array_equal(session.infer(made[2])["out"], right["out"])
@@ -143,7 +141,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
         options = RunOptions(timeout_s=20)
         other = replace(SocketsArtifact.load(directory), digest="sha256:0")
         connector = DaemonConnector(cluster, options)
-        with pytest.raises(RunError, match="it runs another artifact: stop it first"):
+        with pytest.raises(RunError, match="the device runs another artifact: stop the device first"):
             ClusterSession(other, options, connector, connector)
         with pytest.raises(UsageError, match="omit --start-manually, or stop them first"):
             dicompiler.connect(directory, RunOptions(start_manually=("a",)))
@@ -151,12 +149,13 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
             [sys.executable, "-m", "runtime", "--resident", "--listen", "127.0.0.1:0"],
             cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: TOKEN}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "it is running already" in done.stderr
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "the device is running already" in done.stderr
         os.kill(pids(directory)["b"], signal.SIGKILL)
         wait_until(lambda: "b" not in pids(directory))
         (directory / STATE_DIRECTORY / "b.json").unlink()  # A killed device cannot do this.
         with pytest.raises(
-            RunError, match=r"device 'b' at .*: it cannot be reached: Connection refused: start it again"
+            RunError,
+            match=r"device 'b' at .*: the device cannot be reached: Connection refused: start the device again",
         ):
             dicompiler.connect(directory, timeout=60)
         assert main(["status", str(directory)]) == 1

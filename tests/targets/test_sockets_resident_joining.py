@@ -33,7 +33,7 @@ def test_stopped_resident_device_counts_as_failed(tmp_path: Path) -> None:
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be reached"):
+            with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: the device .*cannot be reached"):
                 dicompiler.connect(plain, timeout=4)
             with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 16) as session:
                 assert isinstance(session, ClusterSession)
@@ -82,7 +82,8 @@ def test_tls_serves_one_of_two_clients_and_rejects_unknown_ones(tmp_path: Path) 
         errors = [str(one) for one in found if isinstance(one, RunError)]
         assert len(errors) == 2 and len(found) == 4
         assert all(
-            "device 'a' at" in message and "it serves another client, 127.0.0.1, since" in message for message in errors
+            "device 'a' at" in message and "the device serves another client, 127.0.0.1, since" in message
+            for message in errors
         )
         right = [one for one in found if not isinstance(one, RunError)]
         assert np.array_equal(right[0], right[1])

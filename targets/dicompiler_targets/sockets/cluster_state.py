@@ -259,7 +259,7 @@ class ClusterState:
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
             for name in waiting:
-                self._handle_failure(DeviceFailure(name, "it did not join in time", name, RANK_CAUSE, is_gone=True))
+                self._handle_failure(DeviceFailure(name, "did not join in time", name, RANK_CAUSE, is_gone=True))
 
     def _start_process(self, name: str) -> DeviceProcess:
         manifest = next(manifest for manifest in self._artifact.manifests if manifest["device"] == name)

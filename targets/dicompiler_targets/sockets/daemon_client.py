@@ -46,7 +46,7 @@ from dicompiler_targets.sockets.runtime.transport import (
 log = logging.getLogger("dicompiler")
 
 RESIDENT_FORMAT = "dicompiler.resident/1"
-RESTART_HINT = "start it again ('dicompiler deploy --resident')"
+RESTART_HINT = "start the device again ('dicompiler deploy --resident')"
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def call_daemon(
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, TimeoutError) and error.args == ("timed out",):
-        return "it does not answer"
+        return "the device does not answer"
     return one_line(getattr(error, "strerror", None) or str(error))
 
 
@@ -228,7 +228,7 @@ class DaemonProcess(DeviceProcess):
         return 1 if self.failure else None
 
     def describe_exit(self) -> str | None:
-        return f"it cannot be reached{self.failure}" if self.failure else None
+        return f"the device cannot be reached{self.failure}" if self.failure else None
 
 
 class DaemonConnector:

@@ -165,7 +165,7 @@ class DaemonHosts:
         result = self.commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda pipe: pipe.write(code))
         with suppress(ValueError, LookupError, TypeError):
             return bool(json.loads(result.prefixed_lines[-1])["ran"])
-        raise RunError(f"{location.title}: it cannot be stopped: {last_error_line(result)}")
+        raise RunError(f"{location.title}: the device cannot be stopped: {last_error_line(result)}")
 
 
 def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:

@@ -182,7 +182,7 @@ class RunAcceptor:
         self.credentials.check(hello, name, COORDINATOR_NAME)
         try:
             if hello.get("digest") != self._digest:
-                raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
+                raise ProtocolError("the device's directory belongs to another artifact: copy the artifact again")
             address = _check_address(hello.get("address"), {host, *process.allowed_hosts})
         except ProtocolError as error:
             channel.refuse(str(error), deadline)
@@ -201,12 +201,12 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
     Otherwise a device could direct its peers to any other host.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
-        raise ProtocolError("its greeting has no valid address")
+        raise ProtocolError("the device's greeting has no valid address")
     if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, allowed_hosts):
         return value[0], value[1]
     raise ProtocolError(
-        f"its address for peers is {value[0][:100]!r}, port {value[1]}, but it connected from {min(allowed_hosts)}: "
-        f"let it listen at {min(allowed_hosts)} (--listen), or set its key address in the hosts file"
+        f"the device's address for peers is {value[0][:100]!r}, port {value[1]}, but the device connected from "
+        f"{min(allowed_hosts)}: let the device listen there (--listen), or set the key address in the hosts file"
     )
 
 

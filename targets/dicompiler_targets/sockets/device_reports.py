@@ -26,7 +26,7 @@ def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
         _read_field(report, name, kind) for name, kind in (("sent", dict), ("segments", list), ("timeline", list))
     )
     if not all(str(index).isdecimal() and len(str(index)) < 10 for index in sent):
-        raise ProtocolError("field 'sent' of its report has a key that is not the index of a transfer")
+        raise ProtocolError("field 'sent' of the report has a key that is not the index of a transfer")
     return DeviceReport(
         device,
         compute_s,
@@ -60,7 +60,7 @@ def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:
 def _read_field(report: Mapping[str, Any], name: str, kind: type) -> Any:
     value = report.get(name)
     if not isinstance(value, kind):
-        raise ProtocolError(f"field {name!r} of its report is {_quote(value)}: expected a {kind.__name__}")
+        raise ProtocolError(f"field {name!r} of the report is {_quote(value)}: expected a {kind.__name__}")
     return value
 
 
@@ -71,7 +71,7 @@ def _read_number(report: Mapping[str, Any], name: str) -> float:
 def _check_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_NUMBER:
         raise ProtocolError(
-            f"field {name!r} of its report is {_quote(value)}: expected a number of 0 or more, and less than 2^53"
+            f"field {name!r} of the report is {_quote(value)}: expected a number of 0 or more, and less than 2^53"
         )
     return float(value)
 
@@ -79,7 +79,7 @@ def _check_number(name: str, value: Any) -> float:
 def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
     if not isinstance(entry, list) or len(entry) != 5 or entry[0] not in TIMELINE_KINDS:
         raise ProtocolError(
-            f"field {name!r} of its report is {_quote(entry)}: expected [kind, index, frame, start, end]"
+            f"field {name!r} of the report is {_quote(entry)}: expected [kind, index, frame, start, end]"
         )
     # A wait for an input of the network, instead of a transfer, has the index -1.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))

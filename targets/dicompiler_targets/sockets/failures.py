@@ -52,15 +52,17 @@ def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> De
     """Return the failure that an event reports, or None if the event does not report a failure."""
     name, content = event.device, event.payload
     if event.header is None and isinstance(content, ProtocolError):
-        return DeviceFailure(name, f"it sent invalid data: {content}", name, RANK_CAUSE)
+        return DeviceFailure(name, f"sent invalid data: {content}", name, RANK_CAUSE)
     if event.header is None and isinstance(content, HeartbeatTimeout):
-        message = f"{content}: it has stopped, or the network to it is down"
+        message = f"{content}: the device has stopped, or the network to the device is down"
         return DeviceFailure(name, message, name, RANK_CAUSE, is_gone=True)
     if event.header is None and not isinstance(content, OSError | PeerRefused):
-        message = f"its message cannot be processed: {type(content).__name__}: {one_line(str(content))}"
+        message = f"a message of the device cannot be processed: {type(content).__name__}: {one_line(str(content))}"
         return DeviceFailure(name, message, name, RANK_CAUSE)
     if event.header is None:
-        return DeviceFailure(name, f"its connection was lost: {content}", name, RANK_DISCONNECTED, is_gone=True)
+        return DeviceFailure(
+            name, f"the connection to the device was lost: {content}", name, RANK_DISCONNECTED, is_gone=True
+        )
     if event.header.type not in (MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE):
         return None
     message, peer = one_line(str(content.get("message"))), content.get("peer")

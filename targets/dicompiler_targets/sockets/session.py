@@ -455,7 +455,7 @@ class ClusterSession(Session):
             try:
                 outputs[device] = {v["name"]: from_payload(payloads[i], v) for i, v in values.items()}
             except ValueError as error:
-                raise RunError(f"{self.processes[device].title}: it sent invalid data: {error}") from None
+                raise RunError(f"{self.processes[device].title}: sent invalid data: {error}") from None
         return outputs
 
     # -- events

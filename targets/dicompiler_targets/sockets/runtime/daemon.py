@@ -186,7 +186,7 @@ class DeviceDaemon:
         with self._condition:
             device, arriving = self._device, self._arriving_peers
         if device is None:
-            raise ProtocolError("it takes part in no run at present")
+            raise ProtocolError("the device takes part in no run at present")
         try:
             accepted = device.peers.accept(hello, channel, deadline)
         except ProtocolError as error:
@@ -212,7 +212,7 @@ class DeviceDaemon:
             channel.close()
             return
         if request.get("digest") != self._manifest["digest"]:
-            raise ProtocolError("it runs another artifact: stop it first ('dicompiler deploy --stop')")
+            raise ProtocolError("the device runs another artifact: stop the device first ('dicompiler deploy --stop')")
         try:
             run, times = str(request["run"]), (float(request["timeout"]), float(request["heartbeat"]))
             if not all(0 < seconds < math.inf for seconds in times):
@@ -222,7 +222,9 @@ class DeviceDaemon:
         with self._condition:
             if not self._condition.wait_for(lambda: not self._client, BUSY_WAIT_S):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._client_since))
-                raise ProtocolError(f"it serves another client, {self._client}, since {since}: wait until that ends")
+                raise ProtocolError(
+                    f"the device serves another client, {self._client}, since {since}: wait until that client ends"
+                )
             self._client, self._client_since = host, time.time()
         self._requests.put((channel, RunCredentials(run, derive_token(self._token, run)), *times))
 
@@ -238,7 +240,9 @@ class DaemonLockFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError("it is running already: stop it first ('dicompiler deploy --stop')") from None
+            raise ValueError(
+                "the device is running already: stop the device first ('dicompiler deploy --stop')"
+            ) from None
         self.write({"pid": os.getpid()})
 
     def write(self, content: Mapping[str, Any]) -> None:

@@ -60,11 +60,11 @@ class RunCredentials:
         """Raise ProtocolError if the message does not have the fields of `make_proof` for these two ends."""
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run and run != self.run:
-            raise ProtocolError("it belongs to another run: start it again for this run")
+            raise ProtocolError("the two ends belong to different runs: start the device again for the present run")
         if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
             raise ProtocolError(
-                f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} to the token "
-                "that the run has printed"
+                f"the other end does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} to the "
+                "token that the run has printed"
             )
 
     def _proof(self, sender: str, receiver: str) -> str:

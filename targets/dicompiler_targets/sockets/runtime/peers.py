@@ -142,7 +142,7 @@ class PeerConnections:
                     channel.close()
             elif time.monotonic() >= self._settings.deadline:
                 refused = f" (last refused connection: {arriving.last_refusal})" if arriving.last_refusal else ""
-                raise DeviceError(f"did not connect in time{refused}", awaited[0])
+                raise DeviceError(f"{awaited[0]!r} did not connect in time{refused}", awaited[0])
         with self._loop.lock:
             for peer in self.disconnected & self.channels.keys():
                 self.channels.pop(peer).close()

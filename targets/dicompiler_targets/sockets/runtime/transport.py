@@ -53,10 +53,10 @@ VERIFICATION_ERRORS = {
 """Error messages by the code with which OpenSSL rejects the other end's certificate."""
 CRL_EXPIRED_CODE = 12
 """OpenSSL's code X509_V_ERR_CRL_HAS_EXPIRED."""
-WRONG_CLUSTER = f"it refused this end's certificate, which does not belong to its cluster: {RENEW_HINT}"
+WRONG_CLUSTER = f"the other end refused this end's certificate, which belongs to another cluster: {RENEW_HINT}"
 ALERTS = {
-    "CERTIFICATE_REQUIRED": "it requires a certificate: give keys to this end (--keys)",
-    "CERTIFICATE_REVOKED": f"it refused this end's certificate, which was revoked: {RENEW_REVOKED_HINT}",
+    "CERTIFICATE_REQUIRED": "the other end requires a certificate: give keys to this end (--keys)",
+    "CERTIFICATE_REVOKED": f"the other end refused this end's certificate, which was revoked: {RENEW_REVOKED_HINT}",
     "UNKNOWN_CA": WRONG_CLUSTER,
     "DECRYPT_ERROR": WRONG_CLUSTER,
 }
@@ -201,7 +201,7 @@ class TlsConnection(Connection):
             if is_server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
                 self._refuse_plain()
                 self.linger()
-                raise ProtocolError("it does not use TLS: give keys to both ends (--keys)")
+                raise ProtocolError("the other end does not use TLS: give keys to both ends (--keys)")
             self._handshake()
         except ssl.SSLError as error:
             with contextlib.suppress(OSError):  # The TLS alert tells the other end the reason.
@@ -210,7 +210,7 @@ class TlsConnection(Connection):
             raise tls_error(error) from None
         certificate = self._tls.getpeercert() or {}
         if certificate and (cause := describe_wrong_date(certificate)):
-            self._refuse(f"it refused this end's certificate, which {cause}")
+            self._refuse(f"the other end refused this end's certificate, which {cause}")
             raise ProtocolError(f"its certificate {cause}")
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
         self.identity = next((name for kind, name in names if kind == "URI"), "")
@@ -404,10 +404,10 @@ def tls_error(error: ssl.SSLError) -> Exception:
         unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
         return ProtocolError(VERIFICATION_ERRORS.get(code, unknown))
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return ProtocolError("it sent no certificate: give it keys (--keys)")
+        return ProtocolError("the other end sent no certificate: give keys to the other end (--keys)")
     if "ALERT" not in reason:
-        return ProtocolError(f"it does not use TLS as expected ({reason}): give keys to both ends (--keys)")
-    unknown = f"it refused the TLS connection ({reason}): {RENEW_HINT}"
+        return ProtocolError(f"the other end does not use TLS as expected ({reason}): give keys to both ends (--keys)")
+    unknown = f"the other end refused the TLS connection ({reason}): {RENEW_HINT}"
     return PeerRefused(next((message for alert, message in ALERTS.items() if alert in reason), unknown))
 
 
