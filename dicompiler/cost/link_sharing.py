@@ -61,7 +61,8 @@ class LinkScheduler(Generic[T]):
     """All links and flows of a simulation.
 
     Attributes:
-        departures: (time, flow, version) of each departure that was planned since the simulator last read this list.
+        departures: (time, flow, version) of each departure (end of sending a message) that was planned since the
+            simulator last read this list.
     """
 
     def __init__(self) -> None:

@@ -411,7 +411,7 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
 
 
 def _innermost_function(function: Any) -> Any:
-    """Return the function inside decorators and partials, because the module of a partial is functools."""
+    """Return the plugin's own function inside decorators and partials. The module of a partial itself is functools."""
     while isinstance(function := inspect.unwrap(function), functools.partial):
         function = function.func
     return function
