@@ -134,7 +134,7 @@ def test_hanging_device_fails_after_missed_heartbeats(victim: str, single_failur
     silence = f"after {takeover.interruption_s:.2f} s without a finished frame ({takeover.takeover_s:.2f} s after the"
     assert silence in takeover.message
     assert (
-        "has stopped, or the network to it is down" in session.events[0].reason
+        "has stopped, or the network to the device is down" in session.events[0].reason
         or "was lost" in session.events[0].reason
     )
 
