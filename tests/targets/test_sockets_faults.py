@@ -237,7 +237,7 @@ def test_rejects_wrong_length_before_allocation(tmp_path: Path) -> None:
         ((MAGIC, PROTOCOL_VERSION, 99, 0, 0, 0, 0), "received a message of unknown type 99 with flags 0"),
         (
             (MAGIC, 9, MessageType.TENSOR, 0, 2, 0, 96),
-            f"the other end uses protocol version 9, expected {PROTOCOL_VERSION}",
+            f"the other end uses protocol version 9, expected {PROTOCOL_VERSION}: copy one artifact to both",
         ),
         (
             (b"HTTP", PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96),

@@ -118,7 +118,9 @@ def unpack_header(raw: bytes | bytearray, start: int = 0) -> MessageHeader:
     if magic != MAGIC:
         raise ProtocolError("the other end does not use dicompiler's protocol")
     if version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the other end uses protocol version {version}, expected {PROTOCOL_VERSION}")
+        raise ProtocolError(
+            f"the other end uses protocol version {version}, expected {PROTOCOL_VERSION}: copy one artifact to both"
+        )
     if flags or message_type is None:
         raise ProtocolError(f"received a message of unknown type {number} with flags {flags}")
     return MessageHeader(message_type, index, frame, length)
