@@ -162,7 +162,7 @@ def _shared_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def explain_layers(problem: Problem, plan: Plan) -> Iterator[LayerReason]:
-    """Yield the reason for each layer that one device computes, in layer order."""
+    """Yield the reason why a layer is not split, for each layer that one device computes, in layer order."""
     for layer in problem.layers.layers:
         devices = {part.device for part in plan.layers[layer.name]}
         if len(devices) == 1:

@@ -33,7 +33,10 @@ MIN_FRAME_SHARE = 0.02
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]
-"""Device ⇒ seconds of one call of each of its segments, role by role, without the runtime's cost of a call."""
+"""Device ⇒ seconds of one call of each of its segments, without the runtime's cost of a call.
+
+The segments of the first replica come first, then those of the next one.
+"""
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,8 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
     """Return the simulated times of a run.
 
-    With one frame in flight, one frame of each replica is simulated; otherwise a stream of frames.
+    With one frame in flight, one frame of each replica is simulated. With several, a stream of at most
+    MAX_SIMULATED_FRAMES frames is simulated.
     """
     count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)

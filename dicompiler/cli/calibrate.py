@@ -1,4 +1,4 @@
-"""`dicompiler calibrate`: correct the figures of a platform or profile with measured runs."""
+"""`dicompiler calibrate`: correct the rates and links of a platform, or the times of a profile, by measured runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 def command(
     logs: tuple[Path, ...], artifact: Path | None, profile: Path | None, force: bool, as_json: bool, output: Path
 ) -> None:
-    """Correct the figures of a platform or profile with measured runs.
+    """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
     All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Compute rates are estimated
     from the times of segments, and links from the pauses between segments. Use several runs to estimate links. Prints
-    each figure and the error of the frame time, both before and after the correction.
+    each rate, bandwidth and latency, and the error of the predicted frame time, before and after the correction.
 
     Example: dicompiler calibrate run1.json run2.json -o cluster.toml
     """

@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "Write a report of an artifact or Pareto front as one HTML page.",
     "profile": "Measure a model's layers, pieces of them, and the overhead of runtimes.",
     "tune": "Measure the most promising plans on the boards, and keep the fastest one.",
-    "calibrate": "Correct the figures of a platform or profile with measured runs.",
+    "calibrate": "Correct the rates and links of a platform, or the times of a profile, by measured runs.",
     "opt": "Run passes on a model.",
     "platform": "Write a platform as a TOML file.",
     "list": "List passes, strategies, targets and other plugins, or the built-in networks.",

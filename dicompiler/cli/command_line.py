@@ -118,9 +118,9 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """Return a message for an exception that a plugin raised outside its wrapped functions.
+    """Return a message that names the third-party plugin in whose code an exception was raised.
 
-    The result is None if no frame of the traceback is code of a plugin.
+    The result is None if no frame of the traceback is code of such a plugin.
     """
     from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
     from dicompiler.plugin.plugin_wrappers import format_plugin_error

@@ -57,8 +57,8 @@ MAX_EXPLAINED_LAYERS = 20
     "output_format",
     type=click.Choice(FORMATS),
     default="table",
-    help="Print tables, or one table with a row for each model, platform and strategy as csv or markdown. json: as "
-    "--json. Default: table.",
+    help="table: print tables for a terminal. csv, markdown: print one table with a row for each model, platform and "
+    "strategy. json: print the same as --json. Default: table.",
 )
 @objective_option
 @tolerate_failures_option
@@ -93,7 +93,7 @@ def command(
 
     output_format = "json" if as_json else output_format
     if with_explanation and output_format in ("csv", "markdown"):
-        raise UsageError(f"compare: --explain prints further tables: remove it, or --format {output_format}")
+        raise UsageError(f"compare: --explain prints further tables: remove --explain or --format {output_format}")
     given = {name: value for name, value in options.items() if value not in (None, ())}
     comparisons: list[tuple[Path, Comparison]] = []
     explanations: list[Explanation | None] = []
@@ -145,7 +145,7 @@ def _show_explanation(explanation: Explanation) -> None:
     from dicompiler.cli.table import print_table
 
     if explanation.splits:
-        click.echo("\nno split is faster than one device; one is 3 % faster from this bandwidth on\n")
+        click.echo("\nno split is faster than one device; a split is 3 % faster from this bandwidth on\n")
         lines = [
             (split.strategy, break_even_text(split.break_even_bandwidth, split.wire_dtypes))
             for split in explanation.splits

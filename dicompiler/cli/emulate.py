@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     "--slower",
     metavar="N",
     type=click.FloatRange(min=1.0, max=1e6),
-    help="Slow the fastest device down to 1/N of one core of this host; others by their rates. Default: use the times "
-    "of the cost model.",
+    help="Slow the fastest device down to 1/N of the speed of one core of this host, and the others in proportion to "
+    "their rates. Default: let segments take the times that the cost model predicts.",
 )
 @click.option(
     "--dilation",

@@ -46,8 +46,8 @@ class InterruptHandler:
         self._is_in_command = True
 
     def end_command(self, is_finished: bool) -> None:
-        """End the process at an interrupt from now on. If the command is finished, raise a delayed interrupt."""
-        is_delayed = self._retries > 0  # Read first: when the command has ended, the handler resets it.
+        """End the process at an interrupt from now on. If the command is finished, raise any delayed interrupt."""
+        is_delayed = self._retries > 0  # Read first: the handler resets it as soon as no command runs.
         self._is_in_command = False
         if is_finished and is_delayed:
             raise KeyboardInterrupt

@@ -101,7 +101,7 @@ def command(
     the device and run its profile_run.py, which measures there. This script also measures the links between hosts.
 
     With --hosts, measures over ssh on one board after another. In this case, -o names the platform file with the
-    measured figures, and the profiles are written to a directory next to this file.
+    measured rates and links, and the profiles are written to a directory next to this file.
 
     Example: dicompiler profile model.onnx --hosts hosts.toml -o cluster.toml
     """

@@ -39,8 +39,9 @@ from dicompiler.cli.options import (
     "failures",
     metavar="DEVICE@2.5s[-6s]",
     multiple=True,
-    help="Let this device fail at this time, and return at the second time. The stream continues with the failure "
-    "plans of --plan or --tolerate-failures (default: as many devices as fail). Can be repeated.",
+    help="Let this device fail at the first time, and return at the second time, if there is one. The stream continues "
+    "with the failure plans of --plan or --tolerate-failures, whose default is the number of devices that fail. Can be "
+    "repeated.",
 )
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
@@ -51,7 +52,7 @@ def command(
 ) -> None:
     """Simulate a plan on a platform, and show when each device computes, sends and waits.
 
-    Predicted times depend on the platform's figures and the cost model.
+    Predicted times depend on the cost model, and on the rates and links of the platform.
 
     Example: dicompiler simulate model.onnx --platform rpi4x4 --frames 100 --fail pi02@2.5s-6s
     """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--emulate",
     "truth",
     metavar="P",
-    help="Run the plans on emulated boards of this platform instead (needs root). It may differ from --platform.",
+    help="Run the plans on emulated boards of platform P instead (needs root). P may differ from --platform.",
 )
 @click.option(
     "--objective",
@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     default="latency",
     help="Minimize this. Default: latency.",
 )
-@click.option("--strategies", metavar="A,B{…},C", help="Search with these strategies, separated by commas.")
+@click.option(
+    "--strategies",
+    metavar="A,B{…},C",
+    help="Search with these strategies, separated by commas. Default: single,pipeline,modnn,dp,auto{budget=10}.",
+)
 @target_option(help="Compile for this target. Default: sockets.")
 @click.option(
     "--budget",
@@ -78,8 +82,8 @@ def command(
 ) -> None:
     """Measure the most promising plans on the boards, and keep the fastest one.
 
-    The strategies search with the figures of the platform. The plan with the best prediction is compiled and run. The
-    figures are corrected with the measurements of this run. The search is then repeated, until no other plan is
+    The strategies search with the rates and links of the platform. The plan with the best prediction is compiled and
+    run. The measurements of this run correct the rates and links. The search is then repeated, until no other plan is
     predicted to be faster. Prints all plans with their predicted and measured times. If DIR has an interrupted
     tuning of the same model and platform, the command continues this tuning.
 

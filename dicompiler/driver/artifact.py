@@ -239,7 +239,7 @@ def verify(
 
     The checks are:
 
-    1. The exact check: models with integer weights, split by the same plan, give bit-equal results.
+    1. The exact check: models with integer weights give the same bits, whether the plan splits them or not.
     2. The programs of the artifact, run on this host, give the outputs of onnxruntime within a tolerance.
     3. The target's own checks pass.
     4. Every transfer has the predicted number of bytes.
@@ -339,7 +339,10 @@ class _VerifiedRun:
     failed: Sequence[str] = ()
 
     def checks(self, model: Model, target: Target, routing: Routing, engines: Mapping[str, str]) -> list[Check]:
-        """Compare the outputs with onnxruntime. `engines` has the other engines by device name."""
+        """Return the checks that compare the outputs of the run with those of onnxruntime.
+
+        `routing` follows from the artifact's plan. `engines` has the engines other than onnxruntime, by device name.
+        """
         from dicompiler.verify.wire_error import wire_error_bound
 
         extra = wire_error_bound(routing)

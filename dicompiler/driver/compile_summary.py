@@ -22,7 +22,7 @@ Bottleneck = Literal["network", "computing", "messages", "waiting"]
 MIN_BUSY_SHARE = 0.5
 """Waiting is the bottleneck if every device and every link is busy for less than this share of the time."""
 MIN_NAMED_SHARE = 0.05
-"""The description of a bottleneck names the share of time for messages if this share is at least so large."""
+"""The description of a bottleneck mentions messages only if they take at least this share of the time."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,11 @@ def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
     """Return the kind of the bottleneck, and a description for users.
 
     The bottleneck is the busiest device or the busiest direction of a link. If neither is busy for half of the time,
-    the kind is "waiting". For the objective throughput, the time is the frame period. Otherwise it is the time of a
-    frame, or `Metrics.active_s` if devices or links still work after the outputs, for example for states.
+    the kind is "waiting".
+
+    For the objective throughput, "the time" is the period between frames. For other objectives, it is the latency of a
+    frame, or `Metrics.active_s` if devices or links still work after the outputs were delivered (to send states, for
+    example).
     """
     frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
     device = metrics.busiest_device

@@ -81,7 +81,10 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 MIN_WARNED_SLOWDOWN = 1.001
-"""A warning is logged if a plan costs more than this multiple of one device. Smaller differences are not visible."""
+"""A warning is logged if the objective of a plan exceeds this multiple of the best single device's objective.
+
+The warning would not show smaller differences, because its numbers are rounded.
+"""
 
 
 @takes_fields_of(CompileOptions)
@@ -280,7 +283,7 @@ def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
     """Return the strategy's plan, with the digest of the model.
 
     Raises:
-        DicompilerError: The strategy has no plan, or its plan is not feasible.
+        DicompilerError: The strategy finds no plan, or its plan is not feasible.
     """
     assert problem.model is not None
     log.info("strategy %s: making the plan", strategy.name)
@@ -318,15 +321,15 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def with_engines(plan: Plan, platform: Platform) -> Plan:
-    """Return the plan with the engines of the platform's devices that it uses."""
+    """Return the plan with the engine of each device that it uses; the platform states the engines."""
     engines = platform.engines
     return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without the parts with results that neither another part nor a network output needs.
+    """Return the plan without unread parts: neither another part nor a network output needs their results.
 
-    A layer with partial sums keeps all of its parts.
+    A layer keeps all of its parts if it has partial sums, or if no part of it is read.
     """
     routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
     dropped = set(routing.dropped_tasks)
@@ -377,7 +380,10 @@ def check_program(
 
 
 def measure_footprints(compilation: PipelineState, problem: Problem) -> PipelineState:
-    """Add the RAM and flash that the target measures for each device, and for one device with the whole model."""
+    """Add the RAM and flash that the target measures for each device, and for one device with the whole model.
+
+    Nothing is added if the plan has replicas, or if the target measures neither.
+    """
     assert problem.target is not None and compilation.program is not None
     if compilation.plan is not None and compilation.plan.replicas:
         return compilation

@@ -1,6 +1,6 @@
 """The choice of the engine of each device, and its effects on programs and tolerances.
 
-PipelineState with layers + --engine + CostModel ⇒ Platform whose devices have engines
+PipelineState with layers + option `engine` + CostModel ⇒ Platform with an engine for each device
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _warn_unknown(platform: Platform, cost: CostModel) -> None:
     unknown = [device for device in platform.computing_devices if not cost.knows_engine(device, device.engine)]
     if unknown:
         log.warning(
-            "engine %s: cost model %s has no times of it for device %s, so that those of onnxruntime are predicted: "
+            "engine %s: cost model %s has no times of this engine for device %s, and predicts those of onnxruntime: "
             "measure the device with 'dicompiler profile', or state engine_rates in the platform",
             unknown[0].engine,
             cost.name,
@@ -150,7 +150,10 @@ def _has_only_one_rate(device: Device) -> bool:
 
 
 def _stated_share(layers: LayerGraph, device: Device) -> float:
-    """Return the share of a network's operations in kinds of layers with a stated rate of the device's engine."""
+    """Return the share of a network's operations that belong to certain kinds of layers.
+
+    These are the kinds for which the platform states a rate of the device's engine.
+    """
     kinds = {entry.kind for entry in device.engine_rates if entry.engine == device.engine}
     flops = {layer.name: count_flops(layers, layer) for layer in layers.layers}
     stated = sum(flops[layer.name] for layer in layers.layers if kinds.intersection(rate_kinds(layers, layer)))
@@ -164,7 +167,7 @@ def make_engine(name: str) -> Engine:
 
 
 def split_program(compilation: PipelineState) -> PipelineState:
-    """Return the compilation with segments that are split at operators that the engines do not support."""
+    """Return the compilation with segments split at the operators that the engine of their device does not support."""
     assert compilation.program is not None and compilation.platform is not None
     used = {device.device: device.engine for device in compilation.program.devices if device.engine != DEFAULT_ENGINE}
     engines = {name: make_engine(engine) for name, engine in used.items()}

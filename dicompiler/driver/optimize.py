@@ -36,8 +36,8 @@ def opt(
 ) -> PipelineState:
     """Run passes on a model.
 
-    If there is a plan after these passes, given by `plan` or set by passes such as `tile-height`, `partition` is added,
-    unless the model is already partitioned. Write the result with `result.model.save("out.onnx")`.
+    If the passes leave a plan (`plan`, or one that passes such as `tile-height` made), the pass `partition` is run at
+    the end, unless the pipeline already contains it. Write the result with `result.model.save("out.onnx")`.
 
     Args:
         model: The path of an ONNX file, its bytes, a ModelProto or a Model.

@@ -2,6 +2,8 @@
 
 Model ──normalise, infer-shapes, quantise?, keep-states?, form-layers, trim──► PipelineState with layers
 PipelineState + Platform + CostModel ⇒ Problem
+
+Passes with a question mark are optional.
 """
 
 from __future__ import annotations
@@ -143,8 +145,8 @@ def load_problem(
 ) -> Problem:
     """Return the problem of splitting a model over a platform, for callers that run strategies themselves.
 
-    The arguments are those of `compile`, but `shape` consists of strings. Without a `target`, messages and calls are
-    free.
+    The arguments are those of `compile`, but `shape` consists of strings. Without a `target`, it costs no time to send
+    a message or to call an engine.
     """
     cost_model: CostModel = registry().resolve("cost_models", cost)
     runtime: Target | None = None if target is None else registry().resolve("targets", target)
@@ -173,11 +175,10 @@ def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[s
 
 
 def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """Return the platform that is given, as a platform, a name or a file.
+    """Return the platform for a Platform, the name of a built-in platform, or a TOML file.
 
-    If it is None, the platform that the files of the strategy describe is returned (`Strategy.own_platform`).
-
-    Raises UsageError if there is no platform.
+    If `platform` is None, the result is the platform that the files of the strategy describe
+    (`Strategy.own_platform`). Raises UsageError if they describe none, or if there is no strategy.
     """
     if platform is None:
         described = None if strategy is None else strategy.own_platform()
@@ -192,7 +193,8 @@ def make_problem(
 ) -> Problem:
     """Return the problem of a prepared model on a platform, and warn about layers with unknown cost.
 
-    The default cost model is `analytic`. `target` defines the costs of messages and calls; without one they are free.
+    The default cost model is `analytic`. `target` defines the run-time costs of messages and of calls of the engine;
+    without a target, these costs are 0.
     """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None

@@ -30,12 +30,15 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 PLAYED_BENCHMARKS = ("one", "calls", "messages")
-"""The benchmark programs that are run. Their messages fit into the burst of a limited link. Larger messages need no
-benchmark: they are handled while the link sends them."""
+"""The benchmark programs that are run. Their messages are so short that a rate-limited link does not delay them.
+
+Larger messages need no benchmark: the runtime handles them while the link sends them.
+"""
 COMPUTED_S = 10e-3
-"""Seconds that all segments of a benchmark program take in a frame, set by delays. They are subtracted from the time of
-the frame. They must be more than the segments really need: with 1 ms for a segment, a program of one segment took
-longer, and a call seemed to cost nothing.
+"""Seconds that all segments of a benchmark program together take in a frame. They are subtracted from the frame time.
+
+Delays make the segments take exactly this time, so it must exceed the time that they really need. With 1 ms, a program
+of one segment took longer than that, and a call seemed to cost nothing.
 """
 FRAMES_PER_ROUND, ROUNDS = 40, 3
 

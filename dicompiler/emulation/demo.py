@@ -3,7 +3,7 @@
 names of a network, a platform and a strategy ──split_network──► artifact, CompileResult and DemoSplit
 artifact ──emulate_frames──► EmulatedTimes
 
-The steps are apart because they take seconds, and the command prints the result of each as soon as it is known.
+These are two functions, because each takes seconds, and the command prints each result as soon as it is known.
 """
 
 from __future__ import annotations

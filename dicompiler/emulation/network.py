@@ -4,9 +4,9 @@ Platform ──emulate_network──► EmulatedNetwork, removed at the end of t
 
     host ──out──► router ──medium──► router ──in──► host
 
-A host's link is limited in both directions. The medium is a link that all hosts share, or a relay that delays packets
-between hosts. If the platform needs neither, there is no medium, and both routers are the same namespace. This needs
-root and iproute2.
+The arrows are links, with their names. A host's link is limited in both directions. The medium is a link that all hosts
+share, or a relay that delays packets between hosts. If the platform needs neither, there is no medium, and both routers
+are the same namespace. This needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _enter_namespace(descriptor: int) -> None:
 def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
     """Create a platform's network, and remove it at the end of the block.
 
-    Networks of processes that were killed before they could remove them are removed first.
+    Networks that killed processes left behind are removed first.
 
     Raises:
         DicompilerError: This host cannot emulate the network.

@@ -24,7 +24,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.platform import Platform
 
 MAX_QUEUE_S = 0.05
-"""Seconds of packets that may wait for a link that is slower than its hosts; further ones are dropped."""
+"""Longest time in seconds that a packet may wait for a pair of hosts with a rate limit; later packets are dropped."""
 CLONE_NEWNET = 0x40000000
 _TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 

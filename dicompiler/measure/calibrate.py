@@ -207,8 +207,10 @@ def calibrate(
     """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
     The rate of a device is corrected such that the predicted seconds of all its segments in all frames equal the
-    measured seconds. Instead of rates, all times of a profile can be multiplied by one factor, which is chosen in the
-    same way.
+    measured seconds. Bandwidths and latencies are fitted to the pauses between segments.
+
+    With `profile`, the platform stays unchanged. All times of the profile are multiplied by one factor instead, such
+    that the predicted and the measured seconds of all its devices together are equal.
 
     Args:
         logs: Run logs of one artifact.
@@ -356,7 +358,7 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
 
 
 def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
-    """Return the platform with rates that are multiplied by the factors, also those of the devices' engines.
+    """Return the platform with the rates of each device and of its engine multiplied by the device's factor.
 
     Args:
         platform: The platform.
@@ -380,7 +382,10 @@ def _scale_device(device: Device, factor: float) -> Device:
 def _correct_links(
     case: CalibrationCase, runs: Sequence[LoggedRun], platform: Platform
 ) -> tuple[Platform, list[Figure], list[str]]:
-    """Return the platform with fitted links, the figures of these links, and warnings about unexplained waits."""
+    """Return the platform with fitted links, the old and new values, and warnings about unexplained waits.
+
+    A wait is unexplained if the simulation with the fitted links does not show it.
+    """
     spans_of_runs = [(run, run.last_frame_spans) for run in runs if not run.is_streamed]
     usable = [(run, spans) for run, spans in spans_of_runs if spans is not None]
     figures = NetworkFigure.of_platform(platform)

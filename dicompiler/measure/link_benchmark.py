@@ -1,7 +1,8 @@
 """Measurement of the bandwidth and latency of the TCP link between two hosts.
 
-A profile package contains a copy of this module, which needs Python only. A client sends requests: "p" (answer at
-once), "b" (receive bytes), "g" (send bytes) and "q" (end).
+A profile package contains a copy of this module, which needs Python only. The client sends requests to the server: "p"
+(the server answers at once), "b" (the server receives bytes), "g" (the server sends bytes) and "q" (the measurement
+ends).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HEADERS_SHARE = 0.05
 
 
 MAX_MEASUREMENTS = 3
-"""Maximum number of measurements of a link. Another one follows if a transfer seems to take no time."""
+"""Maximum number of measurements of a link. A measurement is repeated if a transfer seems to take no time."""
 
 
 class LinkError(OSError):
@@ -104,8 +105,8 @@ def _connect(host: str, port: int) -> socket.socket:
         return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
     except TimeoutError:
         raise LinkError(
-            f"{host}, port {port}: no answer within {CONNECT_TIMEOUT_S:g} s: a firewall may block it: let it accept "
-            "this port there (--serve, or the key address in the hosts file, fixes it)"
+            f"{host}, port {port}: no answer within {CONNECT_TIMEOUT_S:g} s: a firewall may block the port: open the "
+            "port there (--serve, or the key address in the hosts file, sets its number)"
         ) from None
 
 

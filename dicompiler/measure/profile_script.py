@@ -5,8 +5,8 @@
     python3 profile_run.py -o PROFILE.json --connect HOST:7000       measures the link, adds it to PROFILE.json
 
 The script needs Python, numpy and onnxruntime; links need Python only. Other engines are measured if they are
-installed. link_benchmark.py measures links, and
-runtime_costs_fit.py measures runtimes of targets. Large weights are seeded random numbers.
+installed. link_benchmark.py measures links, and runtime_costs_fit.py measures runtimes of targets. Large weights are
+seeded random numbers.
 """
 
 from __future__ import annotations

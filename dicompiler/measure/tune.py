@@ -45,9 +45,9 @@ ARTIFACT_DIRECTORY, LOG_FILE = "artifact", "run.json"
 FORMAT = "dicompiler.tuning/1"
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "auto{budget=10}")
 FIRST_TRIALS = 3
-"""Number of plans that are measured first, even if a measured plan is predicted to be faster.
+"""Number of plans that are measured first, even if a plan that was already measured is predicted to be faster.
 
-The reason is that few runs have corrected the predictions by then.
+The predictions are not reliable yet, because only few runs have corrected the platform.
 """
 MAX_FIRST_RATIO = 3.0
 """One of the first plans is not measured if its predicted time exceeds this multiple of the shortest predicted time."""
@@ -78,9 +78,9 @@ class TuneOptions:
     """Options of a tuning.
 
     Attributes:
-        platform: The cluster as it is known before.
+        platform: The cluster, with its rates and links before any correction.
         objective: "latency" or "throughput".
-        strategies: Strategies with their options that search for plans.
+        strategies: Strategies that search for plans, as text with their options.
         target: The target that the plans are compiled for.
         budget_s: Seconds after which no further plan is measured.
         max_trials: Largest number of measured plans.
@@ -133,8 +133,8 @@ class Tuning:
 
     Attributes:
         platform: The platform, corrected by all runs so far.
-        trials: The plans that were run, in the order of their runs.
-        plans: Their plans.
+        trials: The results of the plans that were run, in the order of the runs.
+        plans: The plan of each trial.
         reason: Why the tuning ended; empty before its end.
     """
 
@@ -172,7 +172,7 @@ def tune(
         run: Runs an artifact on the boards, or on emulated ones.
         directory: Directory for artifacts and logs. If it has the trials of an earlier call with the same model and
             options, the tuning goes on after them.
-        progress: Is called with a line of text before each step.
+        progress: Function that is called with a line of text before each step.
 
     Returns:
         All trials. The fastest plan and the corrected platform are in `plan.json` and `platform.toml`.
@@ -348,7 +348,7 @@ def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platfor
     validate(document, "tuning", str(path))
     for key, value in identity.items():
         if document[key] != value:
-            raise UsageError(f"{path}: it belongs to another {key}: give another directory (-o), or remove this one")
+            raise UsageError(f"{path}: the tuning has another {key}: give another directory (-o), or remove this one")
     trials = tuple(
         Trial(**(entry | {"measured_s": float("inf") if entry["measured_s"] is None else entry["measured_s"]}))
         for entry in document["trials"]

@@ -79,7 +79,7 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
 
     All networks except light ones have these options:
     - size: side of the image, or (height, width); for networks without images, number of tokens, frames or inputs.
-      AlexNet and VGG do not pool to a fixed size before their classifier, so their numbers of weights depend on it.
+      AlexNet and VGG do not pool to a fixed size before their classifier, so their numbers of weights depend on `size`.
     - batch: number of inputs that are computed together.
     - classes: number of classes (only networks with classes).
     - width: factor for the numbers of channels (most networks).

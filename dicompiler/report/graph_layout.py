@@ -2,9 +2,11 @@
 
     widths of nodes, edges ⇒ GraphLayout
 
-The method is Sugiyama's. The row of a node follows from the longest path to it, the order within a row from
-barycentres. Horizontal positions minimize the weighted distance to the neighbours (least squares by isotonic
-regression).
+The method is Sugiyama's:
+
+1. The row of a node is the length of the longest path to the node.
+2. The nodes of a row are sorted by the mean position of their neighbours (barycentres).
+3. Horizontal positions minimize the weighted squared distances between neighbours (isotonic regression).
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, A
             return found
     raise DicompilerError(
         f"{path}: none of its {len(document)} comparisons is of this network on platform {platform!r}: run "
-        "'dicompiler compare' for both"
+        "'dicompiler compare' with this network and platform"
     )
 
 
@@ -260,5 +260,7 @@ def _check_document(document: Any, path: Path, schema: str, model_digest: str, c
     validate(document, schema, str(path))
     checked: dict[str, Any] = document
     if model_digest and checked.get("model_digest", model_digest) != model_digest:
-        raise DicompilerError(f"{path}: it belongs to another network: run 'dicompiler {command}' for the compiled one")
+        raise DicompilerError(
+            f"{path}: the {schema} is of another network: run 'dicompiler {command}' for the compiled network"
+        )
     return checked

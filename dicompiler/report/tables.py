@@ -19,7 +19,7 @@ from dicompiler.search.pareto_front import objective_values
 FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
 """Size of a chart, and of the space for its axis labels."""
 MAX_LISTED_PLANS = 40
-"""Points of a front that are listed."""
+"""Maximum number of points of a front that are listed."""
 MAX_UNFOLDED_PLANS = 12
 """The list of the points of a front is unfolded if it has at most this many points."""
 

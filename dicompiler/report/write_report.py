@@ -51,7 +51,7 @@ def write_report(
     path = Path(directory)
     if (path / FRONT_FILE).is_file():
         if strategies or cost or any(value is not None for value in (run_log, comparison, front)):
-            raise UsageError(f"report: {path} is a front: only the output can be given with it")
+            raise UsageError(f"report: {path} is a front: remove all arguments except the output")
         text = render_front(path.resolve().name, load_front(path))
     else:
         files = comparison if comparison is None or isinstance(comparison, Mapping) else Path(comparison)

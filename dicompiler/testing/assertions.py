@@ -54,7 +54,7 @@ def _describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it ends the process by sys.exit({error.code!r}): raise DicompilerError instead"
     if isinstance(error, TimeLimitError):
-        return f"{one_line(str(error))}: end sooner, or raise limit_s of the check"
+        return f"{one_line(str(error))}: end sooner, or increase limit_s of the check"
     is_message = isinstance(error, AssertionError | _ProcessEndError)
     return one_line(str(error)) if is_message else describe_exception(error)
 

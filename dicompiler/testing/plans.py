@@ -73,9 +73,9 @@ def verify_plan(
 ) -> tuple[Check, ...]:
     """Run three kinds of checks of a plan in this process.
 
-    - exact: models with small integers as weights must give bit-equal results;
+    - exact: models with small integers as weights must give the same bits with and without the split;
     - outputs: every output on every sink must be within the tolerance of `reference`;
-    - bytes: every transfer must have the predicted length, and their sum must be that of the routing.
+    - bytes: every transfer must have the predicted length, and the sum of all lengths must be that of the routing.
 
     `prepared` has model, layers and platform. `inputs` are the inputs of one frame, and `reference` are the outputs of
     the whole model for these inputs. `seeds` are the seeds of the exact check. By default, there are enough seeds to

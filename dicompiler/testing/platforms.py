@@ -43,7 +43,7 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = (), l
             same = platform_from_toml(platform_to_toml(platform)) == platform
             require(same, "it is another platform after it is written as TOML and read")
             described = platform.description or family.description
-            require(described, "it has no description: say where its figures come from")
+            require(described, "it has no description: say where its rates and bandwidths come from")
             if is_counted:
                 count = int(name.removeprefix(family.name.removesuffix("N")))
                 require(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts, not {count}")

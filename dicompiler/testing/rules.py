@@ -262,7 +262,10 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     error = describe_op_cost_error(rule.cost(operation, region_shape(piece.out), needs))
     require(not error, f"{place}: {error}")
     own_out = rule.piece(operation, piece.out, reduce).out
-    require(own_out == piece.out, f"{place}: out is {piece.out}, but for that region out is {own_out}: make them equal")
+    require(
+        own_out == piece.out,
+        f"{place}: out is {piece.out}, but the piece of region {piece.out} has out {own_out}: make both equal",
+    )
     full_output = full_region(operation.out_shape)
     is_same = piece.out in (region, full_output)
     require(is_same or not rule.is_elementwise, f"{place}: out is {piece.out}, although the rule is element-wise")

@@ -139,7 +139,7 @@ def test_engine_without_rates_is_predicted_like_onnxruntime_with_a_warning(caplo
     with caplog.at_level("WARNING", "dicompiler"):
         known = problem(platform=rpi4(), engine="ncnn")
     assert known.platform.engines == NCNN
-    assert "engine ncnn: cost model analytic has no times of it for device pi01, pi02" in caplog.text
+    assert "engine ncnn: cost model analytic has no times of this engine for device pi01, pi02" in caplog.text
 
 
 def test_gpus_keep_onnxruntime() -> None:

@@ -95,7 +95,7 @@ def test_goes_on_after_an_interruption(lenet: Model, tmp_path: Path) -> None:
     assert len(load_json(tmp_path / "tune.json")["trials"]) == 1
     tuning = tune(lenet, options(max_trials=2), runner, tmp_path)
     assert [trial.directory for trial in tuning.trials] == ["01", "02"] and tuning.reason == "2 plans were measured"
-    with pytest.raises(UsageError, match=r"tune\.json: it belongs to another objective: give another directory"):
+    with pytest.raises(UsageError, match=r"tune\.json: the tuning has another objective: give another directory"):
         tune(lenet, options(objective="throughput"), runner, tmp_path)
 
 

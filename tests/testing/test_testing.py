@@ -212,7 +212,7 @@ def test_wrong_plans_are_caught_if_memory_is_not_checked(fault: str) -> None:
 @pytest.mark.slow
 def test_endless_loops_end_after_the_limit_with_the_place() -> None:
     ended = (
-        "it did not end within 2 s (it is in end_or_loop, bad_plugins.py): end sooner, or raise limit_s of the check"
+        "it did not end within 2 s (it is in end_or_loop, bad_plugins.py): end sooner, or increase limit_s of the check"
     )
     checks: list[tuple[Callable[..., None], Any, Any]] = [
         (check_strategy, bad.BadStrategy("loop"), THREE),
@@ -389,7 +389,7 @@ def test_rule_with_local_functions_is_caught() -> None:
         ("random", "a second find() returns another platform"),
         ("hosts", "it has 2 hosts"),
         ("name", "its name does not end in N"),
-        ("figures", "it has no description: say where its figures come from"),
+        ("figures", "it has no description: say where its rates and bandwidths come from"),
     ],
 )
 def test_wrong_platform_is_caught(fault: str, text: str) -> None:
