@@ -41,7 +41,7 @@ from dicompiler.target.target_base import Target
 
 COMPARISON_FORMAT = "dicompiler.comparison/2"
 DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
-"""The strategies that need no file and no required option."""
+"""The strategies that are compared by default. None of them needs a file or has a required option."""
 
 PROVEN_RATIO = 1 + 1e-6
 """A plan within this factor of the lower bound counts as optimal."""

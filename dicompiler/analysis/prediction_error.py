@@ -27,9 +27,9 @@ from dicompiler.search.problem import Problem
 MAX_SIMULATED_FRAMES = 1000
 """Maximum number of frames of a stream that are simulated."""
 MIN_DISCREPANCY_SHARE = 0.1
-"""Smallest difference that is reported, as a share of the larger of the predicted and the measured time."""
+"""A reported difference exceeds this share of the larger one of the predicted and the measured time."""
 MIN_FRAME_SHARE = 0.02
-"""Smallest difference that is reported, as a share of the time of a frame."""
+"""A reported difference also exceeds this share of the time of a frame."""
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]

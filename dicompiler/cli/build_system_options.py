@@ -19,7 +19,9 @@ build_system_options = combine(
         type=PATH,
         help="Write the files that were read to FILE, as a rule for Make and Ninja.",
     ),
-    click.option("--depfile-target", metavar="NAME", help="Set the target of the rule. Default: the first output."),
+    click.option(
+        "--depfile-target", metavar="NAME", help="Set the target of the rule in the depfile. Default: the first output."
+    ),
     click.option("--print-outputs", is_flag=True, help="Print only the paths of the written files."),
 )
 

@@ -305,7 +305,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _ModelPartitioner:
-    """Builds programs of models with the same graph, for one platform."""
+    """Splits models by plans and builds their programs, for one platform."""
 
     platform: Platform
 

@@ -20,7 +20,7 @@ from dicompiler.plugin.registry import registry
 # 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
-"""This character in a target turns the rule into a pattern rule. It is allowed in prerequisites."""
+"""A rule with this character in its target is a pattern rule for Make. The character is allowed in prerequisites."""
 
 
 def format_rule(target: str, prerequisites: Iterable[str | Path]) -> str:

@@ -29,9 +29,12 @@ from dicompiler.verify.tolerances import RELATIVE_TOLERANCES, Tolerance
 log = logging.getLogger("dicompiler")
 
 AUTO_ENGINE = "auto"
-"""Value of `--engine` with which the engine of each device is chosen."""
+"""Value of the option `engine` for which the fastest engine of each device is chosen."""
 MIN_STATED_SHARE = 0.5
-"""An engine with rates by kind of layer is chosen if these kinds have at least this share of a network's operations."""
+"""Share of a network's operations that decides whether "auto" chooses an engine with rates for some kinds of layers.
+
+The engine is chosen if layers of these kinds have at least this share of the operations.
+"""
 
 
 def check_engine(engine: str | None, target: Target | None, place: str = "engine") -> None:

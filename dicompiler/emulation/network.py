@@ -37,9 +37,9 @@ SBIN_PATH = ":/usr/sbin:/sbin"
 
 ETHERNET_FRAME_BYTES = 1514
 MAX_BURST_S = 250e-6
-"""Seconds for which a link sends the largest piece of data that the kernel passes to the link at once."""
+"""Seconds that a link needs to send one piece of data that the kernel passes to it, or one Ethernet frame if larger."""
 TIMER_DELAY_S = 80e-6
-"""Seconds by which the kernel's timers may be late. The burst is large enough to keep a link busy for this time."""
+"""Seconds by which the kernel's timers may be late. A link may send data for this time without waiting for a timer."""
 
 
 @dataclass(frozen=True)

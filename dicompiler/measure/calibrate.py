@@ -390,7 +390,7 @@ def _correct_links(
     usable = [(run, spans) for run, spans in spans_of_runs if spans is not None]
     figures = NetworkFigure.of_platform(platform)
     if not usable or not case.program.all_transfers:
-        reason = "no run shows a frame alone, segment by segment"
+        reason = "no run with one frame in flight has the times of all segments"
         if not case.program.all_transfers:
             reason = "nothing is sent"
         unchanged = [Figure(figure.name, figure.unit, figure.value(platform), None, reason) for figure in figures]

@@ -31,7 +31,7 @@ class _Network:
         size: Default size of the input.
         channels: Number of channels of the input; 0 if the input has no channel axis.
         fixed_arguments: Arguments of `append_to` that users cannot set.
-        size_axes: Number of axes of the input's size.
+        size_axes: Number of axes of the input whose extent is a size: 2 for images, 1 for sequences and vectors.
         token_inputs: Names of the inputs, if they are integers (tokens); () for one float input.
     """
 

@@ -122,7 +122,7 @@ def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None
     streamed(log)
     write_json(run.log, log)
     by_name = {one.name: one for one in found(run).figures}
-    assert by_name["network latency"].reason == "no run shows a frame alone, segment by segment"
+    assert by_name["network latency"].reason == "no run with one frame in flight has the times of all segments"
     assert by_name["pi01 rate"].after is not None
 
 
