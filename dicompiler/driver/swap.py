@@ -4,10 +4,14 @@
         for outputs in session.stream(pictures):
             ...  # another thread calls session.swap("build-2")
 
-Directory of the new artifact ⇒ checks of inputs, outputs, devices and memory ⇒ new devices start ⇒ comparison of one
-frame with onnxruntime ⇒ switch. The session counts frames from 0. Frames before the switch are computed by the old
-artifact, all later ones by the new artifact, and no frame by a mixture of both. If anything fails before the switch,
-the old artifact stays in force.
+A swap has these steps:
+
+1. The inputs, outputs, devices and memory of the new artifact are checked.
+2. The new devices start.
+3. The outputs of one frame are compared with onnxruntime.
+4. The switch: frames that are read later are computed by the new artifact.
+
+No frame is computed by both artifacts. If a step before the switch fails, the old artifact stays in force.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 LINK_SHARE = 0.05
-"""The default share of the network's bandwidth with which files of a new artifact are copied to boards."""
+"""Default share of the network's bandwidth that the copying of a new artifact's files to boards may use."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ class Swap:
 
     Attributes:
         old: Directory of the replaced artifact.
-        new: Directory of the artifact that is in force since.
-        first_frame: Number of the first frame that the new artifact computes.
+        new: Directory of the artifact that replaced it.
+        first_frame: Number of the first frame that the new artifact computes, counted from 0 in the session.
         seconds: Seconds from the call of `swap` to the switch.
     """
 
@@ -60,7 +64,7 @@ class Swap:
 
 @dataclass(eq=False)
 class _Use:
-    """A call of a session that has not ended.
+    """A running call of `infer`, `reset` or `stream`.
 
     Attributes:
         version: The artifact that the call uses.
@@ -78,7 +82,7 @@ class _Version:
     Attributes:
         directory: The artifact.
         session: The session with the artifact's devices.
-        uses: The calls that use it.
+        uses: The running calls that use the artifact.
     """
 
     directory: Path
@@ -169,10 +173,10 @@ class SwappableSession(Session):
     def swap(
         self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
     ) -> Swap:
-        """Replace the artifact. The devices of the new one start while the old ones run, while frames go on.
+        """Replace the artifact while frames are computed.
 
-        The old devices finish the frames that were read before the switch, and then end. If the new artifact cannot be
-        used, the old one stays in force.
+        The new devices start while the old ones run. The old devices finish the frames that were read before the
+        switch, and then end. If the new artifact cannot be used, the old one stays in force.
 
         Args:
             directory: The new artifact: another plan, other weights or another model with the same inputs and outputs.
@@ -225,7 +229,7 @@ class SwappableSession(Session):
         return done
 
     def swap_back(self, *, verify: bool = True, pause: bool = False) -> Swap:
-        """Replace the artifact by the one that it has replaced.
+        """Swap to the artifact that the last swap replaced.
 
         Args:
             verify: As in `swap`.
@@ -320,7 +324,10 @@ class SwappableSession(Session):
 
     @contextmanager
     def _use(self) -> Iterator[_Use]:
-        """Use the artifact in force in the context. Wait while there is none, because of a swap with a pause."""
+        """Register a call that uses the artifact in force until the `with` block ends.
+
+        If a swap with a pause is under way, wait for its end first.
+        """
         with self._condition:
             self._condition.wait_for(lambda: self._current is not None or self._end_reason)
             use = _Use(self._in_force())
@@ -514,7 +521,7 @@ def _memory_by_host(directory: Path) -> dict[str, int]:
 
 
 def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:
-    """Return the hosts with directories of their own for another artifact, where the hosts file states directories.
+    """Return the hosts with other directories, for another artifact, if the hosts file states directories.
 
     Args:
         hosts: The hosts.

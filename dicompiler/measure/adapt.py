@@ -35,7 +35,7 @@ from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions
 log = logging.getLogger("dicompiler")
 
 SEARCH_INTERVALS_AFTER_ERROR = 6
-"""Multiple of `AdaptOptions.min_interval_s` after which a search is tried again that has failed."""
+"""A search that failed is tried again after this multiple of `AdaptOptions.min_interval_s`."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class AdaptOptions:
     """When an adaptive session searches for another plan, and when it uses that plan.
 
     Attributes:
-        deviation: A search starts if a device computes longer than predicted by more than this share, or if its
-            prediction exceeds the measured seconds by more than this share.
+        deviation: A search starts if the measured seconds of a device exceed the predicted ones by more than this
+            share, or if the predicted seconds exceed the measured ones by more than this share.
         frames: Number of frames over which the median of the measured seconds is taken. With replicas, it is the number
             of frames of each replica.
         min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
@@ -75,7 +75,7 @@ class Adaptation:
         ratios: Measured seconds of computing as a multiple of the predicted ones, for each device that was too fast or
             too slow.
         value: Predicted value of the objective with the artifact in force, for the measured speeds.
-        new_value: The same with the best artifact that was found.
+        new_value: Predicted value of the objective with the best artifact that was found, for the measured speeds.
         swap: The swap; None if the gain was too small.
         error: Why the search or the swap failed; empty if it did not.
     """
@@ -121,7 +121,8 @@ class _Observation:
     def add(self, times: FrameTimes, round_count: int) -> dict[str, float] | None:
         """Add a frame.
 
-        After `round_count` rounds, return the median seconds of each device in a round, and begin again.
+        If `round_count` rounds are complete, return the median seconds of each device in a round, and begin again.
+        Otherwise return None.
         """
         self.frames.append(times)
         if len(self.frames) < round_count * self.replica_count:
@@ -277,7 +278,7 @@ class AdaptiveSession(SwappableSession):
             raise RunError(f"the search ended without a result: {last}") from None
 
     def _remove_unused_artifacts(self, output: Path) -> None:
-        """Remove the artifacts of searches that are neither in force nor the way back."""
+        """Remove the artifacts of searches, except the one in force and the one that `swap_back` returns to."""
         self._written.append(output)
         used = {path for swap in self.swaps[-1:] for path in (swap.old, swap.new)}
         for path in [path for path in self._written if path not in used]:

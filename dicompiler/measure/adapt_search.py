@@ -41,8 +41,8 @@ class SearchRequest:
     Attributes:
         artifact: The artifact in force.
         first: The artifact with which the session began.
-        platform: The platform on which the measured seconds were expected, as TOML.
-        measured_s: Measured seconds of computing in a frame of each replica together, by device.
+        platform: The platform before the correction by the measured seconds, as TOML.
+        measured_s: Measured seconds of computing by device, summed over one frame of each replica.
         strategy: The strategy that searches.
         output: Directory for the new artifact.
     """
@@ -63,8 +63,9 @@ class SearchAnswer:
         platform: The corrected platform, as TOML.
         artifact: The better artifact: a new one, or the first one; the artifact in force if none is better.
         value: Predicted value of the objective with the artifact in force, on the corrected platform.
-        new_value: The same with the better artifact.
-        expected_s: Predicted seconds of computing of the better artifact, as `SearchRequest.measured_s`.
+        new_value: Predicted value of the objective with the better artifact, on the corrected platform.
+        expected_s: Predicted seconds of computing with the better artifact by device, summed over one frame of each
+            replica.
         replica_count: Number of replicas of the better artifact.
     """
 
@@ -77,7 +78,7 @@ class SearchAnswer:
 
 
 def expected_seconds(compilation: PipelineState, problem: Problem) -> dict[str, float]:
-    """Return the predicted seconds of computing of each device in a frame of each replica together.
+    """Return the predicted seconds of computing of each device, summed over one frame of each replica.
 
     Args:
         compilation: The compilation, with its plan.
