@@ -33,8 +33,8 @@ async def stream_async(
         if isinstance(source, _BlockingIterator):
             source.stop()
         if pending is not None and not pending.done():
-            # The caller has left its loop over the outputs. It may use the session again, so the thread must no longer
-            # use it.
+            # The caller has left its loop over the outputs and may use the session again. Wait until the thread no
+            # longer uses the session.
             await asyncio.wait([pending])
             pending.exception()  # Without this call, asyncio would log that the exception was never retrieved.
         if (close := getattr(outputs, "close", None)) is not None:
@@ -44,7 +44,7 @@ async def stream_async(
 class _BlockingIterator(Iterator[Any]):
     """A blocking iterator over the items of an asynchronous iterator.
 
-    It is used in another thread than that of the event loop. The items are fetched in the event loop.
+    A thread outside of the event loop calls `next` on it. The items are fetched in the event loop.
     """
 
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -32,7 +32,7 @@ NETWORK_MODULE_PREFIX = "dicompiler_engine_"
 
 
 class UnsupportedByEngine(DicompilerError):
-    """The sub-model has an operator, a type or a shape that the engine does not compute in the same way."""
+    """The sub-model has an operator, a type or a shape that the engine cannot compute as onnxruntime does."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EngineFiles:
     """A segment in the format of an engine.
 
     Attributes:
-        network: The operators. The inputs and outputs have the order of those of the segment's model.
+        network: The operators. Inputs and outputs are in the same order as in the segment's model.
         weights: The weights. `profile` replaces them by zeros of the same length.
     """
 
@@ -104,7 +104,7 @@ class Engine(ABC):
         name: Name of the engine in `--engine NAME`: lower-case letters, digits and underscores.
         packages: Python packages that this host and the boards need.
         operators: Operators of ONNX that the engine can compute, if types and shapes allow it; empty: all.
-        tolerance: Allowed difference to onnxruntime as a share of max|output|; None: the usual tolerance of `verify`.
+        tolerance: Allowed difference from onnxruntime as a share of max|output|; None: the usual tolerance of `verify`.
         extra_call_s: Seconds by which a call takes longer than in onnxruntime, on the targets' reference host.
     """
 
@@ -126,7 +126,7 @@ class Engine(ABC):
             weights: The data of initializers that are placeholders, by name.
 
         Returns:
-            The files; None if onnxruntime computes the sub-model.
+            The files; None to leave the sub-model to onnxruntime.
 
         Raises:
             UnsupportedByEngine: The engine does not compute the sub-model. The message names the operator, the type or
@@ -143,7 +143,7 @@ class Engine(ABC):
             weights: The data of initializers that are placeholders, by name.
 
         Returns:
-            The reasons by index of the node.
+            For the index of each such node, the reason.
         """
         if not self.operators:
             return {}
@@ -163,7 +163,10 @@ class Engine(ABC):
 
     @property
     def network_source(self) -> bytes:
-        """Source of the module with the class `EngineNetwork`. Empty by default: boards have the module."""
+        """Python source of the module with the class `EngineNetwork`, which `profile` copies to boards.
+
+        Default: empty, which means that the boards already have the module.
+        """
         return b""
 
     def load_network(self, network: Path, weights: Path, threads: int) -> LoadedNetwork:

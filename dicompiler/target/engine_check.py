@@ -30,8 +30,8 @@ def measure_difference(
         inputs: Arrays by name of the input.
 
     Returns:
-        The difference, and a reason. The difference is infinite if the engine cannot load or run the files; the reason
-        is then its message, otherwise it is empty.
+        The difference, and an empty string. If the engine cannot load or run the files: infinity, and the engine's
+        error message.
     """
     expected = run_model(model, inputs)
     try:
@@ -70,7 +70,7 @@ def run_network(
 
 
 def allowed_difference(engine: Engine) -> float:
-    """Return the largest allowed difference to onnxruntime.
+    """Return the largest allowed difference from onnxruntime.
 
     Args:
         engine: The engine.

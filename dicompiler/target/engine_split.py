@@ -1,6 +1,6 @@
-"""Splitting of segments at operators that an engine does not support, so that it computes the rest.
+"""Splitting of segments at operators that an engine does not support, so that the engine computes the others.
 
-Program + engines ⇒ Program whose segments are either computed by the engine of their device, or by onnxruntime
+In the resulting program, each segment is computed either by the engine of its device or by onnxruntime.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dicompiler.partition.annotations import read_annotation
 from dicompiler.target.engine import Engine
 
 WORTHWHILE_OPERATORS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
-"""Operators of which an engine must compute at least one in a piece. A call costs more than it saves for others."""
+"""A piece of a segment is left to onnxruntime if it has none of these operators, because a call of the engine would
+cost more than it saves."""
 
 
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
-    """Return the program with segments that are split at the operators that the engines do not support.
+    """Return the program with its segments split at the operators that the engines do not support.
 
-    Sends follow the last piece of their segment.
+    A device sends the outputs of a segment after the last piece of the segment.
 
     Args:
         program: The program.
@@ -66,10 +67,10 @@ def _with_pieces(device: DeviceProgram, pieces: Sequence[Sequence[Segment]]) -> 
 
 
 def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight]) -> tuple[Segment, ...]:
-    """Return the pieces of a segment in order: all nodes of a piece are supported by the engine, or none of them.
+    """Split a segment into pieces, in order. In each piece, either the engine computes all nodes, or onnxruntime does.
 
-    The result is the segment itself if the engine supports all of its nodes or too few of them, or if the type of a
-    tensor between two pieces is unknown.
+    The result is the segment itself if the engine supports all nodes, if it supports none of WORTHWHILE_OPERATORS in
+    the segment, or if the type of a tensor between two pieces is unknown.
 
     Args:
         segment: The segment.
@@ -92,9 +93,9 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
 
 
 def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[list[int]]:
-    """Return groups of node indices, in an order that respects dependencies. Neighbouring groups differ in support.
+    """Return groups of node indices, in topological order. Groups of supported and unsupported nodes alternate.
 
-    Supported groups without an operator that is worthwhile are added to their neighbours.
+    Supported groups without any of WORTHWHILE_OPERATORS count as unsupported and are merged with their neighbours.
     """
     supported = list(is_supported)
     while True:
@@ -112,7 +113,10 @@ def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[l
 
 
 def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> list[list[int]]:
-    """Return groups of nodes: each contains all nodes with equal support that can run before the next group."""
+    """Return groups of nodes that are all supported or all unsupported.
+
+    Each group has as many nodes as can run before the next group.
+    """
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     needs = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
     groups: list[list[int]] = []
@@ -146,7 +150,7 @@ def _find_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 def _make_piece(
     segment: Segment, name: str, nodes: Sequence[int], infos: Mapping[str, onnx.ValueInfoProto]
 ) -> Segment | None:
-    """Return a segment of some nodes of a segment; None if the type of an input or output is unknown."""
+    """Return a new segment with the given nodes of `segment`; None if the type of an input or output is unknown."""
     model, graph = segment.model, segment.model.graph
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     own = [graph.node[i] for i in nodes]

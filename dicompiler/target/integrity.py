@@ -26,8 +26,8 @@ _MAX_PATH_CHARS, _MAX_PATH_PART_BYTES = 1000, 200
 _PATH_PATTERN = re.compile(r"[^\x00-\x1f\x7f/\\]+(?:/[^\x00-\x1f\x7f/\\]+)*")
 _MAX_MANIFEST_BYTES = 1 << 28
 _DATA_SUFFIXES, _LARGE_FILE_BYTES = (".bin", ".data", ".onnx"), 1 << 20
-"""Data files of at least this size have a CRC-32, which is several times faster than SHA-256. Code always has SHA-256,
-because anyone can make a file with a given CRC-32."""
+"""The digest of a data file of at least _LARGE_FILE_BYTES is a CRC-32, which is several times faster than SHA-256. The
+digest of code is always a SHA-256, because anyone can make a file with a given CRC-32."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -98,9 +98,8 @@ def _document_digest(data: bytes) -> str:
 def write_integrity(directory: Path, extra: Json | None = None) -> None:
     """Add the size and digest of each file in an artifact's `directory`, and a checksum, to its artifact.json.
 
-    The keys and values of `extra` are added too. A target that has already computed the digests of some files may have
-    listed these files in artifact.json, so that they need not be read again. If artifact.json already has a checksum,
-    its list of files may be out of date, so all files are read again.
+    The keys and values of `extra` are added too. Files that the target has already listed in artifact.json are not read
+    again. If artifact.json already has a checksum, its list may be out of date, so all files are read again.
     """
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / ARTIFACT_FILE)
     names = [path.relative_to(directory).as_posix() for path in paths]

@@ -1,6 +1,6 @@
 """The documents in an artifact: artifact.json, which all targets write, and the descriptions of tensors in manifests.
 
-Input: a Program. Output: JSON documents and their text, the same bytes for the same program. The schema is `artifact`.
+The same program gives the same bytes. The schema of artifact.json is `artifact`.
 """
 
 from __future__ import annotations

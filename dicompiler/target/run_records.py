@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 CopyFunction = Callable[[], object]
-"""A function that makes the same copies of tensors in memory each time it is called."""
+"""A function that copies certain tensors in memory, the same ones each time it is called."""
 
 
 def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
@@ -153,7 +153,7 @@ class RunEvent:
         noticed = f"{self.takeover_s:.2f} s after the failure was noticed"
         return (
             f"frames continue {plan} after {self.interruption_s:.2f} s without a finished frame ({noticed}); "
-            f"{self.replayed_frames} of them are computed again"
+            f"{self.replayed_frames} frames are computed again"
         )
 
 
@@ -333,7 +333,7 @@ class RunOptions:
         return self if seconds is None else replace(self, timeout_s=seconds)
 
     def with_heartbeat(self, default_s: float) -> RunOptions:
-        """Return a copy of the options in which `heartbeat_s` is set.
+        """Return the options with `heartbeat_s` set to `default_s` if it is None.
 
         Args:
             default_s: Seconds between two heartbeats, if the options state none.

@@ -155,7 +155,10 @@ def test_ends_work_that_takes_too_long() -> None:
     ("said", "expected"),
     [
         ("hello\nssh: connect to host board port 22: No route to host\r\n", r".*to host: is it on, .*\(ssh, port in h"),
-        ("ssh: Could not resolve hostname board: Name or service not known", r".*known: check its ssh in h\.toml$"),
+        (
+            "ssh: Could not resolve hostname board: Name or service not known",
+            r".*: check the value of 'ssh' for this host in h\.toml$",
+        ),
         (
             "kex_exchange_identification: Connection closed by remote host",
             r".*host: sshd there closes the connection: l",
@@ -166,7 +169,7 @@ def test_ends_work_that_takes_too_long() -> None:
         ),
         (
             "pi@board: Permission denied (password).",
-            r".*\(password\): it accepts no keys: set 'PubkeyAuthentication",
+            r".*\(password\): the host accepts no keys: set 'PubkeyAuthentication",
         ),
         ("Received disconnect from board port 22:2: Too many authentication failures", r".*: name the right one \(id"),
         ("Host key verification failed.", r"Host key .* failed: its host key is .*\('ssh pi@board'\) and check it$"),

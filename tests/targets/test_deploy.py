@@ -291,7 +291,11 @@ def error_line(command: list[str], capfd: pytest.CaptureFixture[str], code: int 
             '.3"\nport = 2',
             r"device 'pi02' on .*port 2: Connection refused: is it on, .*ssh, port in .*hosts",
         ),
-        ("root@10.77.0.3", "root@no.such.board", r".*Could not resolve hostname no\.such\.board.*: check its ssh in"),
+        (
+            "root@10.77.0.3",
+            "root@no.such.board",
+            r".*Could not resolve hostname no\.such\.board.*: check the value of 'ssh'",
+        ),
         (
             "root@10.77.0.3",
             "nobody@10.77.0.3",

@@ -162,7 +162,7 @@ def test_public_key_in_place_of_the_private_one(
         (
             ["PubkeyAuthentication no", "PasswordAuthentication yes"],
             "root",
-            r"root@\S+: Permission denied \(password.*\): it accepts no keys: set 'PubkeyAuthentication yes' in s",
+            r"root@\S+: Permission denied \(password.*\): the host accepts no keys: set 'PubkeyAuthentication yes'",
         ),
     ],
     ids=["another command", "sftp only", "nologin", "passwords only"],

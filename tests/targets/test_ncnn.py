@@ -165,7 +165,7 @@ def test_convolutions_and_pools_equal_onnxruntime(data: st.DataObject) -> None:
         (parsed("y = Identity (x)", "1, 8, 0, 7", "1, 8, 0, 7"), r"a tensor of shape \(1, 8, 0, 7\)"),
         (parsed("y = Concat <axis = 0> (x, x)", "2, 8, 9, 7"), "a tensor of shape"),
         (parsed("y = Gemm <alpha = 0.5> (x, w)", "1, 5", "1, 30", w=floats(30, 5)), "a Gemm that is not a vector"),
-        (parsed("y = Max (x, x, x)", "1, 8, 9, 7"), "Max of another number of tensors than two"),
+        (parsed("y = Max (x, x, x)", "1, 8, 9, 7"), "Max of one tensor or of more than two tensors"),
         (parsed("r = ReduceMax (x) y = Pad (x, p, r)", "1, 8, 10, 7", p=integers(0, 0, 1, 0, 0, 0, 0, 0)),
          "operator ReduceMax|a Pad with a computed value"),
         (parsed("y = Slice <starts = [0], ends = [4], axes = [1]> (x)", "1, 4, 9, 7", opset=9), "a Slice with"),

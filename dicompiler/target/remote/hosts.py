@@ -37,7 +37,7 @@ class DeviceLocation:
         identity: File of a private key; None means ssh's own default.
         listen_address: HOST:PORT at which other devices reach the device, with the IP address or the name of its host.
             None lets the device determine its address.
-        threads: Threads for a segment; None means the number in the artifact.
+        threads: Number of threads that compute a segment; None means the number in the artifact.
         cores: Cores to run on; empty means all cores.
     """
 

@@ -55,7 +55,7 @@ PERMISSION_DENIED = "permission denied"
 SSH_REMEDIES = (
     (r"permissions \S+ for '(?P<key>.+)' are too open", "ssh ignores a key that others can read: run "
      "'chmod 600 {key}' on this machine"),
-    (r"bad owner or permissions on (?P<key>\S+)", "only you may be able to change it: run 'chmod 600 {key}' on this "
+    (r"bad owner or permissions on (?P<key>\S+)", "only you may have write access: run 'chmod 600 {key}' on this "
      "machine"),
     (r"host key for \S+ has changed", "if you have installed the host again, remove its old key "
      "('ssh-keygen -R {host}'), and connect once by hand ('ssh {destination}'); otherwise somebody else may answer in "
@@ -66,12 +66,13 @@ SSH_REMEDIES = (
      "{file})"),
     (r"agent refused operation|signing failed", "the agent does not sign with this key: unlock it, or load the key "
      "again ('ssh-add')"),
-    (r"permission denied \((?!.*publickey)", "it accepts no keys: set 'PubkeyAuthentication yes' in sshd_config there"),
+    (r"permission denied \((?!.*publickey)", "the host accepts no keys: set 'PubkeyAuthentication yes' in "
+     "sshd_config there"),
     (PERMISSION_DENIED, "authorize your key ('ssh-copy-id {destination}'), or name the right one (identity in "
      "{file})"),
     (r"no matching (host key type|key exchange method|cipher|mac)", "its sshd and this ssh have no algorithm in "
      "common: update the older one"),
-    (r"could not resolve", "check its ssh in {file}"),
+    (r"could not resolve", "check the value of 'ssh' for this host in {file}"),
     (r"during banner exchange|kex_exchange_identification|^connection (closed|reset) by", "sshd there closes the "
      "connection: look at its log ('journalctl -u ssh'); it may refuse this address or user, or have too many "
      "connections (MaxStartups)"),
@@ -80,7 +81,8 @@ SSH_REMEDIES = (
 )  # fmt: skip
 """Patterns of ssh's messages, and the remedy for each, in the order in which they are searched.
 
-A remedy can contain the ssh destination, its host, the hosts file and the key that the message names.
+A remedy can have placeholders: {destination} (of ssh), {host}, {file} (the hosts file), and {key} (the key file that
+ssh's message names).
 """
 KEY_REMEDIES = (
     (r"incorrect passphrase", "the key {key} has a passphrase, for which ssh cannot ask here: load the key into an "

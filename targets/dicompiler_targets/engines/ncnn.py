@@ -41,7 +41,7 @@ class NcnnEngine(Engine):
         return convert_to_ncnn(model, weights)
 
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:
-        """Return the nodes with operators, types or shapes that ncnn does not compute in the same way."""
+        """Return the nodes with operators, types or shapes for which ncnn has no exact counterpart."""
         return find_unsupported_nodes(model, weights)
 
     def extra_memory(self, segments: Sequence[Segment]) -> int:

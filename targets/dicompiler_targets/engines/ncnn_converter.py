@@ -24,7 +24,7 @@ from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
 
 FLOAT32_MARK = bytes(4)
-"""Bytes before the kernel of a convolution or inner product: its values are of type float32."""
+"""Bytes before the kernel of a convolution or inner product. They say that the kernel's values are of type float32."""
 MAGIC = 7767517
 """First line of a .param file: the version of its format."""
 ARRAY_PARAMETER_BASE = -23300
@@ -76,13 +76,13 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> En
         weights: The data of initializers that are placeholders, by name.
 
     Raises:
-        UnsupportedByEngine: ncnn does not compute a node, a type or a shape of the sub-model in the same way.
+        UnsupportedByEngine: ncnn has no exact counterpart of a node, a type or a shape of the sub-model.
     """
     return _Converter(model, weights).convert()
 
 
 def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
-    """Return the reasons why ncnn does not compute some nodes in the same way, by the index of the node."""
+    """Return the nodes for which ncnn has no exact counterpart: the reason by index of the node."""
     return _Converter(model, weights).find_unsupported()
 
 
@@ -117,7 +117,7 @@ class _Converter:
         convert_node(self, node, _attributes(node))
 
     def find_unsupported(self) -> dict[int, str]:
-        """Return the reasons why nodes cannot be converted, by the index of the node.
+        """Return the nodes that cannot be converted: the reason by index of the node.
 
         Do not use the converter's layers afterwards, because the layers of these nodes are missing.
         """
@@ -169,7 +169,7 @@ class _Converter:
         return shape[1:]
 
     def axis(self, axis: int, name: str) -> int:
-        """Return the axis of a tensor's blob, which has no batch axis, for the axis `axis` of the tensor `name`."""
+        """Return the axis of the blob (which has no batch axis) that is axis `axis` of the tensor `name`."""
         rank = len(self.blob_shape(name)) + 1
         if axis % rank == 0:
             raise UnsupportedByEngine("an operation along the batch axis")
@@ -332,7 +332,7 @@ def _convert_activation(
     """Return a function that converts an activation.
 
     The activation is fused into the previous layer if possible; otherwise it becomes a layer of type `kind`. `number`
-    is its number in a fused layer, or 0 if it is never fused. `read` returns its parameters.
+    is ncnn's number of the fused activation, or 0 if the activation is never fused. `read` returns its parameters.
     """
 
     def convert(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
@@ -386,7 +386,7 @@ def _convert_global_pool(converter: _Converter, node: onnx.NodeProto, _: Mapping
 
 def _convert_binary(converter: _Converter, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
     if len(node.input) != 2:
-        raise UnsupportedByEngine(f"{node.op_type} of another number of tensors than two")
+        raise UnsupportedByEngine(f"{node.op_type} of one tensor or of more than two tensors")
     first, second = node.input
     if node.op_type == "Mul" and _convert_swish(converter, node):
         return

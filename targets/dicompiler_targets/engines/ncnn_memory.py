@@ -1,9 +1,9 @@
 """Prediction of the memory that ncnn needs for the weights of segments.
 
 ncnn copies all weights when it loads them. For 3×3 convolutions of stride 1 it keeps transformed weights instead, which
-are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because ncnn chooses the transformation by
-the processor and the channels: ResNet-18 needed 3.9 times its weights on an x86-64 host, VGG16 1.4 times, MobileNetV2
-1.4 times.
+are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because the transformation that
+ncnn chooses depends on the processor and the channels. For example, ResNet-18 needed 3.9 times its weights on an x86-64
+host, VGG16 1.4 times, and MobileNetV2 1.4 times.
 """
 
 from __future__ import annotations

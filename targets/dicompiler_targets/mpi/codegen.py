@@ -291,7 +291,7 @@ def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[
         calls.append(["tensor", name, *([dtype, dims] if is_known else [])])
     inputs, outputs = list(hoisted.inputs), list(hoisted.outputs)
     if file.endswith(NETWORK_SUFFIX) and hoisted.segment is not None:
-        # Converted segments have no names of tensors, only their order in the model.
+        # The files of converted segments have no tensor names, so tensors are listed in the order of the model.
         graph = hoisted.segment.model.graph
         inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
     return [

@@ -208,7 +208,7 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
         cause = one_line(done.errors) or f"exit code {done.exit_code}"
         raise RunError(f"{host.title}: the program cannot be built: {cause} (full log: build.log in {state.package})")
     versions = {"Open MPI": state.mpi_version.rpartition(" ")[2]}
-    # The package is copied once for all devices of the host, so its bytes are reported for the first device only.
+    # The package is copied once for all devices of the host. The first device's entry reports the copied bytes.
     counts = [copied_bytes, *[0] * len(host.devices)]
     return [
         InstalledDevice(name, host.location.ssh_destination, f"{state.package}/{name}", count, versions)
@@ -268,7 +268,8 @@ def _run_once(
         finally:
             monitor.stop()
         for host in hosts:
-            # After a failure, other hosts may be unreachable too. Frames without outputs from them are computed again.
+            # After a failure, other hosts may be unreachable too. Frames without outputs from such hosts are computed
+            # again.
             with contextlib.suppress(ssh.UnreachableHost) if failure is not None else contextlib.nullcontext():
                 _fetch_outputs(commands, host, scratch / "outputs")
         if failure is not None:
@@ -404,7 +405,9 @@ def _prepare_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: Mpi
     """Copy the inputs of a run to a host, remove old outputs, and return the absolute path of the host's package."""
     state = _probe_host(commands, host, {})
     if state.stamp != artifact.document["digest"]:
-        raise RunError(f"{host.title}: it does not have this artifact: copy it there with 'dicompiler deploy'")
+        raise RunError(
+            f"{host.title}: the host does not have this artifact: copy the artifact there with 'dicompiler deploy'"
+        )
     ranks = load_json(artifact.packages[host.devices[0]] / MANIFEST_FILE)["ranks"]
     has_inputs = any(rank["inputs"] for rank in ranks)
     files = {f"inputs/{path.name}": path for path in sorted((scratch / "inputs").iterdir()) if has_inputs}

@@ -25,7 +25,7 @@ from dicompiler_targets.segment_io import hoist_device_copies, make_device_conte
 MANIFEST_FORMAT = "dicompiler.mpi/4"
 MANIFEST_FILE, CONTENTS_FILE, PROGRAM_FILE = "manifest.json", "contents.txt", "program.json"
 NCNN, NCNN_SOURCE = "ncnn", "engine_ncnn.cc"
-"""Name of the engine, and of its source file in the runtime."""
+"""Name of the engine ncnn, and name of its source file among the sources of the runtime."""
 RESERVED_HOST_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
 """Invalid host names: each package is a directory with its host's name, next to files with these names."""
 RESERVED_DEVICE_NAMES = (

@@ -1,4 +1,4 @@
-"""Continues a run after a rank (MPI process) has failed, if the artifact has a failure plan for it.
+"""Continues a run after a rank (MPI process) has failed, if the artifact has a suitable failure plan.
 
 A failure plan is another plan that does not use certain devices. MPI ends all ranks when one of them fails. Therefore,
 mpirun is started again for the frames that are not finished, with the failure plan.

@@ -1,6 +1,6 @@
 """Download of the C++ headers of onnxruntime with apt, without installing them.
 
-Target mpi fetches them when it builds a program. To fetch them before, on a host that will be offline, run:
+Target mpi fetches the headers when it first builds a program. For a host that will be offline, fetch them earlier:
 
     python3 -m dicompiler_targets.mpi.fetch_headers
 
@@ -29,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 HEADER_FILE = "onnxruntime_cxx_api.h"
 INCLUDE_VARIABLE = "ONNXRUNTIME_INCLUDE_DIR"
-"""Name of the environment variable for the directory of onnxruntime's headers, if they are in an unusual place."""
+"""Name of the environment variable with the directory of onnxruntime's headers, needed only for unusual places."""
 DEBIAN_PACKAGE, DEBIAN_SUITE = "libonnxruntime-dev", "trixie"
 APT_DIRECTORY = Path("/etc/apt")
 

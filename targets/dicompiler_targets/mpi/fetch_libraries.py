@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def fetch_libraries(machine: str) -> Path:
-    """Return a directory with the libraries and headers for a machine, a name such as aarch64.
+    """Return a directory with the libraries and headers for a machine, such as "aarch64".
 
     Raise DicompilerError if pip finds no wheel for the machine.
     """

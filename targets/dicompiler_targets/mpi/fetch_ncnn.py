@@ -1,8 +1,9 @@
 """Builds ncnn for this machine or another one: `python3 -m dicompiler_targets.mpi.fetch_ncnn [aarch64]`.
 
-Target mpi builds it when an artifact needs it. Neither the Python package ncnn nor Debian has ncnn's C++ library.
-Therefore, the sources of the installed version are downloaded from PyPI and compiled: only the layers that
-`engines.ncnn_converter` writes, in float32. Programs are linked with the static library, so boards need no other files.
+Target mpi calls this module when an artifact needs ncnn. Neither the Python package ncnn nor Debian has ncnn's C++
+library. Therefore, the sources of the installed version are downloaded from PyPI. Only the layers that
+`engines.ncnn_converter` writes are compiled, in float32. Programs are linked with the static library, so boards need no
+other files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 ARCHIVE_PATTERN = "ncnn-*.tar.gz"
 DIRECTORY_VARIABLE = "NCNN_DIRECTORY"
-"""Name of the environment variable for another installation of ncnn for this machine."""
+"""Name of the environment variable with the directory of an ncnn installation to use on this machine instead."""
 HEADER_FILE, LIBRARY_FILE = Path("include", "ncnn", "net.h"), Path("lib", "libncnn.a")
 LAYERS = frozenset(
     (
@@ -43,7 +44,7 @@ DISABLED_FEATURES = (
     "WEIGHT_QUANT", "ARM82", "ARM86SVE", "XOP", "FMA4", "AVXVNNI", "AVXNECONVERT", "AVX512VNNI", "AVX512BF16",
     "AVX512FP16",
 )  # fmt: skip
-"""Features of ncnn that computation in float32 does not use. They would make the build several times as long."""
+"""Features of ncnn that computation in float32 does not use. With them, the build would take several times as long."""
 
 
 def main() -> int:

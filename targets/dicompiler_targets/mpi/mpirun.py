@@ -231,12 +231,12 @@ def _clean_lines(errors: str) -> list[str]:
 
 
 def _find_rank_messages(errors: str) -> list[str]:
-    """Return the messages that ranks have printed before the first of them ended all ranks.
+    """Return the messages that ranks printed before the first rank ended all others.
 
-    If there are none, return all messages of ranks.
+    If there are no such messages, return all messages of ranks.
     """
     lines = _clean_lines(errors)
-    # To end all ranks, mpirun also resumes ranks that were stopped. Their messages do not show the cause.
+    # To end all ranks, mpirun also resumes stopped ranks. What these ranks then print does not show the cause.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
     end = next(aborted, len(lines))
     messages = [

@@ -50,7 +50,7 @@ def _run_once(
     _: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
-    """Run mpirun once; see `failover.RunOnce`. Ranks of failed devices are started too, but they have nothing to do."""
+    """Run mpirun once; see `failover.RunOnce`. Ranks of failed devices are started too, but they compute nothing."""
     ranks, kept_frames = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
     threads = max(1, len(os.sched_getaffinity(0)) // ranks) if options.emulation is None else 1
     arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
@@ -83,7 +83,7 @@ def _make_emulation_arguments(
 ) -> list[str]:
     """Return the arguments of mpirun that start a rank on each emulated board.
 
-    Each rank is told the minimum durations of its segments, so that it is as slow as the board.
+    The arguments contain the minimum duration of each segment, so that a rank is as slow as its board.
     """
     if emulation.speeds:
         raise UsageError("emulate: boards of target 'mpi' cannot change their speed: compile for target sockets")

@@ -1,6 +1,6 @@
 """Search for the smallest arena (working memory) with which TFLite-micro can run a model.
 
-The search tries sizes, because the size that TFLite-micro reports itself is too small. Trials run in a separate
+The search tries sizes, because the size that TFLite-micro itself reports is too small. Trials run in a separate
 process, because TFLite-micro ends its process if an arena is far too small.
 """
 

@@ -38,8 +38,8 @@ class WindowBlock:
     """Neighbouring windows along an axis that contain the same number of elements.
 
     Attributes:
-        start: First element of the image that the windows read.
-        stop: Position after the last element that they read.
+        start: Position, along the axis, of the first element that the windows read.
+        stop: Position after the last element that the windows read.
         span: Number of elements of a window.
         out: Number of windows.
     """
@@ -66,8 +66,8 @@ def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower GlobalAveragePool to AVERAGE_POOL_2D over the image.
 
-    If input and output have different quantizations, it is lowered to MEAN instead, which rounds once, as onnxruntime
-    does.
+    If input and output have different quantizations, the node is lowered to MEAN instead. Like onnxruntime, MEAN rounds
+    once.
     """
     windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):

@@ -184,7 +184,7 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
 def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: QuantizationParams | None) -> int:
     """Return a bias of `count` zeros, because LiteRT requires a bias.
 
-    `x` is the input of the convolution, and `quantization` that of its weights.
+    `x` is the index of the convolution's input tensor. `quantization` is the quantization of the weights.
     """
     source = writer.tensors[x].quantization
     if quantization is None or source is None:

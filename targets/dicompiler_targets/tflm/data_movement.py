@@ -29,9 +29,9 @@ def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str) -> list[int] | None:
-    """Return a parameter of a node: input `index`, or attribute `key` in older opsets; else None.
+    """Return a parameter of a node: the values of input `index`, or attribute `key` in older opsets.
 
-    Raise DicompilerError if the input is not constant.
+    Return None if the node has neither. Raise DicompilerError if the input is not constant.
     """
     if node.has_input(index):
         value = writer.graph.constants.get(node.inputs[index])

@@ -1,6 +1,6 @@
 """Fusion of normalization, bias and activation into the operator before them.
 
-TFLite-micro has no operator for them, or supports them only as options of other operators.
+TFLite-micro has no operator for these, or supports them only as options of other operators. Examples:
 
     Conv → BatchNormalization ⇒ Conv;   Conv → Add(constant) ⇒ Conv with bias;   Conv → Relu ⇒ Conv with activation
 """

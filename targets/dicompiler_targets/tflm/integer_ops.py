@@ -24,7 +24,7 @@ RESCALING_OPERATORS = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
 }
-"""Operators whose output may have another scale than the inputs, and the indices of the inputs that are quantized."""
+"""Operators whose output may have a different scale from the inputs, and the indices of their quantized inputs."""
 SCALE_PRESERVING_OPERATORS = (
     "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",

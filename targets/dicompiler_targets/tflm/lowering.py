@@ -53,7 +53,7 @@ _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] =
     integer_ops.DEQUANTIZE_OP: partial(elementwise.lower_unary, "DEQUANTIZE", "Dequantize"),
     **dict.fromkeys((integer_ops.QUANTIZE_OP, "Requantise"), partial(elementwise.lower_unary, "QUANTIZE", "Quantize")),
 }
-"""Lowerings of operators that accept any type. All others compute in float32, or on quantized integers."""
+"""Lowerings of operators that accept any type. All other operators compute in float32 or on quantized integers."""
 _UNARY_CODES = {
     **{"Exp": ("EXP", "Exp"), "Log": ("LOG", ""), "Sqrt": ("SQRT", ""), "Abs": ("ABS", "Abs"), "Neg": ("NEG", "Neg")},
     **{"Floor": ("FLOOR", ""), "Ceil": ("CEIL", ""), "Sin": ("SIN", ""), "Cos": ("COS", "")},

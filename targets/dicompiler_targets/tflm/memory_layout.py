@@ -43,7 +43,7 @@ class PlacedTensorBuffer:
 
 
 def make_wire_tensor(value: TensorSpec) -> WireTensor:
-    """Return a tensor of the program, which must have a static shape, in the form in which devices send it."""
+    """Describe a tensor of the program in the form in which devices send it. The tensor must have a static shape."""
     assert value.shape is not None
     return WireTensor(value.name, get_type_name(value.dtype), to_wire_shape(value.shape))
 

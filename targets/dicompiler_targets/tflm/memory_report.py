@@ -94,8 +94,8 @@ def make_footprint(
 def _get_activation_sizes(segment: Segment) -> dict[str, int]:
     """Return the bytes of a segment's tensors, by name.
 
-    Outputs of DequantizeLinear and inputs of QuantizeLinear count with the size of the quantized tensor, because
-    TFLite-micro stores only that one.
+    The float output of a DequantizeLinear and the float input of a QuantizeLinear count with the size of the quantized
+    tensor, because TFLite-micro stores only the quantized tensor.
     """
     sizes = segment_value_sizes(segment)
     for node in segment.model.graph.node:

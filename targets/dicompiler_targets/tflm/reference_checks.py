@@ -5,7 +5,7 @@ those of the unsplit network in TFLite-micro, and equal those of LiteRT within o
 
 onnxruntime multiplies a sum by a float and rounds once. TFLite's kernels multiply by an integer, round, shift, and
 round again. Results can therefore differ by one step, and later layers propagate these differences. LiteRT's reference
-kernels compute as TFLite-micro does; its optimized kernels do not.
+kernels compute as TFLite-micro does; LiteRT's optimized kernels do not.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ModelRuntime(ABC):
 
     @abstractmethod
     def _run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs in order. Inputs and outputs have channels last."""
+        """Return the outputs in the order of the model. Inputs and outputs have channels last."""
 
 
 class MicroRuntime(ModelRuntime):

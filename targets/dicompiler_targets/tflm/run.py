@@ -33,7 +33,7 @@ class TflmDevice:
         steps: Steps of the device without receives, because senders write directly to the receiver's `tensors`.
         next_step: Index of the next step.
         tensors: Bytes of the tensors in the device's memory, by name.
-        sent_bytes: Number of sent bytes by transfer.
+        sent_bytes: Number of sent bytes by index of the transfer.
         segments_s: Seconds of each segment.
     """
 

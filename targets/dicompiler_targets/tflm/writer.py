@@ -2,7 +2,7 @@
 
 A tensor with four axes is stored as an image with channels last (N, H, W, C), between operators and between devices.
 All other tensors are stored plain, in ONNX's order. A tensor is converted to the other form only if an operator needs
-it, and only once. If the order of the bytes is the same in both forms, the conversion is a RESHAPE.
+it, and at most once. If the order of the bytes is the same in both forms, the conversion is a RESHAPE.
 """
 
 from __future__ import annotations
