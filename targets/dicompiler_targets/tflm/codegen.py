@@ -1,6 +1,7 @@
-"""Generation of the C++ sources that differ between devices: models as arrays, resolver, memory size, program tables.
+"""Generation of the C++ sources that differ between devices.
 
-The same device gives the same text.
+These are the models as arrays, the resolver (which registers the operators with TFLite-micro), the size of the memory,
+and the tables of the program. The same device gives the same text.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def lower_conv(writer: TfliteWriter, node: SegmentNode) -> None:
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or (node.has_input(2) and node.inputs[2] not in writer.graph.constants):
         raise make_refusal(
-            node, "its weights or bias are computed", "TFLite-micro requires constants; use target sockets"
+            node, "its weights or bias are not constant", "TFLite-micro requires constants; use target sockets"
         )
     windows = make_window_axes(writer.graph, node, weight.shape[2:])
     x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows)
@@ -151,7 +151,11 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower ConvTranspose with one group to a TRANSPOSE_CONV, a crop of its result, and an ADD of the bias."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or weight.ndim != 4 or node.get_attribute("group", 1) != 1 or writer.graph.quantizations:
-        raise make_refusal(node, "only one group of constant weights in float32 can be expressed", "use target sockets")
+        raise make_refusal(
+            node,
+            "it has several groups, its weights are not constant 2-D kernels, or the network is quantised",
+            "use target sockets",
+        )
     strides, pads = node.get_attribute("strides", [1, 1]), node.get_attribute("pads", [0, 0, 0, 0])
     x = writer.read_tensor(node.inputs[0], "image")
     batch, *extents, _ = writer.get_shape(x)

@@ -36,7 +36,9 @@ def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str)
     if node.has_input(index):
         value = writer.graph.constants.get(node.inputs[index])
         if value is None:
-            raise make_refusal(node, f"its {key} are computed", "TFLite-micro requires constants; use target sockets")
+            raise make_refusal(
+                node, f"its {key} are not constant", "TFLite-micro requires constants; use target sockets"
+            )
         return [int(v) for v in value.reshape(-1)]
     attribute = node.get_attribute(key)
     return None if attribute is None else [int(number) for number in attribute]
@@ -124,7 +126,7 @@ def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
     amounts = read_integers(writer, node, 1, "pads")
     if amounts is None or node.get_attribute("mode", "constant") != "constant" or node.has_input(3) or min(amounts) < 0:
         raise make_refusal(
-            node, "only non-negative pads with one value on all axes can be expressed", "use target sockets"
+            node, "its mode is not constant, a pad is negative, or it has the input axes", "use target sockets"
         )
     number = (
         writer.graph.constants[node.inputs[2]] if node.has_input(2) else np.float32(node.get_attribute("value", 0.0))

@@ -89,7 +89,7 @@ def lower_unary(code: str, options: str, writer: TfliteWriter, node: SegmentNode
 def lower_alias(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Identity, or Dropout at inference, to another name of the same tensor."""
     if len(node.outputs) > 1 or (node.op == "Dropout" and node.has_input(2)):
-        raise make_refusal(node, "it drops elements", "export the network for inference")
+        raise make_refusal(node, "it is in training mode or returns its mask", "export the network for inference")
     x, form = writer.read_held(node.inputs[0])
     writer.set_alias(node.output, form, x)
 
@@ -151,7 +151,9 @@ def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
     if len(node.outputs) > 1 or node.get_attribute("training_mode", 0):
         raise make_refusal(node, "it is in training mode", "export the network for inference")
     if any(name not in writer.graph.constants for name in node.inputs[1:5]):
-        raise make_refusal(node, "its statistics are computed", "TFLite-micro requires constants; use target sockets")
+        raise make_refusal(
+            node, "its statistics are not constant", "TFLite-micro requires constants; use target sockets"
+        )
     x, form = writer.read_held(node.inputs[0])
     shape = [1] * len(writer.get_shape(x))
     shape[-1 if form == "image" else 1] = -1

@@ -29,7 +29,7 @@ class QuantizationParams:
     Attributes:
         scale: One scale, or one for each index of `axis`.
         zero_point: One zero point, or one for each index of `axis`.
-        axis: The axis with a scale for each index.
+        axis: The tensor's axis that has a scale for each index; not used if there is only one scale.
     """
 
     scale: tuple[float, ...]

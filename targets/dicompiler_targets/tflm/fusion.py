@@ -88,7 +88,9 @@ def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | Non
     bounds: list[float | None] = []
     for index, key in ((1, "min"), (2, "max")):
         if node.has_input(index) and node.inputs[index] not in graph.constants:
-            raise make_refusal(node, f"its {key} is computed", "TFLite-micro requires a constant; use target sockets")
+            raise make_refusal(
+                node, f"its {key} is not constant", "TFLite-micro requires a constant; use target sockets"
+            )
         bound = graph.constants.get(node.inputs[index]) if node.has_input(index) else node.get_attribute(key)
         value = None if bound is None else float(np.asarray(bound).reshape(()))
         bounds.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)

@@ -18,10 +18,12 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter
 
 
 def lower_gemm(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Gemm to FULLY_CONNECTED. An ADD follows if C is computed or is a whole matrix."""
+    """Lower Gemm to FULLY_CONNECTED. An ADD follows if C is not constant or is a whole matrix."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or node.get_attribute("transA", 0):
-        raise make_refusal(node, "its second matrix is computed, or its first one transposed", "use target sockets")
+        raise make_refusal(
+            node, "its second matrix is not constant, or its first matrix is transposed", "use target sockets"
+        )
     rows = weight if node.get_attribute("transB", 0) else weight.T
     if rows.dtype == np.float32:
         rows = rows * np.float32(node.get_attribute("alpha", 1.0))
