@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     StreamOptions,
     cost_option,
@@ -27,6 +28,13 @@ from dicompiler.target.run_records import RunOptions
 
 if TYPE_CHECKING:
     from dicompiler.emulation.emulate import EmulationResult
+    from dicompiler.emulation.speed_changes import SpeedChange, SpeedTrial
+
+
+def _parse_changes(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> list[SpeedChange]:
+    from dicompiler.emulation.speed_changes import SpeedChange
+
+    return [SpeedChange.parse(text) for text in texts]
 
 
 @click.command("emulate")
@@ -53,6 +61,23 @@ if TYPE_CHECKING:
 @click.option(
     "--in-flight", metavar="N", type=click.IntRange(1, 1024), default=1, help="Allow N frames in flight. Default: 1."
 )
+@click.option(
+    "--slow",
+    "changes",
+    metavar="DEVICE=SPEED@START[-END]",
+    multiple=True,
+    callback=_parse_changes,
+    help="Let a board compute with SPEED times its speed from START on, until END, such as pi03=0.4@20s-60s. Streams "
+    "frames for --duration, and prints the time between frames. Can be repeated.",
+)
+@click.option("--adapt", is_flag=True, help="Search for another plan and swap to it if boards change their speed.")
+@click.option(
+    "--duration",
+    metavar="S",
+    type=click.FloatRange(min=1.0, max=86400.0),
+    default=60.0,
+    help="With --slow or --adapt: stream frames for S seconds. Default: 60.",
+)
 @timeout_option(help="Stop the run after S seconds. Default: 600.")
 @keys_option
 @log_option
@@ -64,6 +89,9 @@ def command(
     slower: float | None,
     dilation: float,
     cost: str | None,
+    changes: Sequence[SpeedChange],
+    adapt: bool,
+    duration: float,
     stream: StreamOptions,
     options: RunOptions,
     as_json: bool,
@@ -80,9 +108,27 @@ def command(
     from dicompiler.cli.progress import progress
     from dicompiler.driver.run_log import run_document
     from dicompiler.emulation.emulate import emulate
+    from dicompiler.emulation.speed_changes import emulate_speed_changes
+    from dicompiler.measure.adapt import AdaptOptions
 
     stream.check_paths()
     warn_of_expiry(options.keys)
+    if changes or adapt:
+        if slower is not None or dilation != 1.0 or stream.log is not None:
+            raise UsageError("emulate: --slow and --adapt exclude --slower, --dilation and --log: omit these")
+        with progress(f"{directory}: frames for {duration:g} s"):
+            trial = emulate_speed_changes(
+                directory,
+                changes,
+                AdaptOptions() if adapt else None,
+                platform=platform,
+                inputs=read_inputs(stream.inputs),
+                duration_s=duration,
+                cost=cost or "",
+                options=options,
+            )
+        _show_trial(trial, duration, as_json)
+        return
     with progress(f"{directory}: {stream.frames} frames"):
         inputs = read_inputs(stream.inputs)
         options = replace(options, kept_frames=0)
@@ -94,6 +140,25 @@ def command(
     if stream.log is not None:
         write_json(stream.log, log)
     _show_emulation(result, log, as_json)
+
+
+def _show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
+    """Print the time between frames in each interval of a stream, and the adaptations."""
+    from dicompiler.base.units import format_seconds
+    from dicompiler.cli.table import print_entries, print_json, print_table
+
+    if as_json:
+        adaptations = [{"at_s": found.at_s, "message": found.message} for found in trial.adaptations]
+        print_json({"finished_s": list(trial.finished_s), "adaptations": adaptations})
+        return
+    rows = [
+        (f"{start_s:g} s", str(count), format_seconds(period_s) if period_s else "-")
+        for start_s, count, period_s in trial.mean_periods(max(1.0, round(duration_s / 20)))
+    ]
+    print_table(("from", "frames", "time between frames"), rows, right=(0, 1, 2))
+    if trial.adaptations:
+        click.echo()
+        print_entries([f"adaptation: {found.message}" for found in trial.adaptations])
 
 
 def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import shutil
 import statistics
@@ -18,8 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
@@ -34,6 +36,13 @@ from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions
 
 log = logging.getLogger("dicompiler")
 
+MIN_FRAMES_OF_REPLICA = 3
+"""Least number of frames of each replica over which medians are taken."""
+CHECKS_PER_WINDOW = 4
+"""Number of times that the medians are computed while the window of observed frames moves by its length."""
+MAX_DRIFT = 0.1
+"""Share by which the medians of the whole window and of its newer half may differ. While they differ more, the speed of
+a device is changing, and the session waits."""
 SEARCH_INTERVALS_AFTER_ERROR = 6
 """A search that failed is tried again after this multiple of `AdaptOptions.min_interval_s`."""
 
@@ -45,8 +54,8 @@ class AdaptOptions:
     Attributes:
         deviation: A search starts if the measured seconds of a device exceed the predicted ones by more than this
             share, or if the predicted seconds exceed the measured ones by more than this share.
-        frames: Number of frames over which the median of the measured seconds is taken. With replicas, it is the number
-            of frames of each replica.
+        frames: Least number of frames over which the median of the measured seconds is taken. With replicas, it is at
+            least three frames of each replica.
         min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
         min_interval_s: Least number of seconds between two searches.
         strategy: The strategy that searches, with its options.
@@ -100,39 +109,53 @@ class Adaptation:
         return f"{seen}: {self.swap.new} is predicted to be {gain:.0%} better, from frame {self.swap.first_frame} on"
 
 
-@dataclass(eq=False)
 class _Observation:
-    """The measured seconds of computing with one artifact.
-
-    A round is a frame of each replica; without replicas, it is a frame.
+    """The measured seconds of computing with one artifact, over the last frames of each replica.
 
     Attributes:
         directory: The artifact.
-        expected_s: Predicted seconds of each device in a round.
-        replica_count: Number of replicas. Frames use them in turn.
-        frames: The frames since the last call of `add` that returned seconds.
+        expected_s: Predicted seconds of each device in a frame of each replica together.
+        replica_count: Number of replicas; 1 if the plan has none.
     """
 
-    directory: Path
-    expected_s: Mapping[str, float]
-    replica_count: int
-    frames: list[FrameTimes] = field(default_factory=list)
+    def __init__(
+        self, directory: Path, expected_s: Mapping[str, float], replica_count: int, min_frame_count: int
+    ) -> None:
+        """Observe an artifact with a window of at least `min_frame_count` frames."""
+        self.directory, self.expected_s, self.replica_count = directory, expected_s, replica_count
+        size = max(MIN_FRAMES_OF_REPLICA, math.ceil(min_frame_count / replica_count))
+        self._frames = [deque[FrameTimes](maxlen=size) for _ in range(replica_count)]
+        self._check_interval, self._unchecked_frame_count = math.ceil(size * replica_count / CHECKS_PER_WINDOW), 0
 
-    def add(self, times: FrameTimes, round_count: int) -> dict[str, float] | None:
+    def add(self, times: FrameTimes) -> dict[str, float] | None:
         """Add a frame.
 
-        If `round_count` rounds are complete, return the median seconds of each device in a round, and begin again.
-        Otherwise return None.
+        Several times in each window, return the median seconds of each device, summed over a frame of each replica.
+        Otherwise, and while the medians of the whole window and of its newer half differ, return None.
         """
-        self.frames.append(times)
-        if len(self.frames) < round_count * self.replica_count:
+        self._frames[times.role].append(times)
+        self._unchecked_frame_count += 1
+        is_full = all(len(frames) == frames.maxlen for frames in self._frames)
+        if not is_full or self._unchecked_frame_count < self._check_interval:
             return None
-        rounds = [self.frames[i : i + self.replica_count] for i in range(0, len(self.frames), self.replica_count)]
-        self.frames = []
+        self._unchecked_frame_count = 0
+        windows = [list(frames) for frames in self._frames]
+        medians = self._sum_medians(windows)
+        newer = self._sum_medians([frames[len(frames) // 2 :] for frames in windows])
+        if any(abs(newer[name] - seconds) > MAX_DRIFT * seconds for name, seconds in medians.items()):
+            return None
+        return medians
+
+    def _sum_medians(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
         return {
-            name: statistics.median(sum(frame.compute_s.get(name, 0.0) for frame in found) for found in rounds)
+            name: sum(statistics.median(times.compute_s.get(name, 0.0) for times in frames) for frames in windows)
             for name in self.expected_s
         }
+
+    def clear(self) -> None:
+        """Forget all frames."""
+        for frames in self._frames:
+            frames.clear()
 
 
 class AdaptiveSession(SwappableSession):
@@ -179,10 +202,13 @@ class AdaptiveSession(SwappableSession):
             raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
         self._platform = platform_to_toml(compilation.platform)
         expected_s, replica_count = expected_seconds(compilation, problem), len(compilation.plan.replica_roles)
-        self._observation = _Observation(directory, expected_s, replica_count)
+        self._observation = self._observe(directory, expected_s, replica_count)
         super().__init__(directory, options, self._with_observer)
         self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
         self._thread.start()
+
+    def _observe(self, directory: Path, expected_s: Mapping[str, float], replica_count: int) -> _Observation:
+        return _Observation(directory, expected_s, replica_count, self._adapt.frames)
 
     def _with_observer(self, directory: Path, options: RunOptions) -> RunOptions:
         """Return the options for an artifact, with functions that record its failures and the times of its frames."""
@@ -200,10 +226,10 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            if down:  # A failure plan is in use, for which nothing was predicted.
-                observation.frames.clear()
+            if down or times.role >= observation.replica_count:  # Nothing was predicted for failure plans.
+                observation.clear()
                 return
-            measured = observation.add(times, self._adapt.frames)
+            measured = observation.add(times)
             if measured is not None and time.monotonic() > self._next_search_at and not self._is_adapting:
                 self._is_adapting = True
                 self._measurements.put((observation, measured))
@@ -230,6 +256,7 @@ class AdaptiveSession(SwappableSession):
         number = len(self.adaptations) + 1
         output = self._first.absolute().with_name(f"{self._first.absolute().name}.adapted-{number}")
         adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios)
+        log.info("adapt: searching for another plan")
         try:
             answer = self._run_search(
                 SearchRequest(
@@ -242,13 +269,14 @@ class AdaptiveSession(SwappableSession):
                 )
             )
             adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value)
+            log.info("adapt: the best plan is that of %s", answer.artifact)
             self._platform = answer.platform
             artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
             if artifact == observation.directory or gain <= self._adapt.min_gain:
                 # The measured seconds are the new expectation, so they start no other search.
-                self._observation = replace(observation, expected_s=measured, frames=[])
+                self._observation = self._observe(observation.directory, measured, observation.replica_count)
                 return adaptation
-            following = _Observation(artifact, answer.expected_s, answer.replica_count)
+            following = self._observe(artifact, answer.expected_s, answer.replica_count)
             adaptation = replace(adaptation, swap=self.swap(artifact))
             self._observation = following
         except (DicompilerError, OSError) as error:

@@ -217,10 +217,12 @@ class FrameTimes:
     Attributes:
         frame_s: Seconds from sending the frame's inputs to having all its outputs.
         compute_s: For each device that takes part in the frame, the seconds in which it computed.
+        role: Index of the replica that computed the frame. Replicas of failure plans follow those of the plan.
     """
 
     frame_s: float
     compute_s: Mapping[str, float]
+    role: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class InFlightFrame:
         finished_at: When the last output arrived (time.perf_counter).
         computing_since: When the first device started to compute the frame (time.perf_counter); math.inf if not known.
         number: The frame's number, which changes when the frame is sent again.
-        role_io: Inputs and outputs of the role that the frame uses.
+        role: Index of the role that the frame uses.
+        role_io: Inputs and outputs of this role.
         active_devices: The devices that take part in the frame.
         deadline: When the frame must be finished, on a clock that stops while the caller is outside of the session:
             time.monotonic minus the session's `_caller_s`.
@@ -66,6 +67,7 @@ class InFlightFrame:
     finished_at: float = 0.0
     computing_since: float = math.inf
     number: int = -1
+    role: int = 0
     role_io: RoleIO = field(init=False, repr=False)
     active_devices: tuple[str, ...] = ()
     deadline: float = 0.0
@@ -390,7 +392,8 @@ class ClusterSession(Session):
     def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
         """Set the frame's number and the role that frames of this number use. Forget outputs that it had before."""
         frame.number = self._window.admit_frame()
-        frame.role_io = role_io = self._role_ios[self._cluster.schedule.role_index(frame.number)]
+        frame.role = self._cluster.schedule.role_index(frame.number)
+        frame.role_io = role_io = self._role_ios[frame.role]
         frame.active_devices = tuple(name for name in self._cluster.up if name in role_io.active_devices)
         frame.compute_s, frame.deadline = {}, deadline - self._caller_s
         frame.outputs = {name: {} for name, values in role_io.outputs.items() if values}
@@ -517,7 +520,7 @@ class ClusterSession(Session):
             del self._in_flight_frames[frame.number]
             self._window.finish(frame.number)
             if self.options.on_frame is not None:
-                self.options.on_frame(FrameTimes(frame.finished_at - frame.sent_at, frame.compute_s))
+                self.options.on_frame(FrameTimes(frame.finished_at - frame.sent_at, frame.compute_s, frame.role))
 
     def _log_event(
         self,
