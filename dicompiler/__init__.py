@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dicompiler.driver.compiler import compile, plan
     from dicompiler.driver.deployment import Deployment, deploy
     from dicompiler.driver.executors import open_executor
+    from dicompiler.driver.metrics_server import MetricsServer
     from dicompiler.driver.optimize import opt
     from dicompiler.driver.swap import Swap, SwappableSession, connect_swappable
     from dicompiler.emulation.emulate import EmulationResult, emulate
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptOptions", "AdaptiveSession", "Comparison", "CompileOptions", "CompileResult", "Deployment",
-    "DicompilerError", "EmulationResult", "Model", "Part", "PipelineState", "Plan", "Platform", "PluginError",
-    "RunError", "RunOptions", "Session", "StrategyResult", "Swap", "SwappableSession", "UsageError", "__version__",
-    "compare", "compile", "connect", "connect_adaptive", "connect_swappable", "deploy", "emulate", "open_executor",
-    "opt", "plan", "run", "write_report",
+    "DicompilerError", "EmulationResult", "MetricsServer", "Model", "Part", "PipelineState", "Plan", "Platform",
+    "PluginError", "RunError", "RunOptions", "Session", "StrategyResult", "Swap", "SwappableSession", "UsageError",
+    "__version__", "compare", "compile", "connect", "connect_adaptive", "connect_swappable", "deploy", "emulate",
+    "open_executor", "opt", "plan", "run", "write_report",
 ]  # fmt: skip
 
 # If type checkers saw `__getattr__`, they would accept every name as an attribute of this module.

@@ -206,7 +206,7 @@ def test_remedies_and_pages_name_extras_that_exist() -> None:
 
 
 def test_stream_of_the_stream_page_runs(walked: Path) -> None:
-    (stream,) = blocks(STREAM, "python")
+    stream = blocks(STREAM, "python")[0]
     assert len(console.run_python(stream, walked).splitlines()) == 20
 
 

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -202,3 +203,22 @@ def test_limits_log_size(tmp_path: Path) -> None:
     assert sorted(found.name for found in path.parent.iterdir()) == ["a.log", "a.log.1"]
     assert path.stat().st_size <= MAX_LOG_BYTES < Path(f"{path}.1").stat().st_size < MAX_LOG_BYTES + 20_000
     assert path.read_bytes().endswith(b"native\n")
+
+
+def test_status_is_watched_until_interrupt(tmp_path: Path) -> None:
+    directory = emit(halo(), tmp_path / "a")
+    command = [sys.executable, "-m", "dicompiler.cli", "status", str(directory)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with run_resident(directory):
+        with subprocess.Popen([*command, "--watch", "0.1"], env=env, stdout=subprocess.PIPE, text=True) as watch:
+            assert watch.stdout is not None
+            lines: list[str] = []
+            while sum(line.startswith("device ") for line in lines) < 3:
+                lines.append(watch.stdout.readline())
+                assert lines[-1], lines
+            watch.send_signal(signal.SIGINT)
+            watch.communicate(timeout=60)
+        assert watch.returncode == 0
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n", lines[0])
+        both = subprocess.run([*command, "--watch", "1", "--json"], env=env, capture_output=True, text=True)
+        assert both.returncode == 2 and "--watch shows a table: omit --json" in both.stderr

@@ -1,0 +1,177 @@
+"""Metrics of a session for Prometheus, over HTTP.
+
+    with dicompiler.MetricsServer("127.0.0.1:9464") as metrics:
+        options = dicompiler.RunOptions(in_flight=0, on_frame=metrics.record_frame, on_event=metrics.record_event)
+        with dicompiler.connect("build", options) as session:
+            ...
+
+times of frames, events ⇒ `GET /metrics` in Prometheus' text format
+"""
+
+from __future__ import annotations
+
+import http.server
+import ipaddress
+import socket
+import threading
+from collections import Counter, deque
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Any, Self, get_args, get_type_hints
+
+from dicompiler.base.addresses import is_ip_address, join_address, split_address
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.target.run_records import FrameTimes, RunEvent
+
+QUANTILES = (0.5, 0.9, 0.99)
+KEPT_FRAMES = 1024
+"""Number of frames from which the quantiles are computed."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+EVENT_KINDS = get_args(get_type_hints(RunEvent)["kind"])
+
+
+class MetricsServer:
+    """An HTTP server with the metrics of one or several sessions.
+
+    Attributes:
+        address: HOST:PORT at which the server listens.
+    """
+
+    address: str
+
+    def __init__(self, address: str = "127.0.0.1:9464", insecure: bool = False) -> None:
+        """Listen for requests.
+
+        Args:
+            address: HOST:PORT; port 0 means any free port.
+            insecure: Whether to allow an address that other hosts can reach. Requests are neither encrypted nor
+                authenticated.
+
+        Raises:
+            RunError: The address cannot be used, for example because another program uses the port.
+            UsageError: The address is invalid, or other hosts can reach it and `insecure` is False.
+        """
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            raise UsageError(f"metrics: {address!r}: {error}: give HOST:PORT, such as 127.0.0.1:9464") from None
+        is_local = host == "localhost" or (is_ip_address(host) and ipaddress.ip_address(host).is_loopback)
+        if not is_local and not insecure:
+            raise UsageError(
+                f"metrics: other hosts can reach {address!r}, and metrics are not encrypted: use a loopback address "
+                "and an ssh tunnel, or allow it (insecure=True)"
+            )
+        self._lock = threading.Lock()
+        self._frame_count, self._frame_seconds = 0, 0.0
+        self._last_frames_s = deque[float](maxlen=KEPT_FRAMES)
+        self._compute_s, self._events, self._down_count = Counter[str](), Counter[str](), 0
+        try:
+            self._server = _Server((host, port), self._make_handler())
+        except OSError as error:
+            cause = error.strerror or error
+            raise RunError(f"metrics: {address!r} cannot be used ({cause}): use another port") from None
+        self.address = join_address(host, self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def record_frame(self, times: FrameTimes) -> None:
+        """Add a finished frame. Pass this method as `RunOptions.on_frame`.
+
+        Args:
+            times: The times of the frame.
+        """
+        with self._lock:
+            self._frame_count += 1
+            self._frame_seconds += times.frame_s
+            self._last_frames_s.append(times.frame_s)
+            for device, seconds in times.compute_s.items():
+                self._compute_s[device] += seconds  # type: ignore[assignment]
+
+    def record_event(self, event: RunEvent) -> None:
+        """Add an event. Pass this method as `on_event`.
+
+        Args:
+            event: The event.
+        """
+        with self._lock:
+            self._events[event.kind] += 1
+            if event.kind in ("failure", "takeover", "return"):
+                self._down_count = len(event.down)
+
+    @property
+    def text(self) -> str:
+        """The metrics in Prometheus' text format."""
+        with self._lock:
+            frames_s = sorted(self._last_frames_s)
+            quantiles = {q: frames_s[min(int(q * len(frames_s)), len(frames_s) - 1)] for q in QUANTILES if frames_s}
+            lines = [
+                *_describe("dicompiler_frame_seconds", "summary", "Seconds from sending a frame to its last output."),
+                *(f'dicompiler_frame_seconds{{quantile="{q}"}} {value}' for q, value in quantiles.items()),
+                f"dicompiler_frame_seconds_sum {self._frame_seconds}",
+                f"dicompiler_frame_seconds_count {self._frame_count}",
+                *_describe("dicompiler_compute_seconds_total", "counter", "Seconds in which a device computed."),
+                *(
+                    f'dicompiler_compute_seconds_total{{device="{_escape(device)}"}} {seconds}'
+                    for device, seconds in sorted(self._compute_s.items())
+                ),
+                *_describe(
+                    "dicompiler_events_total", "counter", "Failures, takeovers, returns, swaps and adaptations."
+                ),
+                *(f'dicompiler_events_total{{kind="{kind}"}} {self._events[kind]}' for kind in EVENT_KINDS),
+                *_describe("dicompiler_devices_down", "gauge", "Devices that are down."),
+                f"dicompiler_devices_down {self._down_count}",
+            ]
+        return "".join(f"{line}\n" for line in lines)
+
+    def _make_handler(self) -> type[http.server.BaseHTTPRequestHandler]:
+        metrics = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            timeout = 10.0
+
+            def do_GET(self) -> None:
+                if PurePosixPath(self.path.partition("?")[0]) != PurePosixPath("/metrics"):
+                    self.send_error(404, "only /metrics exists")
+                    return
+                body = metrics.text.encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Do not write requests to stderr."""
+
+        return Handler
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """An HTTP server for addresses of IPv4 and IPv6, whose requests do not keep the process alive."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
+def _describe(name: str, kind: str, text: str) -> tuple[str, str]:
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+
+
+def _escape(value: str) -> str:
+    """Return a label's value with the characters escaped that have a meaning in the text format."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

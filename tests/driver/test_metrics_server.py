@@ -1,0 +1,78 @@
+"""Metrics of sessions for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from support.running import pids, wait_until
+from support.swapping import compile_times, frame, frames
+
+import dicompiler
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.driver.metrics_server import MetricsServer
+from dicompiler.target.run_records import FrameTimes, RunOptions
+
+
+def read(metrics: MetricsServer, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://{metrics.address}{path}", timeout=10) as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return response.read().decode()
+
+
+def value(text: str, name: str) -> float:
+    (found,) = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found)
+
+
+def test_metrics_of_session_with_failure(tmp_path: Path) -> None:
+    directory = compile_times(3, tmp_path / "a", tolerate_failures=1)
+    with MetricsServer("127.0.0.1:0") as metrics:
+        options = RunOptions(in_flight=4, heartbeat_s=0.3, on_frame=metrics.record_frame, on_event=metrics.record_event)
+        with dicompiler.connect(directory, options) as session:
+            list(session.stream(frames(20)))
+            text = read(metrics)
+            assert value(text, "dicompiler_frame_seconds_count") == 20
+            assert value(text, "dicompiler_devices_down") == 0
+            os.kill(pids(directory)["pi02"], signal.SIGKILL)
+            wait_until(lambda: session.infer(frame(1)) and value(read(metrics), "dicompiler_devices_down") == 1)
+        text = read(metrics)
+    assert value(text, 'dicompiler_events_total{kind="failure"}') == 1
+    assert value(text, 'dicompiler_events_total{kind="swap"}') == 0
+    for report in session.reports:
+        if report.device != "pi02":
+            name = f'dicompiler_compute_seconds_total{{device="{report.device}"}}'
+            # The report also has the frames that were computed again after the failure.
+            assert 0 < value(text, name) <= report.compute_s + 1e-9
+    quantiles = [value(text, f'dicompiler_frame_seconds{{quantile="{q}"}}') for q in (0.5, 0.9, 0.99)]
+    assert quantiles == sorted(quantiles) and quantiles[0] > 0
+
+
+def test_metrics_without_frames_and_with_unusual_names() -> None:
+    with MetricsServer("127.0.0.1:0") as metrics:
+        assert value(read(metrics, "/metrics?name=x"), "dicompiler_frame_seconds_count") == 0
+        metrics.record_frame(FrameTimes(0.5, {'pi "1"\\': 0.25}))
+        assert 'dicompiler_compute_seconds_total{device="pi \\"1\\"\\\\"} 0.25\n' in read(metrics)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            read(metrics, "/")
+
+
+def test_rejects_addresses_that_are_taken_open_or_invalid() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RunError, match=rf"metrics: '127.0.0.1:{port}' cannot be used \(.*\): use another port"):
+            MetricsServer(f"127.0.0.1:{port}")
+    with pytest.raises(UsageError, match=r"other hosts can reach '0\.0\.0\.0:0', and metrics are not encrypted"):
+        MetricsServer("0.0.0.0:0")
+    with pytest.raises(UsageError, match=r"metrics: 'localhost:x': .*: give HOST:PORT"):
+        MetricsServer("localhost:x")
+    with MetricsServer("[::1]:0") as metrics:
+        assert value(read(metrics), "dicompiler_devices_down") == 0
+    with MetricsServer("0.0.0.0:0", insecure=True) as metrics:
+        assert metrics.address.startswith("0.0.0.0:")
