@@ -21,20 +21,16 @@ from dicompiler.cli.options import (
     log_option,
     options_as,
     platform_option,
+    slow_option,
     timeout_option,
     warn_of_expiry,
 )
 from dicompiler.target.run_records import RunOptions
 
 if TYPE_CHECKING:
+    from dicompiler.cost.speed_changes import SpeedChange
     from dicompiler.emulation.emulate import EmulationResult
-    from dicompiler.emulation.speed_changes import SpeedChange, SpeedTrial
-
-
-def _parse_changes(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> list[SpeedChange]:
-    from dicompiler.emulation.speed_changes import SpeedChange
-
-    return [SpeedChange.parse(text) for text in texts]
+    from dicompiler.emulation.speed_changes import SpeedTrial
 
 
 @click.command("emulate")
@@ -61,12 +57,7 @@ def _parse_changes(_context: click.Context, _option: click.Parameter, texts: Seq
 @click.option(
     "--in-flight", metavar="N", type=click.IntRange(1, 1024), default=1, help="Allow N frames in flight. Default: 1."
 )
-@click.option(
-    "--slow",
-    "changes",
-    metavar="DEVICE=SPEED@START[-END]",
-    multiple=True,
-    callback=_parse_changes,
+@slow_option(
     help="Let a board compute with SPEED times its speed from START on, until END, such as pi03=0.4@20s-60s. Streams "
     "frames for --duration, and prints the time between frames. Can be repeated.",
 )
@@ -144,18 +135,14 @@ def command(
 
 def _show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
     """Print the time between frames in each interval of a stream, and the adaptations."""
-    from dicompiler.base.units import format_seconds
-    from dicompiler.cli.table import print_entries, print_json, print_table
+    from dicompiler.cli.run_output import show_periods
+    from dicompiler.cli.table import print_entries, print_json
 
     if as_json:
         adaptations = [{"at_s": found.at_s, "message": found.message} for found in trial.adaptations]
         print_json({"finished_s": list(trial.finished_s), "adaptations": adaptations})
         return
-    rows = [
-        (f"{start_s:g} s", str(count), format_seconds(period_s) if period_s else "-")
-        for start_s, count, period_s in trial.mean_periods(max(1.0, round(duration_s / 20)))
-    ]
-    print_table(("from", "frames", "time between frames"), rows, right=(0, 1, 2))
+    show_periods(trial.finished_s, duration_s)
     if trial.adaptations:
         click.echo()
         print_entries([f"adaptation: {found.message}" for found in trial.adaptations])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.analysis.prediction_error import ExpectedTiming
+    from dicompiler.cost.speed_changes import SpeedChange
     from dicompiler.driver.compile_options import CompileOptions
     from dicompiler.driver.compile_result import CompileResult
     from dicompiler.target.run_records import RunOptions, RunResult
@@ -317,6 +318,17 @@ log_option = click.option(
     metavar="RUN.json",
     type=PATH,
     help="Write measurements and predictions to this file, for 'dicompiler report' and 'dicompiler calibrate'.",
+)
+
+
+def _parse_changes(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> list[SpeedChange]:
+    from dicompiler.cost.speed_changes import SpeedChange
+
+    return [SpeedChange.parse(text) for text in texts]
+
+
+slow_option = functools.partial(
+    click.option, "--slow", "changes", metavar="DEVICE=SPEED@START[-END]", multiple=True, callback=_parse_changes
 )
 
 

@@ -47,6 +47,22 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
         click.echo(wrap_text(f"devices failed {times}: {replayed}, the longest interruption was {longest:.2f} s"))
 
 
+def show_periods(finished_s: Sequence[float], duration_s: float) -> None:
+    """Print the time between frames in about 20 intervals of a stream.
+
+    Args:
+        finished_s: For each frame, the time at which it was finished, in ascending order.
+        duration_s: Seconds of the stream.
+    """
+    from dicompiler.cost.speed_changes import mean_periods
+
+    rows = [
+        (f"{start_s:g} s", str(count), format_seconds(period_s) if period_s else "-")
+        for start_s, count, period_s in mean_periods(finished_s, max(1.0, round(duration_s / 20)))
+    ]
+    print_table(("from", "frames", "time between frames"), rows, right=(0, 1, 2))
+
+
 def show_queueing(
     frames_s: Sequence[float], waited_s: Sequence[float], in_flight: int, alone_s: float | None = None
 ) -> None:

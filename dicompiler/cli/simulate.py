@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cli.completion import complete_names
 from dicompiler.cli.options import (
     PATH,
@@ -16,10 +19,14 @@ from dicompiler.cli.options import (
     in_flight_option,
     plan_option,
     problem_options,
+    slow_option,
     takes_compile_request,
     tolerate_failures_option,
     wire_options,
 )
+
+if TYPE_CHECKING:
+    from dicompiler.cost.speed_changes import SpeedChange
 
 
 @click.command("simulate")
@@ -43,12 +50,22 @@ from dicompiler.cli.options import (
     "with the failure plans of --plan or --tolerate-failures, whose default is the number of devices that fail. Can be "
     "repeated.",
 )
+@slow_option(
+    help="Let a board compute with SPEED times its speed from START on, until END, such as pi03=0.4@20s-60s. Prints "
+    "the time between frames. Can be repeated."
+)
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
 @cost_options
 @takes_compile_request
 def command(
-    request: CompileRequest, frames: int, in_flight: int, failures: tuple[str, ...], trace: Path | None, as_json: bool
+    request: CompileRequest,
+    frames: int,
+    in_flight: int,
+    failures: tuple[str, ...],
+    changes: Sequence[SpeedChange],
+    trace: Path | None,
+    as_json: bool,
 ) -> None:
     """Simulate a plan on a platform, and show when each device computes, sends and waits.
 
@@ -61,24 +78,29 @@ def command(
     from dicompiler.cli.compile_output import show_simulation
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
+    from dicompiler.cli.run_output import show_periods
     from dicompiler.cost.failure_timeline import parse_outage
     from dicompiler.cost.perfetto_trace import dumps
+    from dicompiler.cost.speed_changes import list_speeds
     from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
 
     check_output_file(trace)
     outages = [parse_outage(text) for text in failures]
-    changes = {}
+    if outages and changes:
+        raise UsageError("simulate: --slow and --fail cannot be combined: omit one of them")
+    more_options = {}
     # The option is the integer 0 only if the user did not give it: a given option is a string.
     if outages and request.options.plan is None and request.options.tolerate_failures == 0:
-        changes["tolerate_failures"] = len({outage.device for outage in outages})
+        more_options["tolerate_failures"] = len({outage.device for outage in outages})
     with progress(f"planning {request.model.name}") as tell:
-        result = request.compile(**changes)
+        result = request.compile(**more_options)
         assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
         tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")
         max_in_flight = in_flight or default_in_flight(len(devices))
-        simulation = result.problem.simulate_compilation(result, frames, max_in_flight, trace is not None)
+        speeds = list_speeds(changes, devices)
+        simulation = result.problem.simulate_compilation(result, frames, max_in_flight, trace is not None, speeds)
         intervals = (
             simulate_failures(result.problem, result.plan, outages, frames, max_in_flight, trace is not None)
             if outages
@@ -93,3 +115,7 @@ def command(
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
     show_simulation(result, simulation, as_json, intervals, max_in_flight)
+    if changes and not as_json:
+        finished_s = sorted(end for _, end in simulation.frames)
+        click.echo()
+        show_periods(finished_s, finished_s[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count
@@ -12,6 +12,7 @@ from typing import Any
 from dicompiler.base.process import gc_paused
 from dicompiler.cost.link_sharing import Flow, LinkScheduler
 from dicompiler.cost.simulation_result import SimulationResult, Span
+from dicompiler.cost.speed_changes import Speeds, end_of_computing
 from dicompiler.cost.workload import Message, Workload
 from dicompiler.ir.platform import Platform
 
@@ -176,7 +177,12 @@ def _message_path(
 
 
 def simulate(
-    workload: Workload, platform: Platform, frames: int = 1, in_flight: int = 1, keep_spans: bool = True
+    workload: Workload,
+    platform: Platform,
+    frames: int = 1,
+    in_flight: int = 1,
+    keep_spans: bool = True,
+    speeds: Mapping[str, Speeds] | None = None,
 ) -> SimulationResult:
     """Simulate frames on a platform.
 
@@ -196,9 +202,11 @@ def simulate(
 
     `frames` is the number of frames, which use the replicas (`Workload.roles`) in turn. `in_flight` is the largest
     number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).
+    `speeds` are the speeds of devices that compute more slowly or faster for some time, by name; their messages take
+    as long as otherwise.
     """
     with gc_paused():
-        return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans).run()
+        return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans, speeds or {}).run()
 
 
 class _EventSimulator:
@@ -207,8 +215,17 @@ class _EventSimulator:
     An event is (time, number in the order of creation, method to call, frame, argument of the method).
     """
 
-    def __init__(self, workload: Workload, platform: Platform, frames: int, in_flight: int, keep_spans: bool) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        platform: Platform,
+        frames: int,
+        in_flight: int,
+        keep_spans: bool,
+        speeds: Mapping[str, Speeds],
+    ) -> None:
         self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
+        self.speeds = [speeds.get(device.device) for device in workload.devices]
         self.links: LinkScheduler[_InFlightMessage] = LinkScheduler()
         self.roles = [_RoleSchedule(role, self.devices, platform, self.links) for role in workload.roles]
         self.frame_count, self.in_flight = frames, in_flight
@@ -301,7 +318,8 @@ class _EventSimulator:
             if now > device.idle_since:
                 self._record_wait(now, device, frame, last)
             device.is_busy, device.started, frame.started_at = True, now, min(frame.started_at, now)
-            done = now + frame.role.jobs[number].seconds
+            seconds, speeds = frame.role.jobs[number].seconds, self.speeds[device.number]
+            done = now + seconds if speeds is None else end_of_computing(now, seconds, speeds)
             device.occupy(now, done)
             heappush(self.events, (done, next(self.event_order), self._finish_job, frame, device))
         elif device.inbox:

@@ -25,6 +25,7 @@ from dicompiler.cost.metrics import estimate_metrics, metrics_of_simulation
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.simulation_result import SimulationResult
 from dicompiler.cost.simulator import simulate
+from dicompiler.cost.speed_changes import Speeds
 from dicompiler.cost.workload import Workload, build_workload
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import LayerGraph
@@ -309,7 +310,12 @@ class Problem:
         return routing, build_workload(program, routing, self.platform, self.cost_model, self.runtime_costs)
 
     def simulate_compilation(
-        self, compilation: PipelineState, frames: int = 1, in_flight: int = 1, spans: bool = True
+        self,
+        compilation: PipelineState,
+        frames: int = 1,
+        in_flight: int = 1,
+        spans: bool = True,
+        speeds: Mapping[str, Speeds] | None = None,
     ) -> SimulationResult:
         """Simulate a program that was compiled for this problem.
 
@@ -318,11 +324,13 @@ class Problem:
             frames: Number of frames.
             in_flight: Number of frames that are computed at the same time.
             spans: True if the result must contain the periods in which devices computed, sent and waited.
+            speeds: For devices that change their speed, the times of the changes in seconds, and the speeds from then
+                on as multiples of the device's own speed.
 
         Returns:
             The simulated times.
         """
-        return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans)
+        return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans, speeds)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
         """Simulate one frame of each replica of a program, without failures, and return the metrics.
