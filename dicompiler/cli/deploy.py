@@ -100,6 +100,8 @@ def command(
     """
     from dicompiler.target.remote.hosts import Hosts
 
+    if stream.adapt and (as_json or verify or resident):
+        raise UsageError("deploy: --adapt excludes --json, --verify and --resident: omit one of them")
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: remove --verify, --outputs, --logs and --log")
     if sum((copy_only, resident, stop, remove)) > 1:
@@ -176,6 +178,12 @@ def _copy_and_run(
         report["resident"] = list(open_service(directory, options).start())
     if not copy_only:
         result = stream.run(directory, inputs, options)
+        if stream.adapt:
+            click.echo()
+            show_run(result, options.in_flight)
+            if stream.outputs is not None:
+                write_npz(stream.outputs, result.outputs[0])
+            return
         verification = verify_run(directory, result, inputs) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)
         report["run"] = stream.write_log(directory, result, options, expected)

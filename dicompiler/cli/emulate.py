@@ -81,7 +81,6 @@ def command(
     dilation: float,
     cost: str | None,
     changes: Sequence[SpeedChange],
-    adapt: bool,
     duration: float,
     stream: StreamOptions,
     options: RunOptions,
@@ -104,14 +103,14 @@ def command(
 
     stream.check_paths()
     warn_of_expiry(options.keys)
-    if changes or adapt:
+    if changes or stream.adapt:
         if slower is not None or dilation != 1.0 or stream.log is not None:
             raise UsageError("emulate: --slow and --adapt exclude --slower, --dilation and --log: omit these")
         with progress(f"{directory}: frames for {duration:g} s"):
             trial = emulate_speed_changes(
                 directory,
                 changes,
-                AdaptOptions() if adapt else None,
+                AdaptOptions() if stream.adapt else None,
                 platform=platform,
                 inputs=read_inputs(stream.inputs),
                 duration_s=duration,

@@ -5,10 +5,11 @@ A command uses them one by one or in groups. `options_as` passes the values to t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -292,6 +293,17 @@ stream_options = combine(
     click.option("--outputs", metavar="Y.npz", type=PATH, help="Write the outputs of the first frame to this file."),
     frames_option(help="Run N frames. Default: 1."),
     in_flight_option,
+    click.option(
+        "--adapt",
+        is_flag=True,
+        help="Search for another plan and swap to it if boards become slower or faster. Excludes --log and --json.",
+    ),
+    click.option(
+        "--metrics",
+        metavar="HOST:PORT",
+        default="",
+        help="Serve metrics for Prometheus at this loopback address during the run (target sockets).",
+    ),
 )
 keys_option = click.option("--keys", metavar="KEYS", type=PATH, help="Use TLS with these keys (see 'dicompiler keys').")
 insecure_option = click.option(
@@ -341,15 +353,21 @@ class StreamOptions:
         inputs: File with the inputs; None for random inputs.
         outputs: File for the first frame's outputs; None to write nothing.
         log: File for measurements and predictions; None to write nothing.
+        adapt: Whether to search for another plan if boards change their speed.
+        metrics: Address at which metrics are served; empty for none.
     """
 
     frames: int = 1
     inputs: Path | None = None
     outputs: Path | None = None
     log: Path | None = None
+    adapt: bool = False
+    metrics: str = ""
 
     def check_paths(self) -> None:
-        """Raise DicompilerError if an output file cannot be written."""
+        """Raise DicompilerError if an output file cannot be written, and UsageError if options exclude each other."""
+        if self.adapt and self.log is not None:
+            raise UsageError("run: --adapt excludes --log, because a log describes a single artifact: omit one of them")
         check_output_file(self.outputs)
         check_output_file(self.log)
 
@@ -357,9 +375,29 @@ class StreamOptions:
         """Run the artifact with these inputs; only the outputs of the first frame are kept."""
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
+        from dicompiler.measure.adapt import run_adaptive
 
-        with progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"):
+        with (
+            self._serve_metrics(directory, options) as options,
+            progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"),
+        ):
+            if self.adapt:
+                return run_adaptive(directory, inputs, self.frames, options)
             return run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
+
+    @contextlib.contextmanager
+    def _serve_metrics(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
+        """Serve metrics in the context, if wanted; yield the options with which a run records them."""
+        from dicompiler.driver.metrics_server import MetricsServer
+        from dicompiler.target.integrity import load_artifact
+
+        if not self.metrics:
+            yield options
+            return
+        if (target := load_artifact(directory)["target"]) != "sockets":
+            raise UsageError(f"run: target {target!r} reports no times of frames: omit --metrics")
+        with MetricsServer(self.metrics) as metrics:
+            yield replace(options, on_frame=metrics.record_frame, on_event=metrics.record_event)
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
         """Return the prediction for the run; None if no log is written.

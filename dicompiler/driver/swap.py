@@ -263,6 +263,9 @@ class SwappableSession(Session):
 
     def _open(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
         """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""
+        on_frame, is_verified = options.on_frame, threading.Event()
+        if on_frame is not None:  # The user did not send the frame of the verification.
+            options = replace(options, on_frame=lambda times: on_frame(times) if is_verified.is_set() else None)
         session = connect(directory, options)
         try:
             if verify and not (verification := verify_session(directory, session.infer)).passed:
@@ -274,6 +277,7 @@ class SwappableSession(Session):
         except BaseException:
             _close_quietly(session)
             raise
+        is_verified.set()
         return _Version(directory, session)
 
     def _replace_with_pause(self, old: _Version, new: Path, options: RunOptions, verify: bool) -> _Version:

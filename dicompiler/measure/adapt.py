@@ -9,6 +9,7 @@ platform, so a difference that no other plan improves starts no second search.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -23,16 +24,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
-from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.artifact import check_frame_count, reopen_artifact
 from dicompiler.driver.swap import Swap, SwappableSession
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
 from dicompiler.target.client import resolve_connect_options
 from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import REFERENCE_FILE
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions
+from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions, RunResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 log = logging.getLogger("dicompiler")
 
@@ -380,3 +387,49 @@ def connect_adaptive(
     if resolved.start_manually:
         raise UsageError("connect_adaptive: devices that you start yourself cannot be swapped: use connect")
     return AdaptiveSession(Path(directory), resolved, adapt)
+
+
+def run_adaptive(
+    directory: str | Path,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    frames: int = 1,
+    options: RunOptions | None = None,
+    adapt: AdaptOptions | None = None,
+) -> RunResult:
+    """Run an artifact in an adaptive session, and give every frame the same inputs.
+
+    Args:
+        directory: The artifact.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
+        frames: Number of frames.
+        options: Options of the run.
+        adapt: When to search and to swap. Default: `AdaptOptions()`.
+
+    Returns:
+        The outputs of the first frame, the times of all frames, and the reports of the devices of the last artifact.
+
+    Raises:
+        DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.
+        RunError: A device failed; the message names it.
+        UsageError: The artifact has states.
+    """
+    from dicompiler.verify.run_inputs import prepare_inputs
+
+    check_frame_count(frames)
+    options = options or RunOptions(in_flight=0)
+    on_frame, frames_s = options.on_frame, list[float]()
+
+    def record(times: FrameTimes) -> None:
+        frames_s.append(times.frame_s)
+        if on_frame is not None:
+            on_frame(times)
+
+    frame = prepare_inputs(Model.load(Path(directory) / REFERENCE_FILE), inputs)
+    with AdaptiveSession(Path(directory), replace(options, on_frame=record), adapt) as session:
+        start = time.perf_counter()
+        outputs = session.stream(itertools.repeat(frame, frames))
+        first = next(outputs)
+        for _ in outputs:
+            pass
+        total_s = time.perf_counter() - start
+    return RunResult((first,), session.reports, frames_s=tuple(frames_s), total_s=total_s)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +19,7 @@ import numpy as np
 import pytest
 from support.commands import SHAPE, command, failed
 from support.refusing import COMPILE, Refused, image, network
+from support.running import wait_until
 
 from dicompiler.cli import main
 from dicompiler.cli.file_io import read_npz
@@ -174,3 +182,33 @@ class TestArtifacts:
         (out / file).unlink()
         line = refused(1, "verify", out)
         assert str(out) in line
+
+
+def test_run_serves_metrics_and_adapts(open_model: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "build"
+    assert command("compile", open_model, *SHAPE, *SPLIT, "-o", directory).returncode == 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        message = failed(1, "run", directory, "--metrics", address)
+        assert f"metrics: '{address}' cannot be used" in message
+    words = ["run", directory, "--frames", 100_000, "--in-flight", 4, "--adapt", "--metrics", address]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command_line = [sys.executable, "-m", "dicompiler.cli", *map(str, words)]
+    with subprocess.Popen(command_line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        try:
+            assert wait_until(lambda: frame_count(address) > 100, 60)
+        finally:
+            run.send_signal(signal.SIGINT)
+            run.communicate(timeout=60)
+    done = command("run", directory, "--frames", 20, "--adapt", "--outputs", tmp_path / "y.npz")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^pi01 ", done.stdout, re.MULTILINE) and "frames per second: " in done.stdout
+    assert read_npz(tmp_path / "y.npz")["y"].shape == (1, 4, 16, 16)
+    assert "--adapt excludes --json" in command("run", directory, "--adapt", "--json").stderr
+    assert "--adapt excludes --log" in failed(2, "run", directory, "--adapt", "--log", tmp_path / "log.json")
+
+
+def frame_count(address: str) -> float:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        return float(re.findall(r"^dicompiler_frame_seconds_count (\S+)$", response.read().decode(), re.MULTILINE)[0])
+    return 0.0
