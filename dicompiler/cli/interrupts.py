@@ -54,7 +54,7 @@ class InterruptHandler:
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
         if not self._is_in_command:
-            if self._retries:  # The delayed interrupt comes too late: the command has already ended with one line.
+            if self._retries:  # The delayed interrupt arrives after the command has printed its line and ended: ignore.
                 self._retries = 0
                 return
             try:

@@ -121,7 +121,7 @@ class _Observation:
 
     Attributes:
         directory: The artifact.
-        expected_s: Predicted seconds of each device in a frame of each replica together.
+        expected_s: For each device, the predicted seconds of computing, summed over one frame of each replica.
         replica_count: Number of replicas; 1 if the plan has none.
     """
 
@@ -158,6 +158,15 @@ class _Observation:
             name: sum(statistics.median(times.compute_s.get(name, 0.0) for times in frames) for frames in windows)
             for name in self.expected_s
         }
+
+    def find_deviations(self, measured: Mapping[str, float], deviation: float) -> dict[str, float]:
+        """Return the ratio of measured and predicted seconds of each device that deviates too much.
+
+        `measured` is a result of `add`, and `deviation` the allowed share (`AdaptOptions.deviation`).
+        """
+        ratios = {name: seconds / self.expected_s[name] for name, seconds in measured.items()}
+        limit = 1 + deviation
+        return {name: ratio for name, ratio in ratios.items() if not 1 / limit <= ratio <= limit}
 
     def clear(self) -> None:
         """Forget all frames."""
@@ -246,10 +255,7 @@ class AdaptiveSession(SwappableSession):
     def _adapt_until_closed(self) -> None:
         while (found := self._measurements.get()) is not None:
             observation, measured = found
-            ratios = {name: seconds / observation.expected_s[name] for name, seconds in measured.items()}
-            limit = 1 + self._adapt.deviation
-            ratios = {name: ratio for name, ratio in ratios.items() if not 1 / limit <= ratio <= limit}
-            if ratios:
+            if ratios := observation.find_deviations(measured, self._adapt.deviation):
                 adaptation = self._search_and_swap(observation, measured, ratios)
                 intervals = SEARCH_INTERVALS_AFTER_ERROR if adaptation.error else 1
                 self._next_search_at = time.monotonic() + intervals * self._adapt.min_interval_s

@@ -55,10 +55,11 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> tuple[di
 
 
 def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]:
-    """Return the costs of one target. Some can still be 0 after MAX_FITS measurements.
+    """Return the costs of one target's runtime, such as the seconds for a message or a call.
 
-    Costs are differences between frame times, so that other load on the host can make them 0. The shortest times of all
-    measurements are used, because load only makes frames longer.
+    A cost is the difference of two frame times. Other load on the host can hide this difference; the cost is then 0,
+    even after MAX_FITS measurements. The shortest times of all measurements are used, because load only makes frames
+    longer.
     """
     costs: dict[str, float] = {}
     shortest: dict[str, float] = {}

@@ -78,7 +78,7 @@ def _check_replicas(plan: Plan) -> None:
         for name in renaming:
             if name not in names:
                 fault = f"the plan uses no device {name!r}{did_you_mean(name, names)}"
-                raise DicompilerError(f"plan: replicas[{i}]: {fault}: rename only devices of the plan")
+                raise DicompilerError(f"plan: replicas[{i}]: {fault}: a replica can replace only devices of the plan")
         old_names: dict[str, str] = {}
         for name in dict.fromkeys([*devices, *renaming]):
             new = renaming.get(name, name)

@@ -237,8 +237,9 @@ class _Router:
                 return AssemblyConcat(cover[0], tuple(children))
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
-        # The pieces of the region can only overlap with boxes that overlap with the region. Received boxes are omitted,
-        # because they are in `received_by_device`. One box must remain, because an error names its tensor.
+        # Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted, because they
+        # are in `received_by_device`. If no box is left, one is kept: the error about a region that nothing computes
+        # names its tensor.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):

@@ -84,7 +84,8 @@ class FailureSelection:
         if self.max_failed >= count or (self.devices and count < 2):
             computing = "only one device computes" if count == 1 else f"only {count} devices compute"
             remedy = "use 0" if count == 1 else f"use at most {count - 1}"
-            raise UsageError(f"tolerate-failures: {self}: on {platform.name} {computing}: {remedy}")
+            cause = f"a device must remain, but {computing} on {platform.name}"
+            raise UsageError(f"tolerate-failures: {self}: {cause}: {remedy}")
 
     def device_sets(self, platform: Platform, used: Collection[str]) -> Iterator[FailedDevices]:
         """Yield the sets of devices that may fail together, smallest sets first.

@@ -36,10 +36,10 @@ CopyViews = tuple[NDArray[Any], NDArray[Any]]
 
 
 def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
-    """Hoist the copies of all segments of a device out of their models.
+    """Move the operators that only copy data, such as Slice and Concat, out of the models of a device's segments.
 
-    A tensor is still computed by a model if another segment of the device reads it, if it is an output of the network,
-    or if the device keeps it as a state for the next frame.
+    The runtime makes these copies instead. An operator stays in its model if another segment of the device reads its
+    output, if the output is one of the network, or if the device keeps it as a state for the next frame.
     """
     kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     kept_outputs |= {state.written_name for state in device.states}

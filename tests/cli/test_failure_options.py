@@ -92,7 +92,7 @@ def test_simulate_warns_of_a_return_after_the_stream(tiny: Path, capsys: pytest.
         (
             "plan MODEL --platform rpi4x1 --tolerate-failures 1 -o OUT",
             2,
-            "tolerate-failures: 1: on rpi4x1 only one device computes",
+            "tolerate-failures: 1: a device must remain, but only one device computes on rpi4x1",
         ),
         ("plan MODEL --platform rpi4x3 --tolerate-failures 3 -o OUT", 2, "use at most 2"),
         (

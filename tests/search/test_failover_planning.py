@@ -226,8 +226,8 @@ def test_failure_plans_have_metrics_and_count_their_weights() -> None:
     ("text", "names", "message"),
     [
         ("-1", "ab", "tolerate-failures: -1 is negative"),
-        ("1", "a", "tolerate-failures: 1: on boards only one device computes: use 0"),
-        ("2", "ab", "tolerate-failures: 2: on boards only 2 devices compute: use at most 1"),
+        ("1", "a", "tolerate-failures: 1: a device must remain, but only one device computes on boards: use 0"),
+        ("2", "ab", "tolerate-failures: 2: a device must remain, but only 2 devices compute on boards: use at most 1"),
         ("two", "ab", "tolerate-failures: 'two' is not a number, 'hosts' or a device"),
         ("a,bb", "ab", "tolerate-failures: 'bb' is not a number"),
         ("", "ab", "tolerate-failures: '' is not a number"),

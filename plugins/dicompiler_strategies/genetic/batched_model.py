@@ -280,10 +280,10 @@ class _Batch:
     def _first_on_each(
         self, flow: TensorFlow, rows: Iterable[_ReaderRow]
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
-        """Yield each reader, its device in each plan, and a mask of the plans in which the tensor is sent for it.
+        """Yield each reader, its device in each plan, and a mask of the plans in which it causes a transfer.
 
-        These are the plans in which the reader is the first one of `rows` on its device, and its device lacks the
-        tensor.
+        A device receives a tensor once, for the first of its readers in `rows`, and not at all if it computes the
+        tensor itself.
         """
         before: list[Positions] = []
         for layer, devices in rows:

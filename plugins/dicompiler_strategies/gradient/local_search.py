@@ -138,8 +138,9 @@ class LocalSearch:
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
         """Set each sequence of layers (see `_paths`) in turn to its best choices, with all other layers fixed.
 
-        `prices` are prices of a byte on each host, shape (plans, hosts). If they are given, they replace the memory
-        limits. Without prices, no change violates a limit that was satisfied before.
+        `prices` is the cost of storing a byte on each host, of shape (plans, hosts). If prices are given, they are
+        added to the objective instead of enforcing the memory limits. Without prices, no change violates a limit that
+        was satisfied before.
         """
         current = selections.copy()
         # Without memory limits, the best choices of a sequence depend only on the choices of its neighbours. Sequences

@@ -302,7 +302,10 @@ class _ModelBuilder:
         return {host.name: sys.maxsize for host in self.problem.platform.hosts}
 
     def _activations(self, kind: DeviceKind) -> Floats:
-        """Return the bytes of tensors of each stage; 0 if all tensors of the network fit into every host's memory."""
+        """Return the bytes of tensors that a device of this kind stores at once in each stage.
+
+        They need not be known, and are 0, if all tensors of the network together fit into the memory of every host.
+        """
         total = sum(flow.nbytes for flow in self.flows.flows)
         if not self.is_memory and 2 * total + self.weights[0, -1] <= min(self.memory_limits.values()):
             return np.zeros_like(self.weights)

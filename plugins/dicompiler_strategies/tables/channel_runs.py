@@ -92,9 +92,9 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """
     if not (length := summed_length(layers, last)):
         return None
-    # The regions that the first and the last channel need show which layers belong to the run. A layer that only one of
-    # the two channels needs contributes just some of the channels (for example, before a Concat). If the bounding box
-    # of the two regions is not the layer's whole output, then the output is cut for another reason (for example,
+    # A layer belongs to the run if the first and the last channel of the run need regions of it that together span its
+    # whole output. If only one of the two channels needs the layer, the layer contributes just some of the channels
+    # (for example, before a Concat). If the regions span less, the output is cut for another reason (for example,
     # because a row is picked).
     ends = ((0, 1), (length - 1, length))
     demands = [_demanded_regions(layers, last, end) if length > 1 else {} for end in ends]

@@ -468,10 +468,13 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
 
 
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
-    """Return the boxes with only the axes on which they differ, and the number of elements on the other axes.
+    """Drop the axes on which all boxes have the same interval, to make later computations faster.
 
-    Later computations on the boxes are then faster. At least one axis is kept. The result has 32-bit integers if they
-    suffice. Missing boxes are ignored.
+    Boxes are regions as arrays; boxes without elements are ignored. At least one axis is kept. The result has 32-bit
+    integers if they suffice.
+
+    Returns:
+        The boxes with the other axes, and the product of the lengths of the dropped axes.
     """
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
     rows = rows[box_elements(rows) > 0]

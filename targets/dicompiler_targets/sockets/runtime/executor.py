@@ -166,7 +166,7 @@ class EmulatedSpeed:
         return EmulatedSpeed([(float(at), float(speed)) for at, speed in pairs])
 
     def at(self, time_s: float) -> float:
-        """Return the speed at `time_s` (time.perf_counter); 1.0 before the first change."""
+        """Return the board's speed at `time_s` (time.perf_counter) as a multiple of its own speed."""
         return next((speed for at, speed in reversed(self.changes) if at <= time_s), 1.0)
 
 

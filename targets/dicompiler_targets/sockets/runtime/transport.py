@@ -122,7 +122,7 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """True if bytes that `send` has counted are still buffered in this object; `send(())` sends them."""
+        """True if bytes that `send` has accepted are still buffered in this object; `send(())` sends them."""
         return False
 
     def unacknowledged_bytes(self) -> int:
