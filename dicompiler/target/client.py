@@ -157,9 +157,8 @@ def connect(
         UsageError: An argument has the wrong type.
     """
     check_type(directory, (str, Path), "connect: directory", "a path")
-    return _find_client(Path(directory))(
-        Path(directory), resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
-    )
+    resolved = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    return _find_client(Path(directory))(Path(directory), resolved)
 
 
 def resolve_connect_options(

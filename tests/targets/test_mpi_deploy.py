@@ -196,6 +196,6 @@ def test_deploy_errors_are_one_line(boards: Cluster, net: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"^deploy: target 'mpi' supports neither --pin nor --listen"):
         install(net, RunOptions(hosts=hosts, insecure=True, pin=True))
     other = Path(shutil.copytree(net, tmp_path / "other"))
-    words = r"host '(one|two)' \(root@.*\), device 'd[02]': .* copy it there with 'dicompiler deploy'$"
+    words = r"host '(one|two)' \(root@.*\), device 'd[02]': .* copy the artifact there with 'dicompiler deploy'$"
     with pytest.raises(RunError, match=words):
         run(other, None, 1, 60, RunOptions(hosts=hosts, insecure=True))
