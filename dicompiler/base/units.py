@@ -6,6 +6,7 @@ Parsing uses exact decimal arithmetic and rounds once. `parse_quantity` therefor
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ MEMORY = Quantity("memory size", _MEMORY_UNITS, ("B", "kB", "KiB", "MB", "MiB", 
 BANDWIDTH = Quantity("bandwidth", _BANDWIDTH_UNITS, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"), allows_zero=False)
 TIME = Quantity("time", _si_units("s", "nuµm"), ("ns", "us", "ms", "s"), allows_zero=True)
 POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=True)
+
+
+def parse_period(text: str, place: str) -> tuple[float, float] | None:
+    """Return start and end in seconds of "2.5s-6s", or of "2.5s", whose end is infinite; None for another form.
+
+    `place` precedes the cause in the DicompilerError about an invalid time.
+    """
+    match = re.fullmatch(r"(.+?s)(?:-(.+))?", text)
+    if match is None:
+        return None
+    start, end = (math.inf if time is None else parse_quantity(time, TIME, place) for time in match.groups())
+    return start, end
 
 
 def parse_quantity(text: object, quantity: Quantity, place: str) -> float:

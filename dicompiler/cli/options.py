@@ -375,25 +375,26 @@ class StreamOptions:
         """Run the artifact with these inputs; only the outputs of the first frame are kept."""
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
-        from dicompiler.measure.adapt import run_adaptive
 
         with (
             self._serve_metrics(directory, options) as options,
             progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"),
         ):
             if self.adapt:
+                from dicompiler.measure.adapt import run_adaptive
+
                 return run_adaptive(directory, inputs, self.frames, options)
             return run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
 
     @contextlib.contextmanager
     def _serve_metrics(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
         """Serve metrics in the context, if wanted; yield the options with which a run records them."""
-        from dicompiler.driver.metrics_server import MetricsServer
-        from dicompiler.target.integrity import load_artifact
-
         if not self.metrics:
             yield options
             return
+        from dicompiler.driver.metrics_server import MetricsServer
+        from dicompiler.target.integrity import load_artifact
+
         if (target := load_artifact(directory)["target"]) != "sockets":
             raise UsageError(f"run: target {target!r} reports no times of frames: omit --metrics")
         with MetricsServer(self.metrics) as metrics:

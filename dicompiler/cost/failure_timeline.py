@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.units import TIME, format_seconds, parse_quantity
+from dicompiler.base.units import format_seconds, parse_period
 from dicompiler.cost.simulation_result import SimulationResult, Span
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload
@@ -102,19 +101,20 @@ class StreamInterval:
 
 def parse_outage(text: str) -> Outage:
     """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns; raise UsageError for another form."""
-    match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
-    if match is None:
+    device, _, period_text = text.strip().rpartition("@")
+    try:
+        period = parse_period(period_text, f"fail {text!r}") if device else None
+    except DicompilerError as error:
+        raise UsageError(str(error)) from None
+    if period is None:
         raise UsageError(
             f"fail {text!r}: give a device and the time of its failure (pi03@2.5s), or of failure and return "
             "(pi03@2.5s-6s)"
         )
-    try:
-        start, end = (math.inf if t is None else parse_quantity(t, TIME, f"fail {text!r}") for t in match.groups()[1:])
-    except DicompilerError as error:
-        raise UsageError(str(error)) from None
+    start, end = period
     if end <= start:
         raise UsageError(f"fail {text!r}: the device returns before it fails: give a later return time")
-    return Outage(match[1], start, end)
+    return Outage(device, start, end)
 
 
 def simulate_outages(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
-from dicompiler.base.units import TIME, parse_quantity
+from dicompiler.base.units import parse_period
 
 Speeds = Sequence[tuple[float, float]]
 """Times in seconds, in ascending order, and the speed of a device from each time on, as a multiple of its own speed."""
@@ -35,23 +35,18 @@ class SpeedChange:
         Raises:
             UsageError: The text has another form.
         """
-        device, equals, rest = text.partition("=")
-        speed, at, period = rest.partition("@")
-        start, _, end = period.partition("-")
+        device, _, rest = text.partition("=")
+        speed, _, period_text = rest.partition("@")
         try:
-            change = SpeedChange(
-                device,
-                float(speed),
-                parse_quantity(start, TIME, "start"),
-                parse_quantity(end, TIME, "end") if end else float("inf"),
-            )
-            if not (device and equals and at) or not 0 < change.speed < float("inf") or change.end_s <= change.start_s:
-                raise ValueError
+            period = parse_period(period_text, "slow")
+            change = None if period is None else SpeedChange(device, float(speed), *period)
         except (ValueError, DicompilerError):
+            change = None
+        if not (change and device and 0 < change.speed < float("inf") and change.start_s < change.end_s):
             raise UsageError(
                 f"slow: {text!r} is not of the form DEVICE=SPEED@START or DEVICE=SPEED@START-END, such as "
                 "'pi03=0.4@20s-60s', with a speed above 0"
-            ) from None
+            )
         return change
 
 

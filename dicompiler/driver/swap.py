@@ -30,6 +30,7 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_
 from dicompiler.base.units import format_bytes
 from dicompiler.driver.artifact import reopen_artifact, verify_session
 from dicompiler.ir.platform import Platform
+from dicompiler.search.constraints import host_memory_needs
 from dicompiler.target.client import Session, connect, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.manifest import PLATFORM_FILE
@@ -81,11 +82,13 @@ class _Version:
 
     Attributes:
         directory: The artifact.
+        options: The options of its session.
         session: The session with the artifact's devices.
         uses: The running calls that use the artifact.
     """
 
     directory: Path
+    options: RunOptions
     session: Session
     uses: set[_Use] = field(default_factory=set)
 
@@ -114,7 +117,10 @@ class SwappableSession(Session):
         Raises:
             DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
             RunError: A device cannot be started.
+            UsageError: Devices are to be started manually.
         """
+        if options.start_manually:
+            raise UsageError("swap: devices that you start yourself cannot be swapped: use connect")
         self.reports, self.swaps = (), []
         self._options, self._opened_at, self._process = options, time.perf_counter(), os.getpid()
         self._swap_lock, self._condition = threading.Lock(), threading.Condition()
@@ -122,7 +128,7 @@ class SwappableSession(Session):
         self._retirements: list[threading.Thread] = []
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
-        self._current: _Version | None = _Version(directory, connect(directory, self._options_of(directory)))
+        self._current: _Version | None = self._start(directory, self._options_of(directory))
 
     @property
     def directory(self) -> Path:
@@ -206,7 +212,7 @@ class SwappableSession(Session):
             old = self._in_force()
             options = self._options_of(new)
             check_replacement(old.directory, new, options)
-            options = self._options_of_replacement(old.directory, new, link_share)
+            options = _replacing(old, new, options, link_share)
             if pause:
                 version = self._replace_with_pause(old, new, options, verify)
             else:
@@ -253,32 +259,28 @@ class SwappableSession(Session):
             options = replace(options, hosts=hosts_of_artifact(options.hosts, path.name))
         return self._specialize(directory, options)
 
-    def _options_of_replacement(self, old: Path, new: Path, link_share: float) -> RunOptions:
-        """Return the options for an artifact whose files are copied to boards while another artifact runs there."""
-        options, hosts = self._options_of(new), self._options_of(old).hosts
-        if hosts is None:
-            return options
-        bytes_per_s = link_share * Platform.load(new / PLATFORM_FILE).network.bandwidth / 8
-        return replace(options, replaced=ReplacedArtifact(old, hosts, bytes_per_s))
+    def _start(self, directory: Path, options: RunOptions) -> _Version:
+        """Start the devices of an artifact and wait until they are ready."""
+        return _Version(directory, options, connect(directory, options))
 
     def _open(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
         """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""
         on_frame, is_verified = options.on_frame, threading.Event()
         if on_frame is not None:  # The user did not send the frame of the verification.
             options = replace(options, on_frame=lambda times: on_frame(times) if is_verified.is_set() else None)
-        session = connect(directory, options)
+        version = self._start(directory, options)
         try:
-            if verify and not (verification := verify_session(directory, session.infer)).passed:
+            if verify and not (verification := verify_session(directory, version.session.infer)).passed:
                 failed = next(check for check in verification.checks if not check.passed)
                 raise RunError(
                     f"swap: {directory}: its devices compute other outputs than onnxruntime: {failed.name}: "
                     f"{failed.detail}: compile it again"
                 )
         except BaseException:
-            _close_quietly(session)
+            _close_quietly(version.session)
             raise
         is_verified.set()
-        return _Version(directory, session)
+        return version
 
     def _replace_with_pause(self, old: _Version, new: Path, options: RunOptions, verify: bool) -> _Version:
         """End the old devices after the frames in flight, and start the new ones; on failure, start the old ones again.
@@ -303,7 +305,7 @@ class SwappableSession(Session):
             return self._open(new, options, verify)
         except BaseException as error:
             try:
-                version = _Version(old.directory, connect(old.directory, self._options_of(old.directory)))
+                version = self._start(old.directory, old.options)
             except DicompilerError as second:
                 self._end_reason = f"swap: {error}; and the old artifact could not be started again: {second}"
                 version = None
@@ -350,7 +352,10 @@ class SwappableSession(Session):
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
-            raise RunError("swap: the session belongs to the process that opened it, and this is a fork of it")
+            raise RunError(
+                "swap: the session belongs to the process that opened it, and this is a fork of it: open a session in "
+                "each process"
+            )
 
     def close(self) -> None:
         """Finish the frames in flight and end the devices. A swap under way is finished first."""
@@ -372,6 +377,14 @@ class SwappableSession(Session):
                     self._condition.notify_all()
                 for thread in self._retirements:
                     thread.join()
+
+
+def _replacing(old: _Version, new: Path, options: RunOptions, link_share: float) -> RunOptions:
+    """Return the options for an artifact whose files are copied to boards while another artifact runs there."""
+    if old.options.hosts is None:
+        return options
+    bytes_per_s = link_share * Platform.load(new / PLATFORM_FILE).network.bandwidth / 8
+    return replace(options, replaced=ReplacedArtifact(old.directory, old.options.hosts, bytes_per_s))
 
 
 class _FrameSource:
@@ -433,11 +446,10 @@ def connect_swappable(
         RunError: A device cannot be started.
         UsageError: An argument has the wrong type, or devices are to be started manually.
     """
-    arguments = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
-    if arguments.start_manually:
-        raise UsageError("connect_swappable: devices that you start yourself cannot be swapped: use connect")
     check_type(directory, (str, Path), "connect_swappable: directory", "a path")
-    return SwappableSession(Path(directory), arguments)
+    return SwappableSession(
+        Path(directory), resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    )
 
 
 def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
@@ -517,11 +529,9 @@ def check_memory_of_both(old: Path, new: Path) -> None:
 
 def _memory_by_host(directory: Path) -> dict[str, int]:
     compilation, target, problem = reopen_artifact(directory)
-    needed: dict[str, int] = {}
-    for device, use in replace(problem, target=target).program_memory_use(compilation).items():
-        host = problem.platform.host_of[device]
-        needed[host] = needed.get(host, 0) + use.total
-    return needed
+    uses = replace(problem, target=target).program_memory_use(compilation)
+    needs = host_memory_needs(problem.platform, uses, include_sum=True)
+    return {need.host: need.needed_bytes for need in needs if need.kind == "memory"}
 
 
 def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:

@@ -93,7 +93,7 @@ def emulate_speed_changes(
             emulation=replace(emulation, min_segments_s=_segment_times(artifact, cost, boards), speeds=speeds),
         )
 
-    with open_boards(boards, _segment_times(directory, cost, boards), first) as emulation:
+    with open_boards(boards, {}, first) as emulation:  # `with_segment_times` adds the times of each artifact.
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
         session: SwappableSession
         if adapt is None:

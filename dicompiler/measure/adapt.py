@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import queue
 import shutil
 import statistics
@@ -32,7 +33,7 @@ from dicompiler.driver.swap import Swap, SwappableSession
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
-from dicompiler.target.client import resolve_connect_options
+from dicompiler.target.client import Session, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.manifest import REFERENCE_FILE
 from dicompiler.target.remote.hosts import Hosts
@@ -336,21 +337,15 @@ class AdaptiveSession(SwappableSession):
             event = RunEvent("adaptation", device, adaptation.message, (), adaptation.at_s, self._frame_count)
             self._options.on_event(event)
 
-    def close(self) -> None:
-        """Finish the frames in flight and end the devices. A search under way is stopped, a swap is finished first."""
-        self._stop_adapting()
-        super().close()
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._stop_adapting()
-        super().__exit__(kind, *error)
-
-    def _stop_adapting(self) -> None:
-        self._is_closing = True
-        self._measurements.put(None)
-        if self._search is not None:
-            self._search.kill()
-        self._thread.join()
+    def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:
+        """End the session. A search under way is stopped, a swap under way is finished first."""
+        if os.getpid() == self._process:
+            self._is_closing = True
+            self._measurements.put(None)
+            if self._search is not None:
+                self._search.kill()
+            self._thread.join()
+        super()._end(reason, end_session)
 
 
 def connect_adaptive(
@@ -389,10 +384,9 @@ def connect_adaptive(
         UsageError: An argument has the wrong type, or the artifact has states.
     """
     check_type(directory, (str, Path), "connect_adaptive: directory", "a path")
-    resolved = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
-    if resolved.start_manually:
-        raise UsageError("connect_adaptive: devices that you start yourself cannot be swapped: use connect")
-    return AdaptiveSession(Path(directory), resolved, adapt)
+    return AdaptiveSession(
+        Path(directory), resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event), adapt
+    )
 
 
 def run_adaptive(

@@ -21,15 +21,13 @@ from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import on_platform
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
-from dicompiler.measure.calibrate import scale_rates
+from dicompiler.measure.calibrate import fit_rates
 from dicompiler.search.problem import Problem
 from dicompiler.target.manifest import REFERENCE_FILE
 from dicompiler.target.target_base import Target
 
 NICENESS = 15
 """Niceness of the process, so that it does not slow down the devices on this host."""
-MAX_CORRECTIONS = 20
-"""Largest number of steps in which rates are corrected. Predicted seconds are not exactly proportional to rates."""
 FIRST_TOLERANCE = 0.02
 """The first artifact is preferred if it is predicted to be slower than the new one by at most this share."""
 
@@ -105,13 +103,11 @@ def search_again(request: SearchRequest) -> SearchAnswer:
         DicompilerError: No plan was found, or an artifact cannot be read.
     """
     compilation, target, problem = reopen_artifact(request.artifact)
-    platform = platform_from_toml(request.platform).with_engines(compilation.plan.engines)  # type: ignore[union-attr]
-    platform = correct_rates(compilation, on_platform(problem, platform, target), target, request.measured_s)
-    candidates = {request.artifact: _predicted_value(request.artifact, platform)}
-    if request.first not in candidates:
-        candidates[request.first] = _predicted_value(request.first, platform)
     plan, provenance = compilation.plan, compilation.decision
     assert plan is not None and provenance is not None
+    platform = platform_from_toml(request.platform).with_engines(plan.engines)
+    platform = correct_rates(compilation, on_platform(problem, platform, target), target, request.measured_s)
+    candidates = {name: _predicted_value(name, platform) for name in (request.artifact, request.first)}
     result = compile(
         str(Path(request.first) / REFERENCE_FILE),
         platform,
@@ -156,14 +152,11 @@ def correct_rates(
     Returns:
         The corrected platform.
     """
-    platform = problem.platform
-    for _ in range(MAX_CORRECTIONS):
-        expected = expected_seconds(compilation, on_platform(problem, platform, target))
-        factors = {name: expected[name] / seconds for name, seconds in measured_s.items() if expected.get(name)}
-        if all(abs(factor - 1) < 1e-3 for factor in factors.values()):
-            break
-        platform = scale_rates(platform, factors)
-    return platform
+
+    def predict(platform: Platform) -> Mapping[str, float]:
+        return expected_seconds(compilation, on_platform(problem, platform, target))
+
+    return fit_rates(problem.platform, measured_s, predict)[0]
 
 
 def _predicted_value(artifact: str, platform: Platform) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,8 @@ from dicompiler.search.problem import Problem
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.target_base import Target
 
+MAX_RATE_CORRECTIONS = 50
+"""Largest number of steps in which `fit_rates` corrects the rates."""
 MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
 """A machine was busy if two times that should be similar differ by more than this factor.
@@ -329,20 +331,15 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
 
 def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[Figure]]:
     """Return the platform with corrected rates of its devices, and each rate before and after the correction."""
-    start = platform = case.problem.platform
+    start = case.problem.platform
     names = [device.device for device in case.program.devices]
-    measured_s = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]
-    # The predicted time of copies is not inversely proportional to the rate, so the correction must be repeated.
-    for _ in range(50):
+    measured_s = {name: sum(run.log["devices"][i]["compute_s"] for run in runs) for i, name in enumerate(names)}
+
+    def predict(platform: Platform) -> Mapping[str, float]:
         workload = case.make_workload(case.with_platform(platform))
-        factors = {
-            name: _predicted_compute_s(case, runs, workload, i) / measured_s[i] if measured_s[i] else 0.0
-            for i, name in enumerate(names)
-        }
-        changes = {name: factor for name, factor in factors.items() if factor}
-        platform = scale_rates(platform, changes)
-        if all(abs(factor - 1) < 1e-3 for factor in changes.values()):
-            break
+        return {name: _predicted_compute_s(case, runs, workload, i) for i, name in enumerate(names)}
+
+    platform, factors = fit_rates(start, measured_s, predict)
     figures = []
     for name in names:
         device, reason = start.device(name), ""
@@ -355,6 +352,34 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
         rate = None if reason else platform.device(name).rate
         figures.append(Figure(f"{name} rate", "FLOP/s", device.rate, rate, reason))
     return platform, figures
+
+
+def fit_rates(
+    platform: Platform, measured_s: Mapping[str, float], predict: Callable[[Platform], Mapping[str, float]]
+) -> tuple[Platform, Mapping[str, float]]:
+    """Correct the rates of devices until the measured seconds of computing are predicted.
+
+    Args:
+        platform: The platform to correct.
+        measured_s: Measured seconds by device name. Devices with 0 seconds keep their rates.
+        predict: Function that returns the predicted seconds by device name for a platform.
+
+    Returns:
+        The corrected platform, and the factors of the last correction by device name: predicted seconds divided by
+        measured ones, 0 for devices without measured or predicted seconds.
+    """
+    factors: dict[str, float] = {}
+    # The predicted time of copies is not inversely proportional to the rate, so the correction must be repeated.
+    for _ in range(MAX_RATE_CORRECTIONS):
+        predicted_s = predict(platform)
+        factors = {
+            name: predicted_s.get(name, 0.0) / seconds if seconds else 0.0 for name, seconds in measured_s.items()
+        }
+        changes = {name: factor for name, factor in factors.items() if factor}
+        platform = scale_rates(platform, changes)
+        if all(abs(factor - 1) < 1e-3 for factor in changes.values()):
+            break
+    return platform, factors
 
 
 def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
