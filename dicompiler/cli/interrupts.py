@@ -46,7 +46,10 @@ class InterruptHandler:
         self._is_in_command = True
 
     def end_command(self, is_finished: bool) -> None:
-        """End the process at an interrupt from now on. If the command is finished, raise any delayed interrupt."""
+        """Let interrupts end the process from now on.
+
+        If the command is finished, and an interrupt during the command was delayed, raise KeyboardInterrupt.
+        """
         is_delayed = self._retries > 0  # Read first: the handler resets it as soon as no command runs.
         self._is_in_command = False
         if is_finished and is_delayed:

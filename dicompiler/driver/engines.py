@@ -131,8 +131,9 @@ def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: 
         if cost.is_measured or _has_only_one_rate(with_engine):
             seconds[name] = _network_seconds(layers, with_engine, cost)
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
-            # An engine with rates by kind is preferred without a comparison: platforms state one rate of onnxruntime
-            # for all kinds of layers, which can be wrong by a factor of 4.
+            # The platform states rates of this engine for each kind of layer. The engine is preferred (0 s) without a
+            # comparison with onnxruntime, for which platforms state one rate for all kinds of layers. This rate can be
+            # wrong by a factor of 4.
             seconds[name] = 0.0
     best = min(seconds, key=lambda name: seconds[name])
     try:

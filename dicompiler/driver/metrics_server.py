@@ -173,5 +173,5 @@ def _describe(name: str, kind: str, text: str) -> tuple[str, str]:
 
 
 def _escape(value: str) -> str:
-    """Return a label's value with the characters escaped that have a meaning in the text format."""
+    """Return a label's value, escaped for Prometheus' text format."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -66,7 +66,10 @@ def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> list[
 
 
 def _checked_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[NDArray[np.float64]]:
-    """Check the seconds of each layer of a sample and return them as arrays of shape (shares, devices)."""
+    """Return the seconds that a cost model predicts for sample shares of each layer, of shape (shares, devices).
+
+    Raise an error if they are invalid, or if the cost model needs more than `limit_s` seconds for a layer.
+    """
     layers, devices = sample.problem.layers, sample.platform.devices
     place, seconds = f"{describe(cost)} on {sample.name} on {sample.platform.name}", []
     with error_context(place), unchanged(layers=layers, devices=devices):

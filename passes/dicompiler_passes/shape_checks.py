@@ -81,7 +81,7 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
         if dims and min(dims) < 0 and maker is not None:
             shape = "x".join(map(str, dims))
             raise DicompilerError(
-                f"{place}: {by}its output {value.name!r} would have the shape {shape}: correct the model"
+                f"{place}: {by}its output {value.name!r} would have a negative size (shape {shape}): correct the model"
             )
         check_tensor_size(value.type.tensor_type.elem_type, dims, f"{place}: {by}tensor {value.name!r}")
 

@@ -89,9 +89,9 @@ def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: 
 
 def _form_trimmed_layers(model: Model, old_nodes: Collection[str]) -> LayerGraph:
     """Return the layers of a trimmed model; `old_nodes` are the nodes before trimming."""
-    # A node that computes its full output usually reads its inputs completely. For the Slices that trimming has
-    # added, devices would then be sent whole tensors. `rule_bound_nodes` makes these Slices need only the sliced
-    # regions.
+    # By default, a node that computes its full output is assumed to read its whole inputs. A device with a Slice that
+    # trimming has added would then be sent the whole tensor. `rule_bound_nodes` says that these Slices read only the
+    # regions that they select.
     formed = form_layers(model, registry().operator_rules)
     slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
     return replace(formed, rule_bound_nodes=frozenset(slices).difference(old_nodes))

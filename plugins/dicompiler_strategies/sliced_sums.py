@@ -19,10 +19,11 @@ MIN_DEVICES = 3
 
 
 def slice_sums(layers: LayerGraph, plan: Plan) -> Plan:
-    """Return the plan with all partial sums that several devices add up whole added up in slices of the channels.
+    """Return the plan with partial sums that are added in slices.
 
-    The layers that read the sums stay as they are, so they gather the slices. Layers that cannot be cut by channels,
-    and layers on fewer than MIN_DEVICES devices, stay as they are too.
+    In `plan`, several devices may each add up the whole sum of a layer. In the result, each of them adds up a slice of
+    the channels instead, and the readers of the sum gather the slices. Layers that cannot be cut by channels, and
+    layers on fewer than MIN_DEVICES devices, do not change.
     """
     return replace(
         plan, layers={name: _slice_layer(layers, layers.layer_by_name[name], plan.layers[name]) for name in plan.layers}

@@ -273,9 +273,11 @@ class _SpaceBuilder:
         return boxes
 
     def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
-        """Return the box of `tensor` that each sublayer of a layer reads, shape (P, S, axes + 1, 2).
+        """Return the region of `tensor` that each sublayer of a layer reads, as boxes of shape (P, S, axes + 1, 2).
 
-        `at` is the position of the layer, and `pos` are its P opportunities.
+        The layer has the position `at`, and can be split in P ways (`pos`) into at most S sublayers. A box has start
+        and end on each axis, and on one more axis that says whether the sublayer reads the tensor at all (0..1) or not
+        (0..0).
         """
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())

@@ -242,7 +242,7 @@ def _share_weights(problem: Problem, layer: Layer, devices: Sequence[Device], sh
 
 @dataclass(frozen=True)
 class _SplitInputs:
-    """The inputs of every generator of choices.
+    """The arguments that all functions have in common that generate choices (ways to split a layer).
 
     Attributes:
         problem: The problem.
@@ -250,7 +250,7 @@ class _SplitInputs:
         options: The kinds of choices that the search may use.
         devices: The devices to split over.
         weights: Weight of each device; the device's share of the layer is proportional to it.
-        label_suffix: Text at the end of a choice's label that names the kind of share.
+        label_suffix: Text at the end of a choice's label; it says how the weights were chosen.
     """
 
     problem: Problem
@@ -481,7 +481,8 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
 def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
     """Return True if the layer picks rows of a table that is no larger than the layer's output.
 
-    Cutting a small table saves less memory than the partial results add in transfers.
+    If such a table is cut, each device computes a partial result of the size of the output, which must be sent and
+    added. For a small table, this costs more than the memory that it saves is worth.
     """
     if count_macs(layers, layer):
         return False

@@ -143,7 +143,7 @@ class _Converter:
         weights: tuple[Array, ...] = (),
         has_kernel: bool = False,
     ) -> None:
-        """Add a layer with one output."""
+        """Add a layer with one output. The other arguments are the fields of `_Layer`."""
         self.producers[output] = len(self.layers)
         self.layers.append(_Layer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 

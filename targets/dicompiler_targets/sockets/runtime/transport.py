@@ -383,7 +383,10 @@ class TlsKeys:
             context.verify_flags |= NO_CHECK_TIME
 
     def _meet_itself(self) -> dict[str, Any]:
-        """Let both TLS contexts connect to each other; return this end's certificate."""
+        """Connect this end's client context to its own server context in memory, and return its certificate.
+
+        The connection checks the keys as another end would check them.
+        """
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self._contexts[False].wrap_bio(to_client, to_server)
         server = self._contexts[True].wrap_bio(to_server, to_client, server_side=True)
