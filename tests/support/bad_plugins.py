@@ -60,7 +60,8 @@ class BadStrategy(Strategy):
             CALLS.append(1)
             chosen[first.name] = [Part(names[len(CALLS) % len(names)])]
         if self.fault == "hash":
-            chosen[first.name] = [Part(names[hash("first") % len(names)])]
+            for layer in problem.layers.layers:  # One layer alone has the same device for one in `len(names)` hash seeds.
+                chosen[layer.name] = [Part(names[hash(layer.name) % len(names)])]
         if self.fault == "refuses":
             raise DicompilerError("bad-strategy: no plan today")
         if self.fault == "type":
