@@ -60,7 +60,7 @@ class BadStrategy(Strategy):
             CALLS.append(1)
             chosen[first.name] = [Part(names[len(CALLS) % len(names)])]
         if self.fault == "hash":
-            for layer in problem.layers.layers:  # One layer alone has the same device for one in `len(names)` hash seeds.
+            for layer in problem.layers.layers:  # A single layer would often have the same device for two hash seeds.
                 chosen[layer.name] = [Part(names[hash(layer.name) % len(names)])]
         if self.fault == "refuses":
             raise DicompilerError("bad-strategy: no plan today")
