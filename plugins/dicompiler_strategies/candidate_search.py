@@ -42,9 +42,9 @@ LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 better plan.
 """
 EVALUATED_PARTS_PER_S = 6_000
-"""Parts of plans that are simulated in a second of the reference computer.
+"""Parts (pieces of layers) that the simulator is assumed to simulate in a second of the reference computer.
 
-The measured numbers were 8 500 to 12 200, on networks of 240 to 940 layers.
+The measured numbers were 8 500 to 12 200 parts per second, on networks of 240 to 940 layers.
 """
 MAX_SIMULATED_PARTS = 6_000
 """Plans with more parts take too long to simulate in a search; they are estimated instead."""
@@ -55,13 +55,16 @@ times, which have no barriers, were at most 54 % lower than that prediction (VGG
 NEIGHBOURS_PER_STEP = 4
 """Number of plans around the best one that are evaluated at a time."""
 MAX_SPARING_LOSS = 1.02
-"""Factor by which the objective may grow in exchange for fewer weights. Errors of predictions are larger than this."""
+"""Factor by which the objective may grow if the fullest device then stores fewer weights.
+
+Predictions of the objective have larger errors than this factor.
+"""
 MAX_SPARED_LAYERS = 8
-"""Number of layers for which fewer weights are tried."""
+"""Number of layers that get another choice to store fewer weights, one after another."""
 MAX_RUN_LAYERS = 256
-"""Largest number of layers in a sequence of layers that is optimised again."""
+"""Largest number of consecutive layers whose choices are optimised again together (see `neighbours`)."""
 MAX_RUN_CHOICES = 48
-"""Number of choices of each layer that are considered when a sequence of layers is optimised again."""
+"""Number of choices of each layer that are considered when consecutive layers are optimised again."""
 MAX_VAIN_TRIES = 100
 """The search around the best plan ends after this many plans without an improvement."""
 MAX_TRIED_PARTS = 20_000
@@ -224,9 +227,9 @@ class CandidateSearch:
     def reduce_weights(self, tables: CostTables) -> None:
         """Reduce the weights on the fullest device, if the objective grows by less than MAX_SPARING_LOSS.
 
-        A layer of the best plan gets another choice: the one that spreads the layer's weights such that the largest
-        share of a device is as small as possible. The MAX_SPARED_LAYERS layers that can save the most bytes are tried.
-        A layer is skipped if it cannot save 1 % of all weights.
+        Each tried layer gets the choice with which no device stores more of the layer's weights than necessary: the
+        largest number of bytes on a device is as small as possible. The MAX_SPARED_LAYERS layers that can save the most
+        bytes are tried. A layer is skipped if it saves at most 1 % of the sum of all layers' largest numbers.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -257,7 +260,7 @@ class CandidateSearch:
                     self.best, selection = candidate, changed
 
     def trim(self) -> None:
-        """Evaluate the best plan with its parts reduced to the elements that are read or delivered."""
+        """Evaluate the best plan with its parts reduced to elements that a layer reads or that the network outputs."""
         if (
             self.best is not None
             and self.problem.model is not None
@@ -299,7 +302,7 @@ class CandidateSearch:
                 return
 
     def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
-        """Return True if the barrier model predicts so many seconds that a simulation of the plan is pointless."""
+        """Return True if the barrier model's latency exceeds the best simulated one more than HOPELESS_RATIO times."""
         if self.best is None or self.problem.objective != "latency":
             return False
         return tables.total_seconds(selection) > HOPELESS_RATIO * self.best.value(self.problem)

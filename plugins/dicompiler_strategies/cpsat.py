@@ -1,4 +1,4 @@
-"""The strategy `cpsat`: solve the problem over the whole layer graph at once, exactly if possible."""
+"""The strategy `cpsat`: choose how to split each layer, for all layers at once, exactly if possible."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 DEFAULT_TRIES = 200
 MAX_GRADIENT_SIZE = 2_000
-"""Largest number of layers · devices for which gradient's descent takes only a few seconds."""
+"""Largest product (number of layers) · (number of devices) for which plans of the strategy `gradient` are tried.
+
+Up to this size, the search of `gradient` takes only a few seconds.
+"""
 
 GRADIENT_S = 3.0
-"""If the remaining budget is smaller, plans near the best one are tried before those of gradient's descent, which takes
-about a second for a network of 40 layers on four devices.
+"""If fewer seconds of the budget remain, plans near the best one are tried before the plans of the strategy `gradient`.
+
+The search of `gradient` takes about a second for a network of 40 layers on four devices.
 """
 
 
@@ -33,8 +37,9 @@ class CpSat(Strategy):
     The choices are height tiles, grids, output channels (LOP), input channels (LIP) and fusion, on several numbers of
     devices.
 
-    The log states the value, the lower bound, and the scope of the bound: it holds for the barrier model (see
-    `tables.cost_tables`) and this set of choices. Memory of the hosts is a hard limit. Equal options give equal plans.
+    The log states the value of the plan and the lower bound. The bound holds for this set of choices in the barrier
+    model, in which nothing overlaps (see `tables.cost_tables`). The memory of the hosts is a hard limit. Equal options
+    give equal plans.
     """
 
     name: ClassVar[str] = "cpsat"
@@ -83,7 +88,7 @@ class CpSat(Strategy):
         overlap. With `simulate` and the objective latency, the simulator therefore selects the best of these plans:
 
         - the solver's plan, and the plan on the best single device,
-        - the optima of the tables with smaller times of sending,
+        - the optima of the tables if the times of sending are multiplied by factors below 1,
         - the plans that `gradient` finds in the tables,
         - plans near the best of all these plans.
 
@@ -98,7 +103,10 @@ class CpSat(Strategy):
         return self.plan_over_tables(self.build_tables(problem, budget), budget).plan
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> EvaluatedPlan:
-        """Return the best plan over given tables. If you interrupt the search, it returns the best plan so far."""
+        """Return the best plan whose splits are in the cost tables.
+
+        Ctrl-C ends the search with the best plan so far.
+        """
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         solution = self.solve(cost_tables, budget)
         search = CandidateSearch(problem, self.name, budget)
@@ -125,7 +133,10 @@ class CpSat(Strategy):
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
     def solve(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> JointSolution:
-        """Return the best plan over the tables and its lower bound. The solver stops when the budget is exceeded."""
+        """Return the best plan by the cost tables, with a lower bound on the value of every plan in them.
+
+        The solver stops when the budget is exceeded.
+        """
         from dicompiler_strategies.joint.cpsat_solver import SolverEffort
         from dicompiler_strategies.joint.solve import solve_jointly
 
@@ -136,9 +147,9 @@ class CpSat(Strategy):
     def build_tables(
         self, problem: Problem, budget: WorkBudget | None = None, among: ChoiceSet | None = None
     ) -> CostTables:
-        """Return the cost tables of the requested choices, or of fewer choices if those take too long to compute.
+        """Return the cost tables of the requested choices, or of fewer choices if the tables would take too long.
 
-        The tables may use about half of the budget. If `among` is given, exactly these choices are used.
+        Filling the tables may take about half of the budget. If `among` is given, exactly these choices are used.
         """
         budget = budget or WorkBudget()
         return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)
@@ -147,7 +158,7 @@ class CpSat(Strategy):
         """Return the choices that the options describe, without those that are useless for the objective.
 
         Extra rows of tiles save messages but not work. For objectives that do not count messages, at most one extra row
-        remains, and a single way of placing the borders between rows.
+        remains, and one way to place the borders between rows: the second entry of `row_cuts`, or its only one.
         """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):
@@ -155,14 +166,17 @@ class CpSat(Strategy):
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """Return the largest set of choices for which tables can be filled in half of the time `seconds`."""
+        """Return the requested choices, or so few that their cost tables can be filled in half of `seconds`."""
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)
 
 
 def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> list[tuple[int, ...]]:
-    """Return the best selections of `gradient` in the tables; [] if the search would take too long."""
+    """Return the best selections (one choice per layer) that the strategy `gradient` finds in the tables.
+
+    The result is [] if the search would take too long.
+    """
     from dicompiler_strategies.gradient.strategy import Gradient
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MAX_GRADIENT_SIZE:

@@ -1,6 +1,7 @@
 """The strategy `fit`: the fewest boards, or the fewest tiles, with which a network fits RAM and flash.
 
-The search uses an estimate of TFLite-micro's memory; the target's measurement decides.
+The search estimates the memory that TFLite-micro needs. The target then measures each plan that the search finds, and
+only a plan that fits by measurement is returned.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
 MAX_MEASURED_PLANS = 6
-"""Largest number of plans that the target measures for one number of boards and tiles. If a plan does not fit, the
-missing bytes are reserved before the next plan is searched.
+"""Largest number of plans that the target measures for one number of boards and one number of tiles.
+
+If a plan does not fit, the missing bytes are reserved on its boards, and the next plan is searched with less RAM.
 """
 EXTRA_BYTES = 256
-"""Bytes that are reserved in addition to the missing bytes."""
+"""Bytes that are reserved in addition to the bytes that a measured plan lacks."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Fit(Strategy):
 
         conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as in MCUNetV2)
 
-    Layers that are too large are computed in fused height tiles, sequences of other layers are computed whole, and a
-    layer with too many weights is split by output channels. Among plans with equally many boards and tiles, the
-    strategy takes the one with the fewest multiplications. It is made for targets that measure memory (tflm).
+    Layers with too large tensors are computed in fused height tiles. A layer with too many weights is split by output
+    channels. All other layers are computed whole. Among plans with equally many boards and tiles, the strategy takes
+    the one with the fewest multiplications. It is made for targets that measure memory (tflm).
     """
 
     name: ClassVar[str] = "fit"
@@ -46,7 +48,7 @@ class Fit(Strategy):
             raise ValueError(f"tiles must be between 1 and 1024, not {self.tiles}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the first plan that fits.
+        """Return the first plan that fits; plans with few tiles and few boards are searched first.
 
         Raises:
             DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs the most.
@@ -107,7 +109,7 @@ class Fit(Strategy):
 
 
 def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
-    """Return the first computing device of each host, because the devices of a host share its memory."""
+    """Return a board for each host: its first computing device, and the memory, which all its devices share."""
     first: dict[str, str] = {}
     for device in platform.computing_devices:
         first.setdefault(device.host, device.name)

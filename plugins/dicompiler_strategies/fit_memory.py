@@ -1,6 +1,6 @@
-"""Estimate of the memory that TFLite-micro needs for consecutive layers, or for tiles of them.
+"""Estimate of the memory that TFLite-micro needs for consecutive layers, or for tiles of these layers.
 
-The estimate guides the search. The target tflm then measures the memory of the plan that was found.
+The strategy `fit` searches with this estimate. The target tflm then measures the memory of the plan that was found.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
-"""Bytes of an arena in addition to its tensors, on a 64-bit host: for the arena, for each operator, and for each output
-channel of a quantised convolution (the arena contains its scales). The numbers were fitted to 178 measured models. Most
-arenas differ by less than 400 bytes from the fit.
+"""Bytes of an arena (TFLite-micro's working memory) in addition to its tensors, on a 64-bit host.
+
+They are for the arena itself, for each operator, and for each output channel of a quantised convolution, because the
+arena contains the scale of each channel. The numbers were fitted to 178 measured models. Most measured arenas differ by
+less than 400 bytes from the fit.
 """
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
 """Bytes of a model in addition to its constants: for each operator, and for each channel of a quantised convolution."""
@@ -43,11 +45,11 @@ class ArenaEstimate:
 
 
 def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> ArenaEstimate:
-    """Return the memory of one model that computes these tasks in order.
+    """Return the memory of one TFLite-micro model that computes the tasks (pieces of layers) in order.
 
-    A tensor occupies memory from the task that computes it to its last reader, and an output of the last task to the
-    end. Paddings other than TFLite's SAME and VALID need a padded copy of the tensor. The arena is made larger by the
-    fraction `margin`.
+    A tensor occupies memory from the task that computes it to its last reader. An output of the last task occupies
+    memory to the end. Paddings other than TFLite's SAME and VALID need a padded copy of the tensor. The arena is made
+    larger by the fraction `margin`.
     """
     first_time: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -55,6 +57,7 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     spans: list[tuple[int, int, int]] = []
     channels = operators = 0
     constants: dict[tuple[str, Region], int] = {}
+    # Inputs of the model exist from time 0. Task k computes at time 2k + 2, and copies padded inputs just before.
     for step, task in enumerate(tasks):
         time = 2 * step + 2
         elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)

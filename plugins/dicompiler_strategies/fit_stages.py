@@ -31,7 +31,9 @@ StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3
 """Models that a board stores for a stage in tiles: one for the top tile, one for all in between, one for the bottom."""
 STAGE_PENALTY = 1e-3
-"""Cost of a further stage as a share of the network's multiplications, so that fewer stages win if all else is equal.
+"""Cost of each stage, as a fraction of the network's multiplications.
+
+If two plans need equally many multiplications, the one with fewer stages is therefore cheaper.
 """
 
 
@@ -79,7 +81,7 @@ class _PartialPlan:
 
     Attributes:
         cost: Multiply-accumulates, plus STAGE_PENALTY for each stage.
-        board: Position of the board that computes the next whole stages. A whole stage is computed on one board.
+        board: Index of the board that computes the following stages of the kind "whole".
         used_flash: Bytes of flash that whole stages use on this board.
         shared_flash: Bytes of flash that tiled and split stages use on every board.
         stages: The stages.
@@ -214,11 +216,11 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the RAM in bytes of the layer that needs the most, and this layer.
+        """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
 
-        A layer can be computed in any of several stages. It needs at least the smallest RAM of these stages. The stages
-        are those that have been estimated before, and the shortest possible ones (from one position of `cuts` to the
-        next), with up to `most` tiles on a board.
+        A layer needs at least the smallest RAM of the stages that contain it. All stages that have been estimated
+        before are considered. The shortest possible stages (from one position of `cuts` to the next), in up to `most`
+        tiles, are considered too.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -234,10 +236,10 @@ class StageEstimates:
 
 @dataclass
 class _StageSearch:
-    """Dynamic program over stage boundaries.
+    """Dynamic program over the boundaries between stages.
 
-    A whole stage is a stage on one board. For each boundary, the search keeps several plans of the layers before it:
-    for each board, the cheapest plan with which this board computes the next whole stage.
+    A stage of the kind "whole" is computed on one board. For each boundary and each board, the search keeps a plan of
+    the layers before the boundary: the cheapest one with which this board computes the next whole stage.
     """
 
     stages: StageEstimates

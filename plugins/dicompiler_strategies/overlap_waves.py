@@ -5,8 +5,8 @@ Example: one device of an attention layer. Other devices wait for its keys and v
     before: keys and values of rows 0:50, and queries
     after:  keys and values of rows 0:35 (first wave), then of rows 35:50 (second wave), then queries
 
-The rows of the first wave are sent while the device computes the second wave. In the plan, the waves are lanes: numbers
-of parts. The lanes of a device run one after another.
+The rows of the first wave are sent while the device computes the second wave. In the plan, each wave is a lane: a group
+of parts of a device. The lanes of a device run one after another.
 
 After Galaxy (Ye et al., arXiv 2405.17245), which sends results while it computes the next ones.
 """
@@ -32,18 +32,21 @@ from dicompiler.plugin_api.regions import (
 )
 
 FIRST_WAVE_SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
-"""Shares of the rows in the first wave that are tried. With share 1 there is no second wave, but parts that no other
-device waits for are still computed last. The first wave is the larger one, because it is sent while the second one is
-computed.
+"""Fractions of the rows in the first wave, in the order in which they are tried.
+
+With 1.0 there is no second wave, but parts that no other device waits for are still computed last. No fraction is below
+one half, because the rows of the first wave are sent while the second wave is computed.
 """
 SHARE_STEPS = (0.05, 0.025)
-"""When the best of these shares is known, shares at these distances from it are tried. Smaller distances are useless,
-because only whole rows can be moved.
+"""Distances from the best fraction of FIRST_WAVE_SHARES at which further fractions are tried.
+
+Smaller distances are useless, because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Numbers of the lanes. Late parts (the queries of the example) read data of another lane, which is available only
-after the next exchange between lanes. They are therefore computed after both waves. Their lane has the lowest number,
-so that they are computed before everything else that follows.
+"""Numbers of the lanes. Late parts, such as the queries of the example, read data of another lane.
+
+These data are available only after the next exchange between lanes, so that late parts are computed after both waves.
+Their lane has the lowest number, so that the device computes late parts first after the exchange.
 """
 
 
@@ -71,7 +74,8 @@ def overlap_orders(
 class _TaskOrder:
     """Facts about the order of tasks, derived from a routing. A task computes one part of a layer on its device.
 
-    The stage of a task is the largest number of waits for other devices on a path of tasks to it.
+    Tasks that read data from other devices wait. The stage of a task is the largest number of tasks that wait on any
+    path of tasks that ends with it.
 
     Attributes:
         routing: The routing.
@@ -91,7 +95,7 @@ class _TaskOrder:
     def from_routing(cls, routing: Routing) -> _TaskOrder:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # Stage of a task: the largest number of waits for other devices on a path of tasks to it.
+        # Stage of a task: the largest number of tasks that wait for other devices on any path that ends with it.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]

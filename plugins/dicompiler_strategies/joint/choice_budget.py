@@ -1,4 +1,4 @@
-"""The richest choice set whose cost tables fit into a budget, found without importing the solver."""
+"""The largest choice set whose cost tables fit into a budget of time; this module does not import the solver."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_ARRAY_ELEMENTS = 1 << 23
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
     """Return the choice set `options`, or a smaller one if its tables would be too large or take too long to fill.
 
-    Filling the tables may take `seconds` on the computer on which `FILLED_PARTS_PER_S` was measured. If it would take
-    longer, the set gets fewer alternatives of extra rows, then of row cuts, and then of the numbers of devices.
+    Filling the tables may take `seconds` on the computer on which `FILLED_PARTS_PER_S` was measured. The set is made
+    smaller step by step: first fewer numbers of extra rows, then fewer row cuts, then fewer numbers of devices.
     """
     is_uniform = build_link_loads(problem).is_uniform
     devices, layers = len(problem.platform.devices), problem.layers.layers

@@ -1,7 +1,7 @@
 """CP-SAT on the choices that the Lagrangian relaxation has not dropped.
 
-The CP-SAT model has a Boolean variable for each choice and for each pair of choices on an edge. The solver returns a
-better selection, a better bound, or the proof that there is none.
+The CP-SAT model has a Boolean variable for each choice of a layer, and for each pair of choices of two connected
+layers. The solver returns a better selection, a better bound, or the proof that no better selection exists.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dicompiler_strategies.joint.lagrangian import RELATIVE_SLACK, RelaxedProble
 
 log = logging.getLogger("dicompiler")
 FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
-"""Pairs of choices that a CP-SAT model may have in the first attempt, and afterwards.
+"""Largest number of pairs of choices in a CP-SAT model: in the first attempt, and afterwards.
 
-If there are more, the least promising choices are left out. The result then proves no bound.
+If there are more pairs, the least promising choices are left out. The result then proves no bound.
 """
 COST_UNITS = 1 << 40
-"""The best known value in units of CP-SAT's costs, which must be integers.
+"""The integer cost in CP-SAT that the best known value gets; CP-SAT accepts only integer costs.
 
-Costs are rounded down, so that bounds stay valid.
+All costs are scaled by the same factor and rounded down, so that lower bounds stay valid.
 """
 
 
@@ -37,10 +37,10 @@ class SolverEffort:
     """Limits of CP-SAT. Equal limits give equal results, unless the budget's deadline comes first.
 
     Attributes:
-        deterministic_s: Time limit in deterministic seconds, in which the solver counts its work instead of the clock.
+        deterministic_s: Time limit in deterministic seconds, which count the solver's work and not the clock.
         workers: Number of search workers.
         seed: Random seed.
-        budget: Work that may be done; the solver's work is added to it.
+        budget: Limit of the work of the whole search; the solver's work is counted in it.
     """
 
     deterministic_s: float = 10.0
@@ -63,12 +63,12 @@ class SolverResult:
 
 
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool = False) -> SolverResult:
-    """Search for a selection that is better than that of a relaxation, or for a proof that there is none.
+    """Search for a selection better than the best one of a relaxation, or for a proof that there is none.
 
-    The first search is over the most promising choices, which have the smallest lower bounds. The second one is over
+    The first search is over the most promising choices, which have the smallest lower bounds. The second search is over
     all choices that can still be in a better selection. If the graph is too wide for variable elimination (`is_wide`),
-    there is only the first search. The bounds of such a graph exclude hardly any choice, and a model of all pairs of
-    neighbouring choices would take gigabytes.
+    there is no second search: the bounds of such a graph exclude hardly any choice, and a model with all pairs of
+    choices would take gigabytes of memory.
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)
@@ -116,8 +116,8 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if is_complete and status == cp_model.INFEASIBLE:
         bound = value
     elif is_complete and status != cp_model.MODEL_INVALID:
-        # The solver's bound does not cover choices that the relaxation dropped. Selections with such a choice are not
-        # better than `relaxed.value`.
+        # The solver's bound does not cover choices that the relaxation dropped. Selections with dropped choices are not
+        # better than `relaxed.value`, so that the bound may not exceed `relaxed.value`.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - solver_model.terms / COST_UNITS))
@@ -147,9 +147,9 @@ def run_solver(
 
 
 def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
-    """Return the relaxation's model, made smaller if it has more than `max_pairs` pairs of neighbouring choices.
+    """Return the relaxation's model, made smaller if it has more than `max_pairs` pairs of choices on edges.
 
-    A smaller model has only the choices with the smallest lower bounds.
+    A smaller model has, for each layer, only the choices with the smallest lower bounds.
     """
     model = relaxed.model
     max_choices = max((len(costs) for costs in model.node), default=0)
@@ -208,8 +208,8 @@ class _SolverModel:
     def _add_pairs(self, rows: list[cp_model.IntVar], columns: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
         """Return a Boolean variable for each pair of choices of two layers, row by row.
 
-        `rows` and `columns` are the variables of the two layers' choices. A choice's variable equals the sum of the
-        variables of its pairs.
+        `rows` has a variable for each choice of the first layer, and `columns` for each choice of the second layer.
+        Constraints make the variable of a choice equal to the sum of the variables of its pairs.
         """
         if len(rows) == 1:
             return columns

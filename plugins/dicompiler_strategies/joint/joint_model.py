@@ -53,8 +53,8 @@ class JointModel:
         node: For each layer, the cost of each choice.
         edge: For each edge (i, j), the costs of shape (choices of i, choices of j).
         node_loads: For each layer, the loads of shape (choices, loads).
-        edge_loads: For each edge (i, j) that causes loads, the amounts of the first k loads, of shape (choices of i,
-            choices of j, k). The edge adds nothing to the loads after the first k.
+        edge_loads: For each edge (i, j) that causes loads, the amounts of these loads, of shape (choices of i, choices
+            of j, k). They belong to the first k loads; the edge adds nothing to the other loads.
         load_limits: Limit of each load; infinite if there is none.
         is_minimax: True if the objective is the largest load without a limit.
         kept_choices: For each layer, the numbers that the model's choices have in the cost tables.
@@ -209,9 +209,10 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
 
 
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the seconds that each link is busy, by layer and by edge.
+    """Return the seconds for which each layer and each edge keeps each link of the network busy.
 
-    The arrays have the shape (choices, links) for a layer, and (choices of i, choices of j, links) for an edge (i, j).
+    The array of a layer has the shape (choices, links). The array of an edge (i, j) has the shape (choices of i,
+    choices of j, links).
     """
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
@@ -243,9 +244,9 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
 def _edge_link_seconds(
     tables: CostTables, network: LinkLoads, edge: LayerEdge, slots: TensorSlots, cache: dict[tuple[object, ...], Floats]
 ) -> Floats:
-    """Return the seconds of each link for an edge, of shape (producer choices, consumer choices, links).
+    """Return the seconds for which an edge keeps each link busy, of shape (producer choices, consumer choices, links).
 
-    `cache` has the results of structurally equal edges.
+    `cache` has earlier results, so that edges of equal structure are computed once.
     """
     producer, consumer = (tables.footprints[i] for i in edge)
     key = (producer, consumer, slots)

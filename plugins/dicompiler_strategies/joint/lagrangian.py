@@ -1,7 +1,7 @@
-"""Lagrangian relaxation: limits on loads become prices of the loads, and variable elimination solves the rest exactly.
+"""Lagrangian relaxation: prices on the loads replace limits, and variable elimination solves the rest exactly.
 
-A load is an amount that a selection causes, such as the bytes on a host. If load r has the price λ_r ≥ 0, the prices
-give a lower bound on the cost of every selection within the limits:
+A load is an amount that a selection causes, such as the bytes on a host. A limit on load r is replaced by a price
+λ_r ≥ 0 for each unit of the load. The prices give a lower bound on the cost of every selection within the limits:
 
     min over selections of [cost + Σ_r λ_r · load_r] − Σ_r λ_r · limit_r
 
@@ -38,8 +38,8 @@ class RelaxedProblem:
             the limits is known.
         value: Objective value of the best selection.
         model: Model with the choices that a better selection may still have.
-        choice_bounds: For each layer, a number for each of its choices in the model: no selection with this choice has
-            a lower value.
+        choice_bounds: For each layer, a lower bound for each of its choices in the model: no selection with this choice
+            has a lower value.
     """
 
     bound: float
@@ -142,9 +142,10 @@ class _PriceSearch:
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections within the limits.
+        """Search for good selections within the limits, beginning with these prices.
 
-        Prices of exceeded limits rise. When no limit is exceeded, all prices fall again, in smaller and smaller steps.
+        Prices of loads that exceed their limits rise. When no limit is exceeded, all prices fall again, in smaller and
+        smaller steps.
         """
         if not self.is_limited.any():
             return
@@ -184,9 +185,10 @@ def relax_with_prices(
     """Return the best selection found and a lower bound on all selections, by Lagrangian relaxation.
 
     The selections `start` are tried first. If the model has no loads, a single variable elimination finds the optimum.
-    Otherwise each load has a price (a Lagrange multiplier), and `iterations` subgradient steps on the prices raise the
-    bound. Prices of limited loads are at least 0. Prices of the loads of a minimax objective sum to 1, because the
-    largest load is at least any weighted mean of the loads. The search is deterministic.
+    Otherwise each load has a price (a Lagrange multiplier), and up to `iterations` subgradient steps on the prices
+    raise the bound. Prices of limited loads are at least 0. If the objective is the largest load (minimax), the prices
+    of the loads without limit sum to 1: the largest load is at least any weighted mean of the loads. The search is
+    deterministic.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
@@ -225,8 +227,12 @@ def bound_without_elimination(
 ) -> RelaxedProblem:
     """Return a good selection and a lower bound for a graph that is too wide for variable elimination.
 
-    The bound is the sum of every table's own minimum. The best selection comes from elimination over the choices with
-    the smallest lower bounds, followed by local search from there and from the selections `start`.
+    The lower bound of a choice is the sum of the minima of all tables, in which the tables of the choice's layer are
+    minimised over the other layers only. The least bound of a layer's choices is a bound on all selections. The bound
+    is the largest of these over all layers.
+
+    The selection is the best one that local search finds. The search begins with the selections `start` and, unless the
+    objective is the largest load, with the optimum over the few choices of each layer that have the smallest bounds.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}

@@ -29,16 +29,16 @@ PROOF_GAP = 1e-6
 """Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
 AMPLE_COPIES = 8  # A device stores a tensor at most this often: received, joined, as partial sums and in buffers.
 MAX_LIMITED_LAYERS = 4
-"""At most this many layers get a constraint of their own: the layer's tensors and all weights fit into the memory."""
+"""Largest number of layers with a memory constraint: the layer's inputs and outputs, and all weights, must fit."""
 MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.
 
 
 @dataclass(frozen=True)
 class JointSolution:
-    """The best plan that was found.
+    """The best plan that was found, with a lower bound.
 
-    The bound holds for plans of the same choice set in the same cost model. It does not hold for other choices, nor for
-    a latency without barriers between the layers.
+    The bound holds for all plans of the same choice set in the same cost model. It does not hold for plans with other
+    choices, nor for a simulated latency, which has no barriers between layers.
 
     Attributes:
         plan: The plan.
@@ -78,8 +78,11 @@ class JointSolution:
 def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
     """Return the best plan over the choices of the tables, with the hosts' memory as hard limits.
 
-    Ctrl-C ends the search with the best plan so far. If no plan fits into memory, a DicompilerError says how much
-    memory would suffice, or names a layer that does not fit on any host.
+    Ctrl-C ends the search with the best plan so far.
+
+    Raises:
+        DicompilerError: No plan fits into memory. The error says how much memory would suffice, or names a layer that
+            does not fit on any host.
     """
     return _JointSearch(cost_tables, effort).solve()
 
@@ -112,9 +115,10 @@ class _JointSearch:
     ) -> JointSolution:
         """Return the best plan that fits into memory.
 
-        If a plan does not fit, a limit is added: all weights plus the tensors of the plan's fullest layer must fit.
-        Every plan that fits keeps this limit. If that does not suffice, less memory is left for weights. That may
-        exclude plans that fit, so that the bound is no longer raised.
+        If a plan does not fit, a limit is added: all weights plus the inputs and outputs of the plan's fullest layer
+        must fit. Every plan that fits keeps this limit. After MAX_LIMITED_LAYERS such limits, the memory for weights is
+        reduced by the missing bytes. A reduced memory may exclude plans that fit, so that the bound is no longer
+        raised.
 
         Args:
             keep: For each layer, a mask of the choices that fit into memory on their own.
@@ -151,8 +155,9 @@ class _JointSearch:
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Return the best selection for the objective energy, and a lower bound on its energy.
 
-        All powered devices draw idle power. A model is therefore solved for each number of powered devices, the fastest
-        ones. `keep` has, for each layer, a mask of the choices that may be used.
+        Every powered device draws idle power, even if it computes nothing. A model is therefore solved for each number
+        n of devices, in which the n fastest devices, the sources and the sinks are powered. `keep` has, for each layer,
+        a mask of the choices that may be used.
         """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
@@ -174,7 +179,8 @@ class _JointSearch:
     def _solve_model(self, model: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
         """Return the best selection of a model, and a lower bound on its objective.
 
-        The search begins with the selections `start`. The selection is None if none is known that keeps the limits.
+        The search begins with the selections `start`. The returned selection is None if no selection within the limits
+        is known.
         """
         relaxed: RelaxedProblem | None = None
         try:
@@ -241,9 +247,10 @@ class _JointSearch:
         return min(self.memory.values()) >= devices * (device_bytes + 2 * max(self.problem.target_overhead.values()))
 
     def _solve_least_memory(self, bound: float) -> JointSolution:
-        """Return the plan that needs the least memory if it fits.
+        """Return the plan with the fewest bytes of weights on the fullest host, if this plan fits into memory.
 
-        Otherwise an error says how many bytes would suffice.
+        Raises:
+            DicompilerError: The plan does not fit. The error says how many bytes would suffice.
         """
         tables = replace(self.tables, problem=replace(self.problem, objective="memory"))
         best, _ = self._solve_model(build_joint_model(tables), self.start_selections)

@@ -1,9 +1,9 @@
 """Exact minimum of a sum of tables over a graph, by variable elimination.
 
-Each variable (a layer) has one value among its choices. There is a table for each variable and for each edge. The
-elimination of a variable adds up all tables that contain the variable and minimises the sum over its choices. The
-result, called a message, is a table over the variable's neighbours. In a chain this is the Viterbi algorithm. The order
-of the variables determines the size of the largest table and so the cost; the min-fill order is used.
+Each variable is a layer, and its values are the layer's choices. There is a table of costs for each variable and for
+each edge. The elimination of a variable adds up all tables that contain the variable and minimises the sum over its
+choices. The result, called a message, is a table over the variable's neighbours. In a chain of layers this is the
+Viterbi algorithm. The order of elimination determines the size of the largest table; the min-fill order is used.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EliminationOrder:
 
 
 def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
-    """Return the min-fill order: next is the variable whose neighbours miss the fewest edges.
+    """Return the min-fill order: next is the variable whose elimination adds the fewest edges between its neighbours.
 
     Among equals, the variable with the smallest table is next, then the one with the lowest number.
     """
@@ -128,9 +128,9 @@ def min_marginals(
 ) -> tuple[Floats, ...]:
     """Return, for each choice of each variable, the least sum of all tables if the variable has that choice.
 
-    The elimination is the same as in `minimise_exactly`, and each step sends a message to a later step (its parent).
-    Then, from the last step to the first, each parent returns a table to its children: the sum of its own tables,
-    minimised over the variables that the child does not have, without the message of that child.
+    The elimination is the same as in `minimise_exactly`: each step sends a message to a later step (its parent). Then,
+    from the last step to the first, each parent returns a table to each child. It is the sum of the parent's tables,
+    minimised over the variables that the child does not have, minus the message of that child.
     """
     factors, messages, least_total = _eliminate(order, node, edge)
     marginals: list[Floats] = [np.zeros(0)] * len(order.choice_counts)

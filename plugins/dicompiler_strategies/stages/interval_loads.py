@@ -1,4 +1,4 @@
-"""Loads of all possible stages as arrays, with one entry for each first block and end of a stage.
+"""Loads of all possible stages as arrays, with one entry for each pair of a first block and an end.
 
 A block is one layer, or several consecutive layers of a large network. Entry [i, j] of an array belongs to the stage of
 the blocks i to j - 1, in the order of the layer graph. Entries with i ≥ j are 0.
@@ -59,7 +59,8 @@ class IntervalTraffic:
 
     Attributes:
         received: Tensors of earlier stages that the stage reads. Each is received once.
-        received_outputs: The tensors of `received` that are outputs of the network. A sink receives them in any case.
+        received_outputs: The tensors of `received` that are outputs of the network. A sink receives these tensors even
+            if its stage does not read them.
         sent: Tensors of the stage that later stages read. Each is counted once, even if several stages read it.
         sent_to_readers: The same tensors, counted once for each later layer that reads them.
         inputs: Inputs of the network that the stage reads.
@@ -141,9 +142,9 @@ def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalT
 def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_source: bool, is_sink: bool) -> Floats:
     """Return the largest number of bytes of tensors that the device of each stage stores at once.
 
-    A tensor that the stage computes is stored until its last reader in the stage, a received tensor from the start of
-    the frame to its last reader. A sink stores the outputs to the end of the frame, and a source stores the inputs,
-    even if it only sends them.
+    A tensor that the stage computes is stored until its last reader in the stage. A received tensor is stored from the
+    start of the frame to its last reader. A sink stores the outputs of the network to the end of the frame. A source
+    stores the inputs of the network, even if it only sends them.
 
     A stage consists of consecutive blocks of layers, which begin at `positions` (see `block_of_layers`). All tensors of
     a block count as stored at the same time. If a block has several layers, the result can therefore be too large.

@@ -1,9 +1,9 @@
-"""The loads of every stage on every unit: a device, or several devices that take frames in turn.
+"""The loads of every stage on every unit. A unit is one device, or several devices that take frames in turn.
 
 Problem → StageModel
 
 Devices of one kind are interchangeable: they have the same costs, memory and links, and the same role as source or
-sink. A unit is therefore a number of devices of each kind.
+sink. A unit is therefore described by its number of devices of each kind.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class StageUnit:
         counts: Number of devices of each kind.
         turns: For each frame of a repeating round, the device that computes it, as an index: devices are numbered from
             0 in the order of their kinds.
-        load: The largest load of a device or link of the unit: seconds for each frame, or bytes of memory. It is
-            infinite if the stage does not fit into memory.
+        load: The largest load of a device or link of the unit: mean seconds of work for each frame, or bytes of memory.
+            It is infinite if the stage does not fit into memory.
         traffic: Seconds for which messages to the unit, and from the unit to the sinks, occupy links.
     """
 
@@ -113,11 +113,11 @@ class StageRules:
     """Rules for a stage model.
 
     Attributes:
-        takes_turns: Units of several devices are included.
-        order: Only these devices are used, each as a kind of its own; () for all devices, in any order.
-        limits_memory: Stages must fit into the memory of the hosts.
-        counts_readers: A tensor that several later layers read counts as sent once to each of these layers, which is
-            never too little. If this is False, the tensor counts as sent once, so that the loads are lower bounds.
+        takes_turns: True if units of several devices, which take frames in turn, are allowed.
+        order: Only these devices are used, each as a kind of its own; () for all devices, grouped into kinds.
+        limits_memory: True if stages must fit into the memory of the hosts.
+        counts_readers: True if a tensor that several later layers read counts as sent to each of these layers, which
+            may be too much. If False, the tensor counts as sent once, so that the loads are lower bounds.
     """
 
     takes_turns: bool = False
@@ -129,7 +129,7 @@ class StageRules:
 def build_stage_model(problem: Problem, rules: StageRules = StageRules()) -> StageModel:
     """Return the stage model of a problem.
 
-    The load is the memory if that is the objective, otherwise the seconds between frames.
+    Loads are bytes of memory if the objective is memory, and seconds of work for each frame otherwise.
     """
     return _ModelBuilder(problem, rules).build()
 
@@ -180,7 +180,10 @@ class _ModelBuilder:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Positions at which stages may begin: all, or those with the fewest bytes in each window of equal work.
+        """Positions at which stages may begin.
+
+        If there are more than MAX_POSITIONS, they are divided into MAX_POSITIONS windows of consecutive positions. Of
+        each window, only the position that the fewest bytes cross remains.
 
         A state stays on the device that computes it. No stage therefore begins between the layer that reads the state
         and the layer that computes it.
@@ -204,9 +207,9 @@ class _ModelBuilder:
         return (0, *map(int, inner), count)
 
     def _seconds(self, kind: DeviceKind) -> tuple[float, ...]:
-        """Return the seconds of each layer on a device of this kind that computes the layer's inputs too.
+        """Return the seconds of each layer on a device of this kind that also computes the layers before it.
 
-        onnxruntime fuses such layers, which changes their times (see `CostModel.seconds_in_frame`).
+        onnxruntime fuses consecutive layers on a device, which changes their times (see `CostModel.seconds_in_frame`).
         """
         return self._device_seconds[kind.names[0]]
 
@@ -304,7 +307,8 @@ class _ModelBuilder:
     def _activations(self, kind: DeviceKind) -> Floats:
         """Return the bytes of tensors that a device of this kind stores at once in each stage.
 
-        They need not be known, and are 0, if all tensors of the network together fit into the memory of every host.
+        The result is 0, to save time, if all weights and twice all tensors of the network fit into the memory of every
+        host: no stage can then exceed the memory.
         """
         total = sum(flow.nbytes for flow in self.flows.flows)
         if not self.is_memory and 2 * total + self.weights[0, -1] <= min(self.memory_limits.values()):
@@ -314,8 +318,7 @@ class _ModelBuilder:
     def _received(self, kind: DeviceKind) -> Traffic:
         """Return the tensors that a stage receives from earlier stages.
 
-        On a sink, outputs of the network are left out: `other_outputs` counts them, even if the stage does not read
-        them.
+        On a sink, outputs of the network are left out, because `IntervalTraffic.other_outputs` counts them already.
         """
         received, outputs = self.traffic.received, self.traffic.received_outputs
         if not kind.is_sink:
@@ -350,7 +353,7 @@ class _ModelBuilder:
         incoming, outgoing = share * self._received(kind).weighted(*times), share * self.sent.weighted(*times)
         inputs, outputs = traffic.inputs.weighted(*times), traffic.outputs.weighted(*times)
         if kind.is_source:
-            # In a unit that takes turns, the source sends the inputs of the frames that others compute.
+            # If the devices of a unit take frames in turn, the source sends inputs for the other devices' frames.
             outgoing = outgoing + traffic.other_inputs.weighted(*times) + (1 - share) * inputs
         else:
             incoming = incoming + share * inputs
@@ -361,7 +364,7 @@ class _ModelBuilder:
         return np.maximum(incoming, outgoing)
 
     def _unused_load(self, kind: DeviceKind) -> float:
-        """Return the load of a source or sink that computes nothing."""
+        """Return the load of a device that computes nothing; it is not 0 for a source or a sink."""
         inputs, outputs, end = self.traffic.inputs, self.traffic.outputs, -1
         if self.is_memory:
             return float(kind.is_source * inputs.nbytes[0, end] + kind.is_sink * outputs.nbytes[0, end])

@@ -2,10 +2,10 @@
 
 StageModel → StageSolution
 
-best[S][i] is the least traffic with which the devices S compute the layers before position i, such that no load exceeds
-a limit T. It is the minimum over units u and positions j < i of best[S - u][j] + traffic of the layers j to i - 1 on u.
-The least limit for which there is a solution is found by bisection. After Hu et al., "Pipeline Parallelism for
-Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
+best[S][i] is the least traffic (seconds for which messages occupy links) with which the set of devices S computes the
+layers before position i, such that no load exceeds a limit T. It is the minimum over units u (one or more devices) and
+positions j < i of best[S - u][j] + traffic of the layers j to i - 1 on u. The least limit T with a solution is found by
+bisection. After Hu et al., "Pipeline Parallelism for Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dicompiler_strategies.stages.stage_model import StageModel, StageUnit
 from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES
 
 MAX_ROUNDS = 40
-"""Largest number of limits that are tried."""
+"""Largest number of limits T that the bisection tries."""
 PROOF_GAP = 1e-6
 """Relative gap between solution and bound at which the search ends."""
 
@@ -89,9 +89,9 @@ class _Step:
 def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSolution | None:
     """Return the stages that minimise the largest load, and then the traffic; None if nothing fits.
 
-    With `is_ordered`, stages use the kinds of devices in the order of `model.kinds`. The solution has at most
-    MAX_ROUND_FRAMES frames in a round: after a round, each stage whose devices take frames in turn begins again with
-    the first device.
+    With `is_ordered`, stages use the kinds of devices in the order of `model.kinds`. Devices that compute one stage
+    take frames in turn. The solution repeats after at most MAX_ROUND_FRAMES frames: each stage then begins again with
+    its first device.
     """
     solution = _find_stages(model, is_ordered)
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
@@ -144,9 +144,9 @@ class _PipelineSearch:
 
     @cached_property
     def transitions(self) -> dict[DeviceCounts, list[tuple[int, DeviceCounts]]]:
-        """The possible units of the next stage, by the numbers of devices that earlier stages use.
+        """The possible units of the next stage, by the numbers of devices of each kind that earlier stages use.
 
-        Each unit is given by its index in `model.units`, with the numbers of used devices after it is added.
+        Each unit is a pair: its index in `model.units`, and the numbers of used devices after the unit is added.
         """
         steps: dict[DeviceCounts, list[tuple[int, DeviceCounts]]] = {}
         for used in self.sets:
@@ -164,7 +164,7 @@ class _PipelineSearch:
         return max((load for load, count in loads if not count), default=0.0)
 
     def least_load(self) -> float:
-        """Return the smallest possible value of the largest load, if a shared medium is ignored."""
+        """Return the smallest possible value of the largest load, without the load of a shared medium."""
         size = len(self.model.positions)
         best = {used: np.full(size, np.inf) for used in self.sets}
         best[self.sets[0]][0] = 0.0

@@ -1,12 +1,13 @@
-"""Rounds in which devices take frames in turn."""
+"""Rounds: repeating orders in which devices take frames in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 MAX_ROUND_FRAMES = 16
-"""Largest number of frames in a round, which is the number of replicas of a plan. More take long to compile and gain
-little.
+"""Largest number of frames in a round. A plan has one replica for each frame of a round.
+
+More replicas take long to compile and gain little.
 """
 
 

@@ -1,10 +1,12 @@
 """Channel runs: layers that are cut by channels together, so that nothing is exchanged between them.
 
-Examples are the columns of a first weight matrix, the heads of an attention, and the rows of a last weight matrix. A
-run ends with a layer that sums over channels. The regions that a range of these channels needs are followed
-backwards through all layers of which only a piece is needed, as for fused tiles. Heads, channels that a Flatten spreads
-over many features, and key heads that several query heads share need no special treatment: the operator rules give
-their regions.
+Example: in two consecutive matrix products, a device gets some columns of the first weight matrix and the same rows of
+the second. In an attention, it gets some heads.
+
+A run ends with a layer that sums over channels. The other layers are found backwards from this layer, as for fused
+tiles: a range of the channels needs only a piece of the layer before, which needs only a piece of its own input, and so
+on. Heads, channels that a Flatten spreads over many features, and key heads that several query heads share need no
+special treatment: the operator rules give their regions.
 """
 
 from __future__ import annotations
@@ -30,19 +32,16 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""A run can be cut into different numbers of equal units. A cut is acceptable if the load of its busiest device is at
-most this many times that of the best cut.
+"""Largest load of the busiest device, as a multiple of that in the most even cut, with which a cut is acceptable.
 
-Among the acceptable cuts, the one with the least total work is used, because little is computed twice there. Among
-equals, the one with the largest units is used.
+A run can be cut into different numbers of equal units. Among the acceptable cuts, the one with the least total work is
+used, because it computes the least twice. Among equals, the one with the largest units is used.
 """
 
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """Layers that are cut by channels together.
-
-    Runs of equal structure have equal keys, and are then cut equally.
+    """Layers that are cut by channels together; runs with equal keys have the same structure and get the same cuts.
 
     Attributes:
         summing_layer: The layer that ends the run with a sum over channels.
@@ -124,7 +123,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
     """Cut a channel run (layers that are cut by channels together) into shares proportional to `weights`.
 
-    `weights` has one number for each device. Only whole units are cut off, such as the heads of an attention.
+    `weights` has one number for each device. Each device gets whole units, such as heads of an attention.
     """
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
@@ -151,7 +150,7 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 
 
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
-    """Return the multiply-accumulate operations of each device divided by the device's weight."""
+    """Return the load of each device: its multiply-accumulate operations divided by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
         macs = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0

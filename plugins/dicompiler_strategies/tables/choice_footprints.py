@@ -27,11 +27,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class NeededBoxes:
-    """The box of a tensor that a layer reads on each device under each choice.
+    """The box of one input tensor that a layer reads, for each choice and each device.
 
     Attributes:
         boxes: Boxes in elements, an array of shape (choices, devices, axes + 1, 2).
-        sign: 1; or −1 for boxes that are subtracted, because two other needed boxes both include them.
+        sign: 1; or −1 if the boxes are subtracted, because two other arrays of boxes both include their elements.
     """
 
     boxes: Ints
@@ -46,10 +46,10 @@ class ChoiceFootprint:
     (choices, devices, axes + 1, 2).
 
     Attributes:
-        produced: Box of each layer output, by index of the output, that a device computes.
+        produced: By index of a layer output: the box of this output that each device computes.
         shares: The boxes of `produced`, made disjoint: a device sends only elements of its share to other devices.
-        needs: Boxes of each layer input, by index of the input, that a device reads. States have negative indices, see
-            `state_slots`.
+        needs: By index of a layer input: the boxes of this input that each device reads. States have negative indices,
+            see `state_slots`.
         partial_seconds: Seconds to compute partial sums.
         final_seconds: Seconds to compute everything but partial sums.
         weight_bytes: Bytes of weights that a device stores.
@@ -73,8 +73,8 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
     """Return a key such that layers with equal keys have equal choices and footprints.
 
     The key contains the layer's structure, the channel runs that contain the layer or end with it, and the labels of
-    its axes. It contains the layer's name too, unless the cost model is the analytic one: other models may know layers
-    by name.
+    its axes. Unless the cost model is the analytic one, the key also contains the layer's name, because other cost
+    models may have times for single layers by name.
     """
     layers = problem.layers
     inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
@@ -182,7 +182,7 @@ class _FootprintBuilder:
     def _part_seconds(self, probe: _PartProbe, part: Part, merge_count: int) -> float:
         device = self.problem.platform.device(part.device)
         share = LayerShare(None if self.layer.whole_reason else probe.region, part.reduce, merge_count)
-        # The analytic model depends on few properties of a device only, so that equal devices share an entry.
+        # The analytic model depends only on these properties of a device, so that equal devices share an entry.
         is_analytic = type(self.problem.cost_model) is AnalyticModel
         rates = device.rate, device.memory_bandwidth, device.engine, device.engine_rates
         key = share, rates if is_analytic else device.name

@@ -50,7 +50,7 @@ class Choice:
 
     Attributes:
         kind: One of SPLIT_KINDS.
-        label: Short text for people. "height 4 +1" means rows on 4 devices and one extra row on each side.
+        label: Short text for people. "height 4 +1" means height tiles on 4 devices, with one extra row on each side.
         parts: The pieces of the layer, each on one device. A device computes at most one output region and one partial
             sum.
         shares: For each part, the region whose elements its device sends to others; None for a partial sum. Shares are
@@ -174,11 +174,11 @@ def _list_teams(fastest_first: tuple[Device, ...], options: ChoiceSet) -> list[t
 
 
 def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
-    """Return the number of rows of each device with which all devices finish the network's first layer together.
+    """Return a number of rows for each device such that all devices finish the network's first layer at the same time.
 
-    The source device, which has the network's input, computes at once. The other devices first receive their inputs one
-    after another. Layers that only reshape the first layer's rows get the same numbers. The result is None for all
-    other layers, and if the problem does not have exactly one source among several devices.
+    The source device has the network's input and computes at once. The other devices first receive their inputs, one
+    after another. Layers that only reshape the output of the first layer get the same numbers. The result is None for
+    all other layers, and if the problem does not have exactly one source among several devices.
     """
     layers, source_names = problem.layers, problem.source or (problem.platform.devices[0].name,)
     first = find_first_layers(layers).get(layer.name)
@@ -202,9 +202,9 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
     """Return the first layers of the network: those with multiplications that read only a network input, by name.
 
-    The result also has the layers that follow a first layer one after another, if each has no multiplications, has as
-    many output elements as the first layer, and is the only reader of the layer before it. The name of such a layer
-    maps to the first layer.
+    The result also has layers that follow a first layer one after another; their names map to this first layer. Each
+    of them has no multiplications, has as many output elements as the layer before it, and is the only reader of that
+    layer.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:
@@ -242,7 +242,7 @@ def _share_weights(problem: Problem, layer: Layer, devices: Sequence[Device], sh
 
 @dataclass(frozen=True)
 class _SplitInputs:
-    """The arguments that all functions have in common that generate choices (ways to split a layer).
+    """Common arguments of the functions that generate choices (ways to split a layer).
 
     Attributes:
         problem: The problem.
@@ -250,7 +250,7 @@ class _SplitInputs:
         options: The kinds of choices that the search may use.
         devices: The devices to split over.
         weights: Weight of each device; the device's share of the layer is proportional to it.
-        label_suffix: Text at the end of a choice's label; it says how the weights were chosen.
+        label_suffix: Text at the end of a choice's label: how the weights were chosen, and the devices of a team.
     """
 
     problem: Problem
@@ -334,9 +334,9 @@ _CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]
 
 
 def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str, range]]:
-    """Yield the function that cuts an axis, a label suffix, and the numbers of extra rows to try, for each row cut.
+    """Yield, for each row cut: a function that cuts an axis, a label suffix, and the numbers of extra rows to try.
 
-    A row cut is a way to place the borders between rows, see `ChoiceSet.row_cuts`.
+    A row cut is a way to place the borders between the rows of neighbouring devices, see `ChoiceSet.row_cuts`.
     """
     layers, layer = split.problem.layers, split.layer
 
@@ -346,7 +346,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
         if cut_kind == "balanced":
             return split_axis(layers, layer, axis, weights)
         extent = split.full_region()[axis][1]
-        # The width may have no smaller extent although the height has one: strides such as [2, 1] reduce only one axis.
+        # The height may have a smaller extent in a later layer although the width has none: strides such as [2, 1]
+        # reduce only one axis.
         rows = (next_smaller_extent(layers, layer, label) if cut_kind == "coarser" else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
@@ -360,8 +361,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
                 continue
             stride = round(split.full_region()[height_axis][1] / smaller_height)
             label_suffix = f" of {stride}"
-            # If a layer merges many rows into one (patches of an image become a sequence), a halo of a few rows has no
-            # use. The number of extra rows therefore grows in steps of a quarter of `stride`.
+            # If a later layer merges many rows into one (patches of an image become a sequence), a halo of a few rows
+            # is useless. The number of extra rows therefore grows in steps of a quarter of `stride`.
             extra_counts = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
         yield partial(cut, cut_kind), label_suffix, extra_counts
 

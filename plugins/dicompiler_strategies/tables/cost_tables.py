@@ -1,8 +1,8 @@
 """Cost tables: the costs of all choices of all layers in the barrier model, as arrays.
 
-There is one array for each layer and one for each edge of the layer graph. A selection, which is the number of a choice
-for each layer, gives the seconds, the bytes and the plan. The barrier model assumes that a layer starts when all
-devices have everything that they need for it.
+There is one array for each layer and one for each edge of the layer graph. A selection has one choice (by number) for
+each layer; it determines the plan, and the arrays give the seconds and bytes of this plan. The barrier model assumes
+that a layer starts when all devices have everything that they need for it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LayerEdge = tuple[int, int]
 TensorSlots = tuple[tuple[int, int], ...]
 """For each tensor of an edge, the index among the producer's outputs and the index among the consumer's inputs."""
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
-"""One tensor on an edge: the boxes (regions as arrays) that devices hold, their disjoint shares of them, the boxes that
-devices need, and the bytes of an element.
+"""One tensor on an edge of the layer graph, as four values: the boxes (regions as arrays) that devices store, the same
+boxes made disjoint (the shares that devices send), the boxes that devices need, and the bytes of an element.
 """
 _MAX_BLOCK_ELEMENTS = 1 << 17  # Blocks of an edge's table have this many elements, to stay in the processor's cache.
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
@@ -62,15 +62,17 @@ class CostTables:
 
     Assumptions:
 
-    - Nothing overlaps: neither layers, nor computing and sending. There is one exception: if runtimes cost something,
-      the source computes while the network's inputs are sent to other devices.
+    - Nothing overlaps: neither layers, nor computing and sending. There is one exception. If the problem has runtime
+      costs, the source computes while the network's inputs are sent to other devices.
     - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
       same time until the busiest link is done.
-    - An element that several devices hold is sent by the device that has it in its share.
+    - An element that several devices store is sent by the device that has it in its share (see `ChoiceFootprint`).
     - Keys and values of an attention are sent in one message.
-    - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part is computed
-      even if nothing reads it. `cost.metrics.estimate_metrics` counts such a tensor once and omits such a part;
-      otherwise both models agree.
+    - A tensor that two layers read is sent for each of the two, even if the receiver has it already.
+    - A part is computed even if nothing reads it.
+
+    `cost.metrics.estimate_metrics` counts a tensor with two readers once and omits a part that nothing reads. Otherwise
+    the estimate agrees with the barrier model.
 
     Attributes:
         problem: The problem.
@@ -171,7 +173,8 @@ def build_cost_tables(
 ) -> CostTables:
     """Return the cost tables of the choices of every layer, by the barrier model; equal layers share their arrays.
 
-    Raises DicompilerError if the budget is exceeded before the tables are filled.
+    Raises:
+        DicompilerError: The budget is exceeded before the tables are filled.
     """
     try:
         return _TableFiller(problem, options, budget or WorkBudget()).fill()
@@ -209,9 +212,9 @@ def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
     """Return the positions of layers whose output is sent in one message with another layer's output.
 
-    These are matrix products with the same input tensor. The first of these products pays for the message, and the
-    outputs of the others are added to it. The queries of an attention are the last of these products. They usually stay
-    on their device, so that another product must pay for the message.
+    These layers are matrix products with the same input tensor. The message costs are counted for the first of these
+    products, whose position is not in the result. The product that computes the queries of an attention counts as the
+    last one: queries usually stay on their device, so that the message must be counted for another product.
     """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
@@ -226,7 +229,8 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
 def _find_queries(layers: LayerGraph) -> set[str]:
     """Return the names of the layers that compute the queries of an attention.
 
-    These are matrix products. Their result, possibly reshaped, is the first operand of a product of two tensors.
+    Such a layer is a matrix product whose result, possibly reshaped, is the first operand of a product of two computed
+    tensors (such as QKᵀ).
     """
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
@@ -335,7 +339,7 @@ class _TableFiller:
         return seconds, sent
 
     def _compute_seconds(self, footprint: ChoiceFootprint, arrival_s: Floats) -> Floats:
-        """Return, for each choice, the seconds until the slowest device has computed.
+        """Return, for each choice, the seconds until the slowest device has computed its part of the layer.
 
         `arrival_s` has, for each choice, the seconds until the network's inputs have arrived. With runtime costs the
         source device, which has the inputs, does not wait for them.

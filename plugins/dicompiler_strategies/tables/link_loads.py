@@ -1,7 +1,8 @@
 """Times of transfers as arrays: how long the network's links and the devices' runtimes are busy.
 
-`build_link_loads` derives them from a problem. `LinkLoads.transfer_seconds` returns the seconds until the bytes that
-each device sends to each other device have arrived. A choice is one way to split a layer over devices.
+`build_link_loads` returns the links of a problem's network. `LinkLoads.transfer_seconds` returns the seconds until the
+bytes that each device sends to each other device have arrived. Some arrays have an axis of choices. A choice is one way
+to split a layer over devices.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RuntimeArrays:
         return np.asarray(sending.max(axis=-1) + receiving.max(axis=-1))
 
     def gathering_seconds(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
-        """Return a lower bound on the runtime seconds of a transfer whose senders are unknown.
+        """Return a lower bound on the seconds that runtimes spend on a transfer, if its senders are unknown.
 
         The result has the shape (producer choices, consumer choices).
 
@@ -87,7 +88,7 @@ class RuntimeArrays:
 
 @dataclass(frozen=True, eq=False)
 class LinkLoads:
-    """The links of the network, and the seconds that each is busy with bytes and messages.
+    """The links of the network, and for how many seconds bytes and messages keep each link busy.
 
     A shared medium or a gateway is one link. A switch has two links for each host, one in each direction. Arrays over
     pairs of devices have the index sender · number of devices + receiver.
@@ -134,7 +135,7 @@ class LinkLoads:
         return np.asarray(busy + latency.max(axis=-1))
 
     def uniform_seconds(self, nbytes: Ints | Floats) -> Floats:
-        """Return the seconds until each of these numbers of bytes has arrived, if `is_uniform` is True."""
+        """Return the seconds until `nbytes` bytes have arrived, for each entry of `nbytes`; needs `is_uniform`."""
         return np.asarray(nbytes * self.byte_seconds.max() + self.pair_latency.max(initial=0.0) * (nbytes > 0))
 
     @cached_property

@@ -3,7 +3,7 @@
     CostTables → SentTensors → PeriodModel or HostMemoryModel
     model + selections (one choice for each layer) → loads
 
-A selection is good if its largest load is small.
+The strategy `teams` searches for a selection whose largest load is small.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Selections = NDArray[np.intp]
 
 
 class LoadModel(Protocol):
-    """A model that predicts the loads of selections."""
+    """A model that predicts the loads of selections: bytes of each host, or seconds of each device and link."""
 
     @property
     def layers(self) -> int:
@@ -55,8 +55,8 @@ class SentTensors:
     """The bytes that devices send to each other for each tensor.
 
     Attributes:
-        edges: For each layer whose outputs other layers read: the last of these readers, and for each edge (i, j) to a
-            reader the bytes, of shape (choices of i, choices of j, senders, receivers).
+        edges: For each layer whose outputs other layers read: the position of the last reader and, for each edge (i, j)
+            from the layer to a reader, the bytes, of shape (choices of i, choices of j, senders, receivers).
         inputs: For each layer, the bytes of network inputs that it reads, of shape (choices, senders, receivers).
         outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
     """
@@ -66,11 +66,11 @@ class SentTensors:
     outputs: Sequence[Floats]
 
     def sent_on_edges(self, columns: Selections) -> Iterable[tuple[int, Floats]]:
-        """Yield, for each layer whose outputs are read, its last reader and the bytes that are sent.
+        """Yield, for each layer whose outputs are read, the position of its last reader and the bytes that are sent.
 
         `columns` has the shape (layers, selections), and the bytes the shape (selections, senders, receivers). A
-        receiver gets a tensor once, even if it computes several of the readers. Their needs mostly overlap, so that the
-        largest need counts.
+        receiver gets a tensor once, even if it computes several layers that read it. The regions that these layers read
+        mostly overlap, so that only the largest number of bytes counts.
         """
         for last_reader, tables in self.edges:
             yield last_reader, np.max([table[columns[i], columns[j]] for (i, j), table in tables.items()], axis=0)
@@ -82,7 +82,7 @@ class SentTensors:
         return (edges + len(self.inputs)) * math.prod(self.inputs[0].shape[1:])
 
     def received_by(self, hosts: Floats) -> SentTensors:
-        """Return the bytes that each host receives: hosts take the place of senders and receivers in all shapes.
+        """Return the bytes that each host receives; in all shapes, one axis of hosts replaces senders and receivers.
 
         `hosts` is a matrix of shape (devices, hosts) that is 1 for each device on its host.
         """
@@ -125,9 +125,10 @@ def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, i
 
 
 def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
-    """Return the choices that would send a state to another device, for each pair of layers that compute and read it.
+    """Return, for each edge from the layer that computes a state to a reader, the choices that would send the state.
 
-    The arrays have the shape (choices of the first layer, choices of the second layer).
+    A state must stay on its device. The arrays are True for pairs of choices that would send it to another device, and
+    have the shape (choices of the computing layer, choices of the reader).
     """
     layers, sent = tables.problem.layers, {}
     for (i, j), slots in find_state_edges(layers).items():
@@ -139,14 +140,15 @@ def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
 
 @dataclass(frozen=True, eq=False)
 class PeriodModel:
-    """Seconds for which each device and each link works for a frame.
+    """Seconds for which each device and each link is busy for one frame. Each device and each link is a load.
 
     Attributes:
         layer_seconds: For each layer, the seconds of computing, and of sending the network's inputs to it and its
             outputs to sinks, of shape (choices, loads).
         sent: The tensors that are sent.
-        byte_seconds: Seconds of each load for a byte from one device to another, of shape (pairs of devices, loads).
-        message_seconds: The same for each message.
+        byte_seconds: Seconds that a byte from one device to another adds to each load, of shape (pairs of devices,
+            loads).
+        message_seconds: Seconds that a message from one device to another adds to each load, of the same shape.
     """
 
     layer_seconds: Sequence[Floats]
@@ -171,7 +173,7 @@ class PeriodModel:
 
 
 def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats) -> Floats:
-    """Return the seconds of each load for the sent bytes, which have the shape (…, senders, receivers)."""
+    """Return the seconds that sent bytes, of shape (selections, senders, receivers), add to each load."""
     pairs = sent.reshape(len(sent), -1)
     seconds: Floats = pairs @ byte_seconds + (pairs > 0) @ message_seconds
     return seconds
@@ -197,7 +199,7 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
 
 
 def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
-    """Add the seconds for which the runtimes of sender and receiver handle a byte and a message."""
+    """Add the seconds for which the runtimes of sender and receiver handle each byte and each message to the arrays."""
     for device in range(len(byte_seconds)):
         byte_seconds[device, :, device] += runtime.byte[device]
         byte_seconds[:, device, device] += runtime.byte[device]
@@ -218,15 +220,15 @@ class HostMemoryModel:
     The host needs the largest of these sums.
 
     Attributes:
-        constants: For each layer, the bytes of weights, and of network outputs that sinks receive, of shape
-            (choices, hosts).
+        constants: For each layer, the bytes that are stored during the whole frame: weights, and network outputs that
+            sinks receive, of shape (choices, hosts).
         activations: For each layer, the bytes of its inputs and outputs, of shape (choices, hosts).
         produced: For each layer, the bytes of its outputs, of shape (choices, hosts).
         inputs: For each layer, the bytes of network inputs that hosts receive for it, and of those that sources store
             until it is computed, of shape (choices, hosts).
-        received: The other tensors that are sent, with the bytes that each host receives.
-        kept: For each layer whose output is stored while other layers are computed that neither read nor compute it:
-            these other layers.
+        received: The tensors that layers send to each other, with the bytes that each host receives.
+        kept: For each layer i whose output is read after other layers: the layers between layer i and its last reader
+            that do not read the output. The output is stored while they are computed.
     """
 
     constants: Sequence[Floats]
@@ -288,9 +290,9 @@ def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel
 
 
 def _source_buffers(tables: CostTables) -> Floats:
-    """Return the bytes of the network inputs that sources store until each layer is computed, of shape (layers, hosts).
+    """Return the bytes of network inputs that sources store until each layer is computed, of shape (layers, hosts).
 
-    A network input is stored until its last reader.
+    A source stores a network input until the last layer that reads it, so that the bytes are in the row of that layer.
     """
     problem, layers = tables.problem, tables.problem.layers
     sources = {problem.platform.host_of[name] for name in source_and_sink(problem)[0]}

@@ -1,4 +1,4 @@
-"""Local search that gives runs of consecutive layers to other devices or teams, so that the largest load falls.
+"""Local search that moves runs of consecutive layers to other devices or teams, so that the largest load falls.
 
 A selection has one choice for each layer. A move gives all layers of a run the choice with the same label, such as
 "height 2 on pi02 pi03". Layers without such a choice keep theirs.
@@ -20,22 +20,23 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 from dicompiler_strategies.teams.load_models import LoadModel, Selections
 
 NORM = 12
-"""Exponent p of the norm (Σ load^p)^(1/p) that is minimised. It is close to the largest load, and a move that reduces
-other large loads counts as progress too.
+"""Exponent p of the norm (Σ load^p)^(1/p) that is minimised.
+
+The norm is close to the largest load. Unlike the largest load, it also falls if a move reduces other large loads.
 """
 MIN_GAIN = 1e-6
 """Smallest relative gain for which a move is taken."""
 MAX_BATCH_ENTRIES = 1 << 19
-"""Table entries that are read at a time. The best move of a batch is taken at once."""
+"""Table entries that are read for one batch of moves. The best move of a batch is taken before the next batch."""
 ENTRY_S, LAYER_S = 6e-9, 3e-5
-"""Seconds of the reference computer to read a table entry, and to evaluate a layer of a batch of selections."""
+"""Seconds of the reference computer to read one table entry, and to evaluate one layer for a whole batch."""
 PENALTY = 1e6
-"""Added to the value of a selection that exceeds a host's memory or sends a state."""
+"""Penalty on the value of a selection that exceeds a host's memory, or that sends a state to another device."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunObjective:
-    """The value of selections.
+    """The value of selections, which the search minimises.
 
     Attributes:
         model: The loads of which the largest is minimised.
@@ -144,13 +145,13 @@ class RunSearch:
         return self.budget.try_spend(selections * self.objective.entries * ENTRY_S + len(self.choices) * LAYER_S)
 
     def _batches_of_starts(self, length: int) -> Iterator[Sequence[int]]:
-        """Yield the first layers of runs that are tried together; runs of a length overlap by half."""
+        """Yield the first layers of runs, in batches that are tried together; neighbouring runs overlap by half."""
         starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
         size = max(1, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))
         yield from (starts[i : i + size] for i in range(0, len(starts), size))
 
     def _moved(self, current: Selections, starts: Sequence[int], length: int) -> Selections:
-        """Return all selections in which the run from one of the starts has another label."""
+        """Return a selection for each start and each label, in which the run from the start has this label."""
         moved = np.repeat(current[None], len(starts) * len(self.labels), axis=0)
         for place, start in enumerate(starts):
             rows, run = slice(place * len(self.labels), (place + 1) * len(self.labels)), slice(start, start + length)

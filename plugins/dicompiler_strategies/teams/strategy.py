@@ -28,9 +28,9 @@ SUPPORTED_OBJECTIVES = ("throughput", "memory")
 MAX_FREE_DEVICES = 4
 """Up to this number of devices, every set of devices is a team."""
 MAX_TEAM_DEVICES = 12
-"""With more devices, only all of them together are a team, because the tables would be too large."""
+"""With more devices, the only team is that of all devices, because tables of more teams would be too large."""
 RESTART_SHARE = 0.5
-"""Share of the remaining budget that the search may use to begin again from changed plans."""
+"""Fraction of the remaining budget that the search may use to begin again from changed plans."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Teams(Strategy):
         conv1 conv2 | conv3 … conv8 | conv9 … fc2      on pi01, pi02 and pi03 in rows | pi02 | pi04
 
     A team splits each layer of its run by rows or by output channels. A device may belong to several teams. A local
-    search gives runs of layers to other devices and teams until the largest load stops falling: the seconds of the
-    busiest device or link, or the memory of the fullest host. Then it changes two random runs and begins again.
+    search moves runs of layers to other devices and teams until the largest load stops falling. The largest load is the
+    seconds of the busiest device or link, or the memory of the fullest host. Then the search changes two random runs
+    and begins again.
     """
 
     name: ClassVar[str] = "teams"
@@ -95,10 +96,10 @@ class Teams(Strategy):
         return single if search.best is None else search.best.plan
 
     def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
-        """Yield the selections that the local search finds, beginning with several plans and with changes of the best.
+        """Yield the selections (one choice per layer) that the local search finds from several starts.
 
-        The search begins with the known plans, with a single device, with whole layers in the stages of `pipeline`, and
-        with all devices as one team.
+        The search begins with the known plans, with a single device, with the plan of the strategy `pipeline`, and with
+        all devices as one team. Then it begins again with random changes of the best selection.
         """
         problem = tables.problem
         plans = [*known, Pipeline(turns=False).plan(problem)]
@@ -138,8 +139,9 @@ def team_choices(problem: Problem) -> ChoiceSet:
 def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
     """Return the teams of a cluster. `devices` are the devices that compute, the fastest first.
 
-    Of few devices, every set of at least two is a team. Of more devices, those that are next to each other in the order
-    of their speeds form teams of 2, 4, 8, …; and all together are a team.
+    With at most MAX_FREE_DEVICES devices, every set of at least two is a team. With at most MAX_TEAM_DEVICES, devices
+    that follow each other in `devices` form teams of 2, 4 and 8, and all devices form a team. With more, the only team
+    is that of all devices.
     """
     count = len(devices)
     if count <= MAX_FREE_DEVICES:
@@ -159,7 +161,8 @@ def build_objective(tables: CostTables) -> RunObjective:
     sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
-    # On one device, all weights and tensors are on one host. A team may store some tensors twice.
+    # On one device, all weights and tensors are on one host. A team may store some tensors twice. If twice the memory
+    # of one device fits into every host, every selection fits, and no limits are needed.
     single = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
     is_limited = 2 * single > limits.min()
     return RunObjective(build_period_model(tables, sent), memory if is_limited else None, limits, sent_states)
