@@ -43,22 +43,29 @@ class CpSat(Strategy):
     """
 
     name: ClassVar[str] = "cpsat"
-    time: float = field(default=10.0, metadata={"help": "limit of CP-SAT in its deterministic seconds"})
+    time: float = field(
+        default=10.0, metadata={"help": "limit of the solver CP-SAT, in its deterministic seconds (counted work)"}
+    )
     workers: int = field(default=2, metadata={"help": "search workers of CP-SAT"})
     seed: int = field(default=0, metadata={"help": "random seed of CP-SAT"})
     kinds: tuple[str, ...] = field(default=SPLIT_KINDS, metadata={"help": "kinds of splits"})
     device_counts: tuple[int, ...] = field(
         default=(), metadata={"help": "numbers of devices to split over; by default 2 and up"}
     )
-    extra_rows: int = field(default=4, metadata={"help": "largest number of extra rows of a tile on each side"})
+    extra_rows: int = field(default=4, metadata={"help": "largest number of extra rows on each side of a tile"})
     shares: tuple[str, ...] = field(
-        default=SHARE_KINDS, metadata={"help": "shares of the devices: equal, by rate, by memory"}
+        default=SHARE_KINDS, metadata={"help": "how much each device computes: equal shares, by rate, by memory"}
     )
-    row_cuts: tuple[str, ...] = field(default=ROW_CUTS, metadata={"help": "where borders between rows are placed"})
-    merges: tuple[str, ...] = field(default=MERGE_KINDS, metadata={"help": "how partial sums are added up"})
-    simulate: bool = field(default=True, metadata={"help": "let the simulator choose among several optima"})
+    row_cuts: tuple[str, ...] = field(
+        default=ROW_CUTS, metadata={"help": "where borders between the rows of devices are placed"}
+    )
+    merges: tuple[str, ...] = field(
+        default=MERGE_KINDS,
+        metadata={"help": "how partial sums are added up: on one device, by channels, by rows, on all"},
+    )
+    simulate: bool = field(default=True, metadata={"help": "let the simulator choose among several good plans"})
     tries: int = field(
-        default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: none, nor plans of gradient"}
+        default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: none, and no plans of gradient"}
     )
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}

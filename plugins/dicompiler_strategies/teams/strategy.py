@@ -46,8 +46,8 @@ class Teams(Strategy):
     """
 
     name: ClassVar[str] = "teams"
-    tries: int = field(default=20, metadata={"help": "times to begin again from a changed plan"})
-    seed: int = field(default=0, metadata={"help": "seed of the changes"})
+    tries: int = field(default=20, metadata={"help": "number of restarts, each from a randomly changed plan"})
+    seed: int = field(default=0, metadata={"help": "seed of the random changes"})
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
     )
