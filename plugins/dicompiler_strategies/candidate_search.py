@@ -311,10 +311,10 @@ class CandidateSearch:
 def neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
-    """Yield selections near `selection` without end; a selection has one choice per layer.
+    """Yield an endless sequence of selections near `selection`; a selection has one choice per layer.
 
-    Two kinds alternate. The first changes the choice of one layer to one of the four best in the barrier model, with
-    times of sending multiplied by `scale`. The second optimises a sequence of layers again.
+    Two kinds of changes alternate. The first changes the choice of one layer to one of the four best in the barrier
+    model, with times of sending multiplied by `scale`. The second optimises the choices of consecutive layers again.
     """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
@@ -332,7 +332,7 @@ def neighbours(
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
     """Return the selection with new choices for some consecutive layers, which begin at a random layer.
 
-    The new choices minimise times with random errors, in which the times of sending are multiplied by a random factor.
+    The new choices minimise the times of the tables, with random errors, and with a random factor on times of sending.
     The result is None if the layers have so many parallel branches that the tables of the exact search
     (`minimise_exactly`) would be too large.
     """

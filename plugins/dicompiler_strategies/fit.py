@@ -1,7 +1,7 @@
 """The strategy `fit`: the fewest boards, or the fewest tiles, with which a network fits RAM and flash.
 
-The search estimates the memory that TFLite-micro needs. The target then measures each plan that the search finds, and
-only a plan that fits by measurement is returned.
+The search estimates the memory that TFLite-micro needs. If the problem has a target, the target then measures each plan
+that the search finds, and its measurement decides.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class _PartialPlan:
 
 @dataclass
 class StageEstimates:
-    """Memory estimates of all stages of a network. They are cached, because several searches ask for them.
+    """Memory estimates of all stages of a network, which are cached because several searches need the same estimates.
 
     Attributes:
         layers: The network.
@@ -176,8 +176,8 @@ class StageEstimates:
     def stage_parts(self, stages: Sequence[FitStage]) -> dict[str, list[Part]]:
         """Return the parts (device, region and lane) of every layer.
 
-        Each tile has its own lane (a number; the lanes of a device run one after another). It therefore becomes a
-        TFLite model of its own, which ends with the stage.
+        Each tile has its own lane (a number; the lanes of a device run one after another). Each tile therefore becomes
+        its own TFLite model, which ends with the stage.
         """
         layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
@@ -254,6 +254,7 @@ class _StageSearch:
         return self._add_whole_stage(_PartialPlan(0.0), 0, self.stages.cuts[-1])
 
     def run(self) -> _PartialPlan | None:
+        """Return the cheapest stages for the whole network, or None if nothing fits."""
         cuts = self.stages.cuts
         best: dict[tuple[int, int], _PartialPlan] = {(0, i): _PartialPlan(0.0, i) for i in range(len(self.boards))}
         for start in cuts[:-1]:

@@ -51,9 +51,13 @@ class SolverEffort:
 
 @dataclass(frozen=True)
 class SolverResult:
-    """The best selection, with its value and a lower bound on the values of all selections.
+    """The best selection, with a lower bound.
 
-    The selection has the numbers that the choices have in the cost tables. It is None if no selection is known.
+    Attributes:
+        best: Best selection, with the numbers that choices have in the cost tables; None if no selection is known.
+        value: Objective value of the best selection.
+        bound: Lower bound on the values of all selections.
+        interrupted: True if Ctrl-C ended the search.
     """
 
     best: tuple[int, ...] | None
@@ -87,6 +91,7 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -> SolverResult:
+    """Run CP-SAT on the relaxation's model, with at most `max_pairs` pairs of choices, and return the result."""
     model = _truncate_choices(relaxed, max_pairs)
     is_complete = model is relaxed.model
     if any(not len(costs) for costs in model.node):

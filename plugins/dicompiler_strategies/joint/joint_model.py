@@ -1,6 +1,7 @@
 """The joint problem in numbers: the costs and the loads of every choice of every layer, with limits on the loads.
 
-`build_joint_model` derives a `JointModel` from cost tables and the problem's objective.
+The joint problem is to choose one way to split each layer, for all layers at once. `build_joint_model` derives a
+`JointModel` from cost tables and the problem's objective.
 """
 
 from __future__ import annotations

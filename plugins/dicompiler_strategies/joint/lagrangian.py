@@ -187,8 +187,8 @@ def relax_with_prices(
     The selections `start` are tried first. If the model has no loads, a single variable elimination finds the optimum.
     Otherwise each load has a price (a Lagrange multiplier), and up to `iterations` subgradient steps on the prices
     raise the bound. Prices of limited loads are at least 0. If the objective is the largest load (minimax), the prices
-    of the loads without limit sum to 1: the largest load is at least any weighted mean of the loads. The search is
-    deterministic.
+    of the loads without a limit sum to 1. The weighted mean of these loads is then a lower bound on the largest load.
+    The search is deterministic.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):

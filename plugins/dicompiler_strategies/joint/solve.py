@@ -48,7 +48,7 @@ class JointSolution:
         is_proven: True if the plan is optimal.
         choice_set: Description of the choice set.
         cost_model: Description of the cost model.
-        interrupted: The search was stopped with Ctrl-C.
+        interrupted: True if Ctrl-C ended the search.
     """
 
     plan: Plan
@@ -202,7 +202,11 @@ class _JointSearch:
             return (None if best is None else model.to_original(best)), 0.0
 
     def _possible_choices(self) -> list[NDArray[np.bool_]]:
-        """Return, for each layer, a mask of the choices that fit into memory on their own; raise if there are none."""
+        """Return, for each layer, a mask of the choices that fit into memory on their own.
+
+        Raises:
+            DicompilerError: No choice of a layer fits.
+        """
         hosts = self.problem.platform.hosts
         limits = np.array([host.memory for host in hosts], np.float64)
         host_matrix, names = device_host_matrix(self.problem.platform), [d.name for d in self.problem.platform.devices]

@@ -1,7 +1,8 @@
-"""Loads of all possible stages as arrays, with one entry for each pair of a first block and an end.
+"""Loads of all possible stages as arrays. A stage is a sequence of consecutive blocks.
 
-A block is one layer, or several consecutive layers of a large network. Entry [i, j] of an array belongs to the stage of
-the blocks i to j - 1, in the order of the layer graph. Entries with i ≥ j are 0.
+A block is one layer, or several consecutive layers of a large network. Block b begins at the layer `positions[b]`.
+Entry [i, j] of an array belongs to the stage of the blocks i to j - 1, in the order of the layer graph. Entries with
+i ≥ j are 0.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def block_of_layers(positions: Sequence[int]) -> tuple[int, ...]:
 
 
 def crossing_bytes(flows: NetworkFlows, layers: int) -> Floats:
-    """Return the bytes of tensors that layers after each position read from layers before it."""
+    """Return, for each position between layers, the bytes of tensors that later layers read from earlier layers.
+
+    `layers` is the number of layers.
+    """
     changes = np.zeros(layers + 2)
     for flow in flows.flows:
         readers = _layer_positions(flow.readers)
@@ -81,7 +85,7 @@ class IntervalTraffic:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Bytes of a tensor that the same layers read.
+    """Some bytes of a tensor, all of which have the same readers.
 
     Attributes:
         producer: Block of the layer that computes the tensor; INPUT_POSITION for an input of the network.
@@ -97,7 +101,7 @@ class _Piece:
 
 
 def interval_sums(values: Sequence[float], positions: Sequence[int]) -> Floats:
-    """Return the sum over each stage of `values`, which has a value for each layer."""
+    """Return, for each stage, the sum of the `values` of its layers; `values` has one number for each layer."""
     total = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))[list(positions)]
     return np.triu(total[None, :] - total[:, None])
 
@@ -151,8 +155,8 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
-    # For the stage from block `start` to the block before e, inner[b, e] has the bytes that are stored while block b is
-    # computed, of tensors that the stage itself computes.
+    # inner[b, e] is for the stage from block `start` to block e - 1: the bytes of the stage's own tensors that are
+    # stored while block b is computed.
     inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:
@@ -222,7 +226,7 @@ def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, 
 
 
 def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
-    """Return the pieces of all tensors; `block` has the block of each layer."""
+    """Return the pieces (bytes with the same readers) of all tensors; `block` has the block of each layer."""
     pieces = []
     for flow in flows.flows:
         for group in flow.groups:

@@ -47,9 +47,9 @@ MAX_TRANSITIONS = 4096
 """Largest number of transitions in the search. A transition adds a unit of devices to a set of devices."""
 
 ROUND_LENGTHS = (1, 2, 3, 4, 6, 12)
-"""Numbers of frames in a round of devices with unequal speeds. All divide 12, so that a plan has few replicas.
+"""Numbers of frames in a round of devices with unequal speeds. All divide 12, so that a plan has at most 12 replicas.
 
-A unit of all devices has no other unit next to it, so that its round may have up to MAX_ROUND_FRAMES frames.
+A unit of all devices computes the only stage, so that its round may have any length up to MAX_ROUND_FRAMES.
 """
 
 
@@ -70,7 +70,7 @@ class DeviceKind:
 
 @dataclass(frozen=True, eq=False)
 class StageUnit:
-    """Devices that compute one stage, with the loads of every stage as arrays over first layer and end.
+    """Devices that compute one stage, with arrays of the loads of every possible stage (see `interval_loads`).
 
     Attributes:
         counts: Number of devices of each kind.
@@ -264,7 +264,7 @@ class _ModelBuilder:
         return kinds
 
     def _list_units(self, kinds: Sequence[DeviceKind]) -> Iterator[tuple[int, ...]]:
-        """Yield the numbers of devices of each unit: single devices first, then the smaller units."""
+        """Yield the numbers of devices of each unit: single devices first, then larger units up to a limit."""
         singles = [tuple(int(i == k) for k in range(len(kinds))) for i in range(len(kinds))]
         yield from singles
         if not self.rules.takes_turns or self.rules.order or self.is_memory or self.problem.layers.states:
@@ -276,6 +276,7 @@ class _ModelBuilder:
     def _build_unit(self, kinds: Sequence[DeviceKind], counts: tuple[int, ...]) -> StageUnit:
         members = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
         totals = [sum(self._seconds(kind)) for kind in members]
+        # Devices of equal speed take turns one by one. Otherwise faster devices compute more frames of a round.
         has_equal_speeds = max(totals) <= min(totals) * (1 + 1e-9)
         uses_all = all(count == len(kind.names) for kind, count in zip(kinds, counts, strict=True))
         lengths = range(1, MAX_ROUND_FRAMES + 1) if uses_all else ROUND_LENGTHS
@@ -283,6 +284,7 @@ class _ModelBuilder:
         shares = [turns.count(i) / len(turns) for i in range(len(members))]
         pairs = dict.fromkeys(zip(members, shares, strict=True))
         load = np.max([self._kind_load(kind, share) for kind, share in pairs], axis=0)
+        # Fractions of the frames whose inputs must be sent to the unit, and whose outputs must be sent to a sink.
         feeding = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_source)
         draining = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_sink)
         times = self._link_times(members[0].names[0])
@@ -326,6 +328,10 @@ class _ModelBuilder:
         return Traffic(received.messages - outputs.messages, received.nbytes - outputs.nbytes)
 
     def _busy_seconds(self, kind: DeviceKind, share: float) -> Floats:
+        """Return the seconds per frame for which a device computes and handles messages, for each possible stage.
+
+        `share` is the fraction of the stage's frames that the device computes.
+        """
         costs, traffic = self._runtime(kind.names[0]), self.traffic
         seconds = interval_sums(self._seconds(kind), self.positions)
         seconds = seconds + self._received(kind).weighted(costs.receive, costs.per_byte)
@@ -345,7 +351,7 @@ class _ModelBuilder:
         """Return the seconds per frame for which a device's link is busy, for each possible stage.
 
         The link to a switch carries both directions at once, so the busier direction counts. If all devices share a
-        medium, the result is 0. `share` is the share of the stage's frames that the device computes.
+        medium, the result is 0. `share` is the fraction of the stage's frames that the device computes.
         """
         if self.problem.platform.network.kind != "switch":
             return np.zeros_like(self.weights)

@@ -107,6 +107,7 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
 
 
 def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
+    """Return the best stages with rounds of any length, by bisection over the limit of the largest load."""
     search = _PipelineSearch(model, is_ordered)
     low = search.least_load()
     if low == np.inf:

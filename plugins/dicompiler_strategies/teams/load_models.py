@@ -32,7 +32,7 @@ from dicompiler_strategies.tables.cost_tables import (
 from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
 
 Selections = NDArray[np.intp]
-"""Numbers of choices, an array of shape (selections, layers)."""
+"""Selections as an array of shape (selections, layers): the number of the choice of each layer."""
 
 
 class LoadModel(Protocol):
@@ -77,7 +77,7 @@ class SentTensors:
 
     @property
     def entries(self) -> int:
-        """Number of table entries for a selection; the inputs of a layer count like an edge."""
+        """Number of table entries that are read for a selection; the inputs of a layer count like an edge."""
         edges = sum(len(tables) for _, tables in self.edges)
         return (edges + len(self.inputs)) * math.prod(self.inputs[0].shape[1:])
 

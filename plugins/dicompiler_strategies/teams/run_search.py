@@ -40,7 +40,7 @@ class RunObjective:
 
     Attributes:
         model: The loads of which the largest is minimised.
-        memory: The memory of the hosts; None if it is large enough for every selection.
+        memory: The loads that are limited: the bytes of each host; None if the hosts' memory is not checked.
         memory_limits: Bytes that each host has.
         sent_states: For each pair of layers that compute and read a state: True for the pairs of choices that would
             send the state to another device, of shape (choices, choices).
@@ -62,7 +62,7 @@ class RunObjective:
         return float(self.model.loads(np.zeros((1, self.model.layers), np.intp)).max()) or 1.0
 
     def values(self, selections: Selections) -> Floats:
-        """Return the value of each selection, with penalties if it cannot be carried out; smaller is better."""
+        """Return the value of each selection, plus a penalty if it exceeds memory or sends a state."""
         loads = self.model.loads(selections) / self.scale
         values: Floats = np.sum(loads**NORM, axis=1) ** (1 / NORM)
         if self.memory is not None:
@@ -112,8 +112,8 @@ class RunSearch:
     def improve(self, selection: Selections) -> Selections:
         """Return the best selection that moves find, beginning with `selection`.
 
-        The length of the runs goes from all layers down to one, and again from the beginning, until no move improves
-        the selection or the budget is exceeded.
+        First a run of all layers is moved, then shorter and shorter runs. All lengths are tried again until no move
+        improves the selection or the budget is exceeded.
         """
         current, value, improved = selection, self.objective.value(selection), True
         while improved:
@@ -130,7 +130,7 @@ class RunSearch:
         return current
 
     def perturb(self, selection: Selections, random: np.random.Generator) -> Selections:
-        """Return the selection with other choices in two random runs."""
+        """Return the selection with two random runs of layers moved to the choices with a random label."""
         changed = selection.copy()
         for _ in range(2):
             length = int(random.choice(run_lengths(len(selection))))

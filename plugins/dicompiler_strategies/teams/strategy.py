@@ -161,8 +161,8 @@ def build_objective(tables: CostTables) -> RunObjective:
     sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
-    # On one device, all weights and tensors are on one host. A team may store some tensors twice. If twice the memory
-    # of one device fits into every host, every selection fits, and no limits are needed.
+    # On one device, all weights and tensors are on one host. A team may store some tensors twice. Memory is therefore
+    # not checked if every host has twice the memory that a single device needs.
     single = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
     is_limited = 2 * single > limits.min()
     return RunObjective(build_period_model(tables, sent), memory if is_limited else None, limits, sent_states)
