@@ -1,4 +1,4 @@
-"""The region of a tensor on each device as arrays, and the elements that devices lack.
+"""The region of a tensor that each device stores or reads, as arrays, and the elements that devices lack.
 
 In all shapes, n is the number of devices of the platform, in platform order.
 """
@@ -58,10 +58,14 @@ class DeviceBoxes:
 
 
 def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
-    """Return the number of elements that each device sends to each other device, shape (n senders, n receivers).
+    """Return how many elements each device sends to each other device, so that all have the regions that they read.
 
-    `need` are the regions that devices read, `held` those that they store. The regions in `held` are disjoint, unless
-    `has_copies` is True: then they are all equal, and the first device that has one sends it.
+    The shape is (n senders, n receivers).
+
+    Args:
+        need: The regions that devices read.
+        held: The regions that devices store. They must be disjoint, unless `has_copies` is True.
+        has_copies: True if all regions in `held` are equal. The first device that has one then sends it.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):

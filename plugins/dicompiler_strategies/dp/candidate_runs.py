@@ -1,6 +1,6 @@
 """Candidate runs: the ways in which a team of devices can compute a run of consecutive layers.
 
-A block of several layers in fused height tiles is a run; so is a single layer that is split in another way.
+A run is either a block (one or more layers in fused height tiles) or a single layer that is split in another way.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ from dicompiler_strategies.dp.row_maps import RowIntervals, bounding_rows, row_c
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 SplitKind = Literal["rows", "cut", "sums"]
-""""rows": fused height tiles; "cut": one layer in shares or copies; "sums": one layer in partial sums."""
+"""How the layers of a run are split.
+
+- "rows": into fused height tiles.
+- "cut": one layer by channels, or not split: on one device, or as a copy on each device.
+- "sums": one layer into partial sums over ranges of its input channels.
+"""
 CANDIDATE_RUNS_PER_S = 10_000
 """Number of candidate runs that count as one second of the reference computer in the search's budget.
 
 A run counts once when it is built, and once for each state of the search in which its cost is computed. The measured
-number was 20 000.
+number was 20 000 runs per second.
 """
-_HOPELESS_RATIO = 2.0  # A block is not extended if it is this many times slower than its separate layers.
+_HOPELESS_RATIO = 2.0  # A block is not extended if it takes this many times as long as its layers in separate runs.
 _RowDemand = RowIntervals | None
 """The rows of a tensor that each device of a team needs; None if every device needs the whole tensor."""
 
@@ -69,7 +74,8 @@ class LayerRun:
         start: Position of the first layer.
         stop: Position after the last layer.
         kind: How the layers are split.
-        form: How the outputs are distributed over the devices afterwards; partial sums are added up accordingly.
+        form: How the outputs are distributed over the devices afterwards. If the run has partial sums, they are added
+            up on the devices that then have the outputs.
     """
 
     start: int
@@ -83,9 +89,9 @@ class CandidateRun(LayerRun):
     """A run of layers with its costs. n is the number of devices of the platform.
 
     Attributes:
-        steps: For each step of computing (one, or two if partial sums are added up), the seconds of each device,
-            shape (n,).
-        needs: For each tensor that is read from before the run, the regions that the devices need.
+        steps: Seconds of each device, shape (n,), for each step of computing. There is one step, or a second one in
+            which partial sums are added up.
+        needs: For each tensor that the run reads and does not compute, the region that each device needs.
         weights: Bytes of weights on each device, shape (n,).
         partial_sums: Bytes of partial sums from each sender to each receiver, shape (n, n).
     """
@@ -102,8 +108,9 @@ class CandidateRun(LayerRun):
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
         """Return the seconds of the run and the bytes that are sent.
 
-        `forms` says how each incoming tensor is distributed over the devices. First missing elements are sent, then the
-        slowest device computes, then partial sums are sent and added up. There is a barrier between these steps.
+        `forms` says how each tensor that the run reads is distributed over the devices before the run. First, missing
+        elements are sent. Then all devices compute, and the slowest one determines the time. Finally, partial sums are
+        sent and added up. Each step begins when all devices have ended the step before (a barrier).
         """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
@@ -121,7 +128,7 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Return the bytes of tensor `name` that each device must send to each other before the run, shape (n, n).
+        """Return the bytes of tensor `name` that each device must send to each other one before the run, shape (n, n).
 
         These are the bytes that the receiver needs and lacks if the tensor is distributed over the devices as `form`.
         """
@@ -132,7 +139,7 @@ class CandidateRun(LayerRun):
 
 
 def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
-    """Return the bytes that are sent for one element, as an average over 32 elements.
+    """Return the bytes that are sent for one element of a tensor, as an average over 32 elements.
 
     The result may be a fraction, because elements may be smaller than a byte or share a scale.
     """
@@ -168,7 +175,10 @@ def build_candidate_runs(
 def _channel_runs(
     team: DeviceTeam, layer: Layer, rules: CandidateRules, weight_bytes: Mapping[str, int]
 ) -> Iterator[CandidateRun]:
-    """Yield the runs of a single layer: split by channels, computed on each device, or split into partial sums."""
+    """Yield the runs of a single layer that do not split its rows.
+
+    The layer is split by channels, computed whole on each device, or split into partial sums over input channels.
+    """
     rows = team.cut_axis_of(layer, "rows") is not None
     if layer.whole_reason or (rows and not rules.allow_channels):
         return
@@ -197,7 +207,8 @@ def _single_layer_run(
 ) -> CandidateRun:
     """Return the run of a single layer in which each member of the team computes its entry of `shares`.
 
-    An entry is None if the member computes nothing. `form` says how the output is distributed over the devices then.
+    An entry is None if the member computes nothing. `form` says how the output is distributed over the devices
+    afterwards.
     """
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
@@ -280,9 +291,10 @@ def _row_blocks(
 ) -> Iterator[CandidateRun]:
     """Yield blocks of layers in fused height tiles that end before layer `stop`, each one layer longer than the last.
 
-    A block that is not faster than its layers computed separately is skipped, because these layers are candidates too.
-    The loop ends if a block takes at least twice as long as its separate layers, or at least as long as on one device.
-    `singles` caches for each layer the seconds of its rows and of the exchange before it.
+    A block is skipped if it is not faster than its layers in separate runs, because these runs are candidates too. The
+    loop ends if a block takes at least twice as long as its layers in separate runs, or at least as long as the whole
+    block on the leader alone. `singles` caches for each layer the seconds in which all devices compute their rows of
+    it, and the seconds in which they send missing rows before.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -298,8 +310,8 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        # `seconds` has no exchange before the block's first layer, so `separate_s` must not have it either. This
-        # exchange is added at the end of the loop, when the block gets another layer at the front.
+        # `seconds` has no time to send missing rows before the block's first layer, so `separate_s` must not have it
+        # either. It is added at the end of the loop, when the block gets another layer at the front.
         separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return
@@ -333,7 +345,8 @@ class RowBlock:
     """Consecutive layers in fused height tiles, to which one layer after another is added at the front.
 
     The object records the rows of every tensor that each member (device) of the team needs. If a layer's output is also
-    read after the block, each member computes at least its share of that output's rows, in proportion to its weight.
+    read after the block, its rows are split in proportion to the members' weights, and each member computes at least
+    its own rows.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:

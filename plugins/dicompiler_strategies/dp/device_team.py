@@ -1,4 +1,4 @@
-"""A team: the devices that share layers among themselves, with the regions and seconds of each device."""
+"""A team: the devices among which layers are split, with the region that each device computes and its seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProblemFacts:
 
     Attributes:
         problem: The problem.
-        row_seconds: Cache of `row_seconds_of`, by layer name and class number of the device.
+        row_seconds: Cache of `row_seconds_of`, by layer name and speed class of the device.
     """
 
     problem: Problem
@@ -56,7 +56,10 @@ class ProblemFacts:
 
     @cached_property
     def _probe_seconds(self) -> Mapping[str, tuple[float, ...]]:
-        """Seconds of each device for up to eight whole layers; infinite if the device cannot compute."""
+        """Seconds of each device for each of up to eight whole layers, spread evenly over the network.
+
+        They are infinite if the device cannot compute.
+        """
         layers, cost = self.problem.layers, self.problem.cost_model
         probed = layers.layers[:: -(-len(layers.layers) // _PROBED_LAYERS)]
         return {
@@ -69,13 +72,16 @@ class ProblemFacts:
 
     @cached_property
     def speed_classes(self) -> Mapping[str, int]:
-        """Class number of each device. Devices of a class are equally fast, so the cost model is asked for only one."""
+        """Number of each device's speed class.
+
+        The devices of a class are equally fast, so that the cost model is asked for only one of them.
+        """
         seen: dict[tuple[float, ...], int] = {}
         return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
 
     @cached_property
     def speeds(self) -> Mapping[str, float]:
-        """Speed of each device in layers per second; 0 if the device cannot compute."""
+        """Speed of each device: 1 / (seconds for all probed layers), or 0 if the device cannot compute."""
         most = max(
             (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
         )
@@ -101,7 +107,10 @@ class ProblemFacts:
 
     @cached_property
     def weight_bytes(self) -> Mapping[str, int]:
-        """Bytes of constants of each layer by name; a shared constant counts for the first layer that reads it."""
+        """Bytes of constants of each layer, by layer name.
+
+        A constant that several layers read counts for the first one only.
+        """
         seen: set[str] = set()
         result = {}
         for layer in self.problem.layers.layers:
@@ -123,14 +132,14 @@ class ProblemFacts:
 
 @dataclass(frozen=True, eq=False)
 class DeviceTeam(Memoizing):
-    """The devices that share layers among themselves.
+    """The devices (members of the team) among which layers are split.
 
     Attributes:
         problem: The problem on a platform that has only the members, sources and sinks.
-        members: Positions of the members in the platform.
-        leader: Position of the member that computes layers which stay whole.
-        weights: Weight of each member; its share of a layer is proportional to it.
-        facts: Facts about the original problem.
+        members: Positions of the members in this platform.
+        leader: Position of the member that computes the layers that are not split.
+        weights: Weight of each member. The size of its part of a layer is proportional to it.
+        facts: Facts about the original problem, on the whole platform.
     """
 
     problem: Problem
@@ -141,9 +150,9 @@ class DeviceTeam(Memoizing):
 
     @staticmethod
     def build(facts: ProblemFacts, names: Sequence[str], equal: bool = False) -> DeviceTeam:
-        """Return the team of these devices. The first device is the leader.
+        """Return the team of the devices `names`. The first one is the leader.
 
-        Shares are equal if `equal` is True, else in proportion to speed.
+        Layers are split into equal parts if `equal` is True, else in proportion to the speed of the devices.
         """
         problem = facts.problem
         source, sink = source_and_sink(problem)
@@ -190,7 +199,10 @@ class DeviceTeam(Memoizing):
         return [region if i in indices else None for i in range(len(self.problem.platform.devices))]
 
     def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
-        """Return the output axis along which the form "rows" or "channels" splits a layer; None if there is none."""
+        """Return the axis of a layer's output along which `form` splits it; None if there is none.
+
+        `form` is "rows" or "channels".
+        """
         return (
             find_height_axis(self.layers, layer)
             if form == "rows"
@@ -245,7 +257,10 @@ class DeviceTeam(Memoizing):
         }
 
     def share_seconds(self, layer: Layer, shares: Sequence[LayerShare | None]) -> Floats:
-        """Return the seconds that each device computes on its share of a layer, shape (n,)."""
+        """Return the seconds that each of the platform's n devices computes on a layer, shape (n,).
+
+        `shares` has the share of the layer for each member of the team, or None if it computes nothing.
+        """
         total = np.zeros(len(self.problem.platform.devices))
         known: dict[tuple[int, object, object], float] = {}
         for index, share in zip(self.members, shares, strict=True):
@@ -260,7 +275,7 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """Return the seconds of each member for its number of rows of a layer; `counts` has these numbers."""
+        """Return the seconds in which each member computes its number of rows (`counts`) of a layer."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]

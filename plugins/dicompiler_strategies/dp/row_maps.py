@@ -30,9 +30,10 @@ _WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
 class SingleRows:
-    """The operator rule's results for single output rows of a layer, computed on demand and cached.
+    """The rows that a layer computes and reads for a single output row, derived on demand from the operator rule.
 
-    A sequence may have thousands of rows, but only those at the ends of shares are needed.
+    Results are cached. A tensor may have thousands of rows, but only the first and last row of each device's interval
+    are asked for.
 
     Attributes:
         height: Number of output rows.
@@ -46,9 +47,9 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """Return the rows that a layer computes to get the output row number `row`, and the input rows that it reads.
+        """Return the rows that the layer must compute to get output row number `row`, and the rows of its inputs.
 
-        The input rows are given by the name of the input tensor.
+        The second result gives the rows that are read of each input tensor, by name of the tensor.
         """
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
@@ -86,7 +87,11 @@ class RowMap:
         return self.single.height
 
     def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
-        """Return intervals of output rows in proportion to `weights`, as `tiling.split_axis` does."""
+        """Return consecutive intervals of output rows in proportion to `weights`.
+
+        If the layer can compute rows only in groups, a boundary within a group moves to the nearer end of the group, as
+        in `split_axis`.
+        """
         ends = []
         for _, end in split_proportionally(self.height, weights):
             if 0 < end < self.height:
@@ -106,7 +111,10 @@ class RowMap:
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
-        """Return the rows of a tensor that the given output rows read, one interval each; None if all of it is read."""
+        """Return, for each interval of output rows, the interval of rows of the input `tensor` that it reads.
+
+        The result is None if the whole tensor is read.
+        """
         name, row = self.needs[tensor], self.single
         if name is None:
             return None
@@ -118,7 +126,7 @@ class RowMap:
 
 
 def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """Return for each pair of intervals the smallest interval that contains both; empty intervals are ignored."""
+    """Return for each device the smallest interval that contains its intervals in `a` and `b`, without empty ones."""
     return [
         q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
         for p, q in zip(a, b, strict=True)
@@ -131,9 +139,9 @@ def row_counts(rows: RowIntervals) -> list[int]:
 
 
 def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the output axis that height tiles split; None if there is none.
+    """Return the axis of a layer's output that height tiles split; None if there is none.
 
-    After a Flatten, rows and channels share an axis, which does not count as a height axis.
+    After a Flatten, one axis has both rows and channels. It does not count as a height axis.
     """
     axis = find_cuttable_axis(layers, layer, "height")
     return None if axis == named_axes(layers).get(layer.output, {}).get("channel") else axis
@@ -141,7 +149,10 @@ def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
 
 @memoized
 def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
-    """Return, by layer name, the row map (the input rows of each output row) of every layer that has rows."""
+    """Return the row map of every layer that has rows, by layer name.
+
+    A row map says which input rows the layer reads for given output rows.
+    """
     known: dict[object, RowMap] = {}
     result = {}
     for layer in layers.layers:
@@ -159,7 +170,10 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """Return a key such that window operators with equal keys have equal row maps; None for other layers."""
+    """Return a key for a layer with a window operator (convolution or pool), None for all other layers.
+
+    Layers with equal keys have equal row maps.
+    """
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:
@@ -184,7 +198,7 @@ def measure_row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost:
     """Return the seconds that a device takes for 0, 1, … rows of a layer, shape (rows + 1,).
 
     The cost model is asked for up to six numbers of rows; the other values are interpolated. This is exact if the
-    seconds grow linearly with the rows, as in the analytic model unless weights limit the speed.
+    seconds grow linearly with the rows. In the analytic cost model they do, unless the time to load weights dominates.
     """
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})

@@ -1,6 +1,8 @@
-"""The dynamic program over a team's candidate runs, after eq. (2) of CoopAI, for any layer graph.
+"""The dynamic program of the strategy `dp`, after eq. (2) of the CoopAI paper, for any layer graph.
 
-CandidateRuns + RunPricing → the cheapest sequence of runs that covers all layers, in layer order
+    CandidateRuns + RunPricing → RunPath: the cheapest sequence of runs that covers all layers, in layer order
+
+A run is a sequence of consecutive layers that a team (a set of devices) computes in one way.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
-"""Objectives that are sums over runs. Throughput and memory are maxima, which this search cannot add up."""
+"""Objectives that are sums over runs. Throughput and memory are maxima over devices, which cannot be added up."""
 
 FormState = tuple[tuple[str, TensorForm], ...]
-"""The tensors that are still to be read, in the order of their computation, with their forms."""
+"""The tensors that later layers still read, in the order of their computation.
+
+Each tensor has its form: how it is distributed over the devices.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +35,9 @@ class RunPricing:
     """The rule for the cost of a run: the objective, plus a price for weights on hosts with too little memory.
 
     Attributes:
-        problem: The problem.
-        byte_prices: Price of a byte of weights by device name, in units of the objective; 0 for other devices.
+        problem: The problem, whose objective is one of `SUMMED_OBJECTIVES`.
+        byte_prices: Price of a byte of weights by device name, in units of the objective. Devices that are not in it
+            have the price 0.
     """
 
     problem: Problem
@@ -40,8 +46,14 @@ class RunPricing:
     def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
         """Return the cost of a run, in the unit of the objective, plus the price of its weights.
 
-        The cost is in s (latency), bytes (communication), or J without the energy of sending (energy). `run` is None
-        for the transfer of the network's outputs.
+        The unit is s for the objective latency, bytes for communication, and J for energy. The energy of sending is not
+        counted.
+
+        Args:
+            team: The devices that compute the run.
+            seconds: Seconds of the run, with the transfers before it.
+            sent_bytes: Bytes that are sent in the run.
+            run: The run; None for the transfer of the network's outputs to the sinks.
         """
         devices = team.problem.platform.devices
         total = {"latency": seconds, "communication": sent_bytes}.get(self.problem.objective)
@@ -54,7 +66,7 @@ class RunPricing:
     def weight_price(self, team: DeviceTeam, weights: Floats) -> float:
         """Return the total price of the weights that are stored on hosts with too little memory.
 
-        `weights` are the bytes of weights on each device, shape (n,).
+        `weights` are the bytes of weights on each of the n devices of the team's platform, shape (n,).
         """
         if not self.byte_prices:
             return 0.0
@@ -73,8 +85,8 @@ class RunPath:
         team: The devices that compute the runs.
         cost: Cost in units of the objective, with the prices of weights on hosts that have too little memory.
         seconds: Seconds in the barrier model.
-        total_bytes: Bytes that are sent.
-        runs: The runs.
+        total_bytes: Bytes that are sent between devices.
+        runs: The runs, in layer order.
     """
 
     team: DeviceTeam
@@ -85,7 +97,7 @@ class RunPath:
 
     @property
     def weights(self) -> Floats:
-        """Bytes of weights on each device of the team's platform, shape (n,)."""
+        """Bytes of weights on each of the n devices of the team's platform, shape (n,)."""
         return np.asarray(sum(move.weights for move in self.runs), np.float64)
 
 
@@ -120,10 +132,13 @@ def find_cheapest_path(
     in state s', the recurrence is T_stop(r)(s') = min over r and s of T_start(r)(s) + e(r, s), where e(r, s) is the
     cost of r from state s.
 
-    At each position, the `beam` cheapest states are kept. A chain of layers never has more than five states, so the
-    result is optimal over the candidate runs; with many open branches it may not be. A tensor that several runs read is
-    counted for each of them, although a device receives it only once, so the plan may send less. BudgetExceeded is
-    raised if the budget is exceeded before all layers are covered.
+    At each position, the `beam` cheapest states are kept. A chain of layers never has more than five states, one for
+    each `TensorForm`, so the result is optimal over the candidate runs. In a network with many parallel branches it may
+    not be. If several runs read a tensor, its transfer is counted for each of them, although the plan sends it to a
+    device only once. The plan may therefore send less than counted.
+
+    `runs` has for each position the runs that begin there. BudgetExceeded is raised if the budget is exceeded before
+    all layers are covered.
     """
     graph, budget = team.layers, budget or WorkBudget()
     last = _last_readers(graph)
@@ -157,22 +172,26 @@ def find_cheapest_path(
 
 
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
-    """Return the position after the last reader of each tensor; for network outputs, the number of layers + 1."""
+    """Return for each tensor the position after the last layer that reads it.
+
+    For network outputs, it is the number of layers + 1, because they are read after the last layer.
+    """
     last = {name: graph.position[readers[-1].name] + 1 for name, readers in graph.consumers.items()}
     return last | dict.fromkeys(graph.delivered_outputs, len(graph.layers) + 1)
 
 
 def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> FormState:
+    """Return the entries of `state` whose tensors a layer at `position` or later reads."""
     return tuple([entry for entry in state if last.get(entry[0], 0) > position])
 
 
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """Return the path that is extended by sending the network's outputs to the sinks.
+    """Return the end of a path after the network's outputs were sent to the sinks.
 
-    `node` is the end of a path that covers all layers. `forms` says how each output is distributed over the devices
-    then.
+    `node` is the end of the path before this transfer. The path covers all layers. `forms` says how each output is
+    then distributed over the devices.
     """
     platform = team.problem.platform
     sinks = team.device_indices(team.problem.sink)

@@ -1,4 +1,4 @@
-"""The strategy `dp`: its options, the teams of devices that it tries, and the search under memory limits."""
+"""The strategy `dp`: its options, the sets of devices (teams) that it tries, and the search under memory limits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 
-# If memory is scarce, each byte of weights gets a price. At the first price, all weights of the network together cost
-# the share _FIRST_PRICE_SHARE of the best plan's cost. Each further round multiplies the price by _PRICE_GROWTH.
+# If memory is scarce, each byte of weights on a full host gets a price, which is added to the cost of a plan. At the
+# first price, all weights of the network together cost _FIRST_PRICE_SHARE of the best plan's cost. Each further round
+# multiplies the price by _PRICE_GROWTH.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
-# A block has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers. This limit is never below the
-# first number of _BLOCK_LAYER_LIMITS, and never above the second one.
+# A block (a run of fused layers) has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers, so that
+# the search does not take much longer for large networks. This limit is never below the first number of
+# _BLOCK_LAYER_LIMITS, and never above the second one.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000
 _LARGE_NETWORK_LAYERS = 300
 
@@ -35,15 +37,16 @@ class Dp(Strategy):
 
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7
 
-    It generalises MLS, the method of CoopAI, which the strategy `coopai` implements as published. Devices send nothing
-    within a block. Each device computes its rows of the block's last layer, and the rows of the earlier
+    It generalises MLS, the algorithm of the CoopAI paper, which the strategy `coopai` implements as published. Devices
+    send nothing within a block. Each device computes its rows of the block's last layer, and the rows of the earlier
     layers that these rows need, including the halo. A dynamic program chooses the blocks, the number of devices, and
     how every other layer is computed: by channels, by partial sums over input channels, on each device, or on one
     device.
 
-    Times are predicted with the barrier model: all devices compute a block, then they send missing elements. For a
-    chain of layers the plan is optimal over these choices. For a network with branches it may not be: the program
-    remembers only the cheapest ways to distribute the tensors that are still to be read.
+    Times are predicted with the barrier model: all devices compute a block, and when the last one is done, they send
+    the elements that other devices need for the next block. For a chain of layers the plan is optimal over these
+    choices. For a network with branches it may not be: the dynamic program remembers only the cheapest ways to
+    distribute the tensors that are still to be read.
     """
 
     name: ClassVar[str] = "dp"
@@ -80,7 +83,7 @@ class Dp(Strategy):
         """Return the cheapest plan that satisfies the memory limits.
 
         Raises:
-            UsageError: The objective is not a sum over layers.
+            UsageError: The objective is throughput or memory, which are not sums over layers.
             DicompilerError: `devices` is too large, or no plan was found that fits into memory.
         """
         return self.plan_within(problem, WorkBudget(self.budget))
@@ -117,9 +120,10 @@ class Dp(Strategy):
         return CandidateRules(self.method == "mls", span, channels)
 
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
-        """Return the cheapest sequence of runs on the devices `names`.
+        """Return the cheapest way to compute all layers, run by run, on the devices `names`.
 
-        If `limited` is False, the search does not stop when the budget is used up, but its work is still counted.
+        A run is a sequence of consecutive layers that the devices compute in one way. If `limited` is False, the search
+        does not stop when the budget is used up, but its work is still counted.
         """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
@@ -136,15 +140,16 @@ class Dp(Strategy):
     ) -> Plan:
         """Return a plan for hosts with little memory.
 
-        Layers may now be split by channels, which splits their weights, and the devices with the most memory are tried
-        as teams. Each byte of weights gets a price on the hosts that lack the most memory, so that the search stores
-        fewer weights there. The price grows from round to round.
+        The search is repeated with more choices. Every layer may be split by channels, because this splits its weights.
+        The k devices with the most memory are tried as well as the k fastest. Each byte of weights gets a price on the
+        hosts that lack the most memory, so that the search stores fewer weights there. The price grows from round to
+        round.
 
         Args:
             facts: Facts about the problem.
             order: Names of the devices, the fastest first.
             counts: Numbers of devices to try.
-            best: The cheapest path without memory limits; its cost determines the first price.
+            best: The cheapest sequence of runs without memory limits; its cost determines the first price.
             budget: The work that the search may do.
         """
         platform = facts.problem.platform
@@ -186,9 +191,9 @@ class Dp(Strategy):
         """Search for a plan on the devices `chosen` that fits into memory.
 
         Each byte of weights on a host that lacks memory has a price, which begins with `unit` and rises from round to
-        round. The first result is [(cost, plan)], or [] if no plan fits. The second result is about the plan that came
-        closest to fitting: the largest number of bytes that a host lacks, and the position of this host. Raises
-        BudgetExceeded if the budget is exceeded.
+        round. The first result is [(cost, plan)], or [] if no plan fits. The second result describes the plan that came
+        closest to fitting: the largest number of bytes that a host lacks, and the position of this host in the
+        platform. Raises BudgetExceeded if the budget is exceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
@@ -211,7 +216,10 @@ class Dp(Strategy):
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """Return the plan of the cheapest path that fits into memory; among equals, the one with the fewest devices."""
+    """Return the plan of the cheapest path (sequence of runs) that fits into memory; None if there is none.
+
+    Among equally cheap paths, the one with the fewest devices is chosen.
+    """
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, excess = _plan_and_excess(problem, path)
         if not excess.any():
@@ -221,7 +229,10 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
 
 
 def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, ...]:
-    """Return the numbers of devices to try: only `devices`, or several numbers if it is 0."""
+    """Return the numbers of devices to try: only `devices`, or several numbers if it is 0.
+
+    `strategy` is the name of the strategy for the error message.
+    """
     most = len(problem.platform.computing_devices)
     if devices > most:
         raise DicompilerError(
@@ -244,7 +255,7 @@ def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
 
 
 def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
-    """Return the plan of a path, and the bytes by which it exceeds the memory of each host (0: it fits).
+    """Return the plan of a path (a sequence of runs), and the bytes that each host lacks for it (0: it fits).
 
     The exact memory is computed only if the weights fit and the activations might not fit.
     """
@@ -264,7 +275,10 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
 
 
 def _total_tensor_bytes(problem: Problem) -> float:
-    """Return twice the bytes of all tensors except constants, because each is computed and may be received."""
+    """Return twice the bytes of all tensors except constants.
+
+    The factor 2 is there because a device may compute a part of each tensor and receive another one.
+    """
     tensors = [
         tensor for tensor in problem.layers.tensors.values() if not tensor.is_constant and tensor.shape is not None
     ]
