@@ -1,1 +1,1 @@
-"""The strategy `gradient`: a continuous relaxation of the cost tables, then local search."""
+"""The strategy `gradient`: gradient descent on the probabilities of each layer's splits, then local search."""

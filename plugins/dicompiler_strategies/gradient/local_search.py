@@ -1,8 +1,10 @@
 """Local search on selections: change single layers, then sequences of layers, as long as the cost falls.
 
-ObjectiveTables + selections (plans, layers) → selections that no change of a layer or a short sequence improves
+    ObjectiveTables + selections, shape (plans, layers) → selections that no change of one layer or of a short
+    sequence of layers improves
 
-A choice is one way to split a layer over devices. A selection has the number of one choice for each layer.
+A choice is one way to split a layer over devices. A selection stands for a plan: it has the number of one choice for
+each layer.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
 _PRICE_ROUNDS = 16
-# Largest number of layers that change together. Fused layers must change together, because their extra rows depend on
-# each other.
+# Largest number of layers that change together. Fused layers must change together, because the extra rows (halo) of a
+# layer depend on those of the next layer.
 _MAX_RUN_LAYERS = 6
 _MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 
@@ -31,9 +33,13 @@ _MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 class LocalSearch:
     """Local search for selections with the least cost: one layer or a few layers change at a time.
 
-    The cost is Σ node + Σ edge, the costs of all layers' choices and of all pairs of choices of connected layers, plus
-    a penalty for exceeded memory limits. Selections are arrays of shape (plans, layers) with the number of each layer's
-    choice. When the budget is exceeded, the current selections are returned.
+    The cost is Σ node + Σ edge plus a penalty for exceeded memory limits. Here, node is the cost of a layer's choice,
+    and edge is the cost of the choices of two connected layers. Selections are arrays of shape (plans, layers) with
+    the number of each layer's choice. When the budget is used up, the methods return the current selections.
+
+    Attributes:
+        tables: The costs of all choices, and the memory limits.
+        budget: The work that the search may do.
     """
 
     tables: ObjectiveTables
@@ -41,7 +47,10 @@ class LocalSearch:
 
     @cached_property
     def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
-        """For each layer a, its connected layers b, each with a cost table of shape (choices of b, choices of a)."""
+        """For each layer a, the layers b that are connected to it, each with the costs of all pairs of choices.
+
+        A table of costs has the shape (choices of b, choices of a).
+        """
         joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
         for (i, j), table in self.tables.edge.items():
             joined[i].append((j, self._transposed_edges[i, j]))
@@ -49,16 +58,17 @@ class LocalSearch:
         return tuple(map(tuple, joined))
 
     def penalised_cost(self, selections: Selections) -> Floats:
-        """Return the cost of each selection, with the penalty for exceeded memory limits, of shape (selections)."""
+        """Return the cost of each plan, with the penalty for exceeded memory limits, shape (plans,)."""
         costs = self.tables.values(selections)
         if len(self.tables.limits):
             costs = costs + self.tables.excess_price * self.tables.relative_excess(self.tables.weight_loads(selections))
         return costs
 
     def run(self, selections: Selections, elite: int = 8) -> Selections:
-        """Return the improved selections without duplicates, sorted by cost.
+        """Return improved selections without duplicates, the cheapest first.
 
-        Single layers are changed in all selections, sequences of layers only in the `elite` best ones.
+        First, single layers are changed in all selections. Then sequences of layers are changed, but only in the
+        `elite` cheapest selections.
         """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
@@ -74,10 +84,9 @@ class LocalSearch:
     def price_memory(self, selections: Selections) -> Selections:
         """Return the given selections, and those that the search finds while it adapts prices of memory (dual ascent).
 
-        A selection has the number of each layer's choice (a way to split the layer). Each byte of weights on a host has
-        a price, which rises while the host has too many weights and falls otherwise. In each round, `improve_runs`
-        sets all layers to cheaper choices, short sequences of layers at a time. The cost to minimise is the cost in
-        the tables plus the price of all weights.
+        Each byte of weights on a host has a price, which rises while the host has too many weights and falls otherwise.
+        In each round, `improve_runs` sets all layers to cheaper choices, one short sequence of layers after another. It
+        minimises the cost in the tables plus the price of all weights.
         """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)
@@ -89,12 +98,16 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections without duplicates, sorted by cost."""
+        """Return the selections without duplicates, the cheapest first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
     def improve_layers(self, selections: Selections) -> Selections:
-        """Set each layer in turn, forwards and backwards, to its best choice, until no layer changes."""
+        """Return the selections after each layer was set to its best choice, one layer after another.
+
+        The other layers are fixed while a layer is set. All layers are set from first to last and back, until no layer
+        changes.
+        """
         current = selections.copy()
         layers = range(len(self.tables.node))
         for _ in range(_MAX_SWEEPS):
@@ -116,8 +129,8 @@ class LocalSearch:
     def _paths(self) -> tuple[tuple[int, ...], ...]:
         """For each layer, the sequence of at most _MAX_RUN_LAYERS layers that begins with it.
 
-        Each layer reads the one before it and is connected to no other layer of the sequence, so that dynamic
-        programming finds the best choices.
+        Each layer of a sequence reads the layer before it and is connected to no other layer of the sequence except the
+        next one. Dynamic programming therefore finds the best choices. Sequences of a single layer are omitted.
         """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
@@ -136,11 +149,11 @@ class LocalSearch:
         return tuple(paths)
 
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
-        """Set each sequence of layers (see `_paths`) in turn to its best choices, with all other layers fixed.
+        """Return the selections after each sequence of layers was set to its best choices, one after another.
 
-        `prices` is the cost of storing a byte on each host, of shape (plans, hosts). If prices are given, they are
-        added to the objective instead of enforcing the memory limits. Without prices, no change violates a limit that
-        was satisfied before.
+        All other layers are fixed while a sequence (see `_paths`) is set. `prices` are the costs of a byte of weights
+        on each limited host, shape (plans, limited hosts). If they are given, they are added to the cost, and the
+        memory limits are not enforced. Without prices, no change violates a limit that was satisfied before.
         """
         current = selections.copy()
         # Without memory limits, the best choices of a sequence depend only on the choices of its neighbours. Sequences
@@ -162,7 +175,7 @@ class LocalSearch:
 
     @cached_property
     def _known_optimal(self) -> set[tuple[int, bytes]]:
-        """Keys (`_surroundings_key`) of sequences that already have their best choices."""
+        """Keys of sequences that are known to have their best choices, as `_surroundings_key` returns them."""
         return set()
 
     @cached_property
@@ -174,13 +187,14 @@ class LocalSearch:
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a key of the choices of a sequence and of all layers that are connected to it."""
+        """Return a key that tells apart the choices of a sequence and of all layers that are connected to it."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
         """Return the selections with the best choices along a sequence of layers, by dynamic programming.
 
-        `prices` are prices of a byte of weights on each host in each plan; None if the memory limits hold instead.
+        `prices` are the prices of a byte of weights, shape (plans, limited hosts). If it is None, the memory limits are
+        enforced instead.
         """
         costs = []
         for k, layer in enumerate(path):
@@ -213,16 +227,19 @@ class LocalSearch:
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the numbers of array elements and NumPy calls that are needed to optimise layers in `plans` plans."""
+        """Return the work to set `layers` to their best choices in `plans` plans.
+
+        The work consists of the number of array elements and the number of NumPy calls.
+        """
         elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
         pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
         loads = len(self.tables.node) if len(self.tables.limits) else 0
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the cost of each choice of layer `a`, including edges to all layers that are not in `without`.
+        """Return the cost of each choice of layer `a` in each plan, shape (plans, choices of a).
 
-        The result has shape (plans, choices of a).
+        The cost includes the edges to the connected layers, except for the layers in `without`.
         """
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:

@@ -1,6 +1,8 @@
-"""The objective written as a sum of tables over the layers' choices, with the memory limits of the hosts.
+"""The objective of a problem as tables: a cost for each choice of a layer and for each pair of connected choices.
 
-CostTables + objective → one ObjectiveTables (latency), or one for each set of powered devices (energy)
+    CostTables + objective → one ObjectiveTables (latency), or one for each set of powered devices (energy)
+
+A choice is one way to split a layer. The tables also have the memory limits of the hosts.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, sum_
 
 Selections = NDArray[np.intp]
 TABLE_OBJECTIVES = ("latency", "energy")
-"""Objectives that can be written as a sum of tables."""
+"""Objectives that are a sum of costs of single layers and of pairs of connected layers."""
 
 
 def check_objective(strategy: str, objective: str) -> None:
-    """Raise UsageError if the objective cannot be written as a sum of tables."""
+    """Raise UsageError if the objective is not one of `TABLE_OBJECTIVES`. `strategy` is the name for the message."""
     if objective not in TABLE_OBJECTIVES:
         known = " or ".join(TABLE_OBJECTIVES)
         close = did_you_mean(objective, TABLE_OBJECTIVES)
@@ -36,8 +38,8 @@ def check_objective(strategy: str, objective: str) -> None:
 class ObjectiveTables:
     """The problem "choose one split per layer such that Σ node + Σ edge is least and no host exceeds its memory".
 
-    The tables may lack some of the choices of the cost tables. A selection is a vector with the number of the choice of
-    each layer. A limited host is one whose memory the weights could exceed.
+    The tables may lack some of the choices of the cost tables. A selection is a vector with the number of each layer's
+    choice. A limited host is a host for which some selection has more weights than fit into its memory.
 
     Attributes:
         node: For each layer, the cost of each of its choices in s or J, an array of shape (choices,).
@@ -49,7 +51,7 @@ class ObjectiveTables:
         limits: Memory of the limited hosts in bytes, shape (limited hosts,).
         families: For each layer, the family number of each choice, shape (choices,). Choices are in one family if they
             have the same kind of split and number of devices, such as "grid 4". They may differ in extra rows (halos)
-            and in how the layer is shared among the devices.
+            and in the sizes of the devices' parts (equal, or in proportion to speed or memory).
     """
 
     node: tuple[Floats, ...]
@@ -64,17 +66,14 @@ class ObjectiveTables:
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes of weights on each limited host under each selection, shape (plans, limited hosts).
-
-        A limited host is one whose memory the weights could exceed.
-        """
+        """Return the bytes of weights on each limited host with each selection, shape (plans, limited hosts)."""
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """Return by how much `loads` exceed the memory limits, relative to each limit, summed over the hosts.
+        """Return the relative excess of each plan: (load − limit) / limit, summed over the hosts that lack memory.
 
         `loads` are the bytes of weights on each limited host, shape (plans, limited hosts).
         """
@@ -83,7 +82,10 @@ class ObjectiveTables:
 
     @cached_property
     def excess_price(self) -> float:
-        """Cost of a relative excess of 1. It is so high that no gain outweighs a single byte above a limit."""
+        """Cost of a relative excess of 1 (twice as many weights as fit), in s or J.
+
+        It is so high that no gain outweighs a single byte above a limit.
+        """
         worst = sum(float(table.max()) for table in self.node) + sum(float(table.max()) for table in self.edge.values())
         return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
 
@@ -104,10 +106,10 @@ def build_objective_tables(
 ) -> tuple[ObjectiveTables, ...]:
     """Return one or more ObjectiveTables. The least of their minima is the minimum of the objective.
 
-    For latency, there is a single one with the costs of the cost tables. For energy, all devices that a plan uses draw
-    idle power during the whole frame. There is therefore one for each set of powered devices: the 1, 2, … fastest
-    devices, and each single device. The values are exact for plans that use the whole set, and upper bounds for plans
-    that use a part of it. `reserve` are bytes of each host that weights must leave free.
+    For latency, there is one, with the costs of the cost tables. For energy, there is one for each set of powered
+    devices: the 1, 2, … fastest devices, and each single device. The sets matter because each device that a plan uses
+    draws idle power during the whole frame. The values are exact for plans that use all devices of the set, and upper
+    bounds for plans that use only some of them. `reserve` are bytes of each host that weights must leave free.
     """
     check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})
@@ -135,7 +137,7 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
 def _label_family(label: str) -> str:
     """Return the kind of split and the number of devices in a choice's label: "height 4 +1 rate" → "height 4".
 
-    The extra rows ("+1") and the way of sharing the layer ("rate") are omitted.
+    The extra rows ("+1") and the rule for the sizes of the devices' parts ("rate") are omitted.
     """
     return " ".join(label.split()[:2])
 
@@ -190,7 +192,10 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
 
 
 def mean_joules_per_byte(platform: Platform) -> float:
-    """Return the energy in J that sender and receiver need for one byte, averaged over all pairs of hosts."""
+    """Return the energy in J that sender and receiver need for one byte, averaged over pairs of devices.
+
+    Only devices on different hosts are counted, because devices of a host share its memory.
+    """
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     joules = [
         link.transfer_s(a.power_network + b.power_network)

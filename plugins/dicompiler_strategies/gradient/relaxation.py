@@ -2,15 +2,17 @@
 
     ObjectiveTables + DescentSettings → selections, shape (restarts, layers)
 
-Layer a has the costs node_a of its choices, and the logits W_a. Connected layers a and b have the costs edge_ab of all
-pairs of their choices. With the probabilities p_a = softmax(W_a), the loss is the expected cost
+A choice is one way to split a layer. Layer a has the costs node_a of its choices, and a logit W_a for each of them.
+Connected layers a and b have the costs edge_ab of all pairs of their choices. With the probabilities p_a =
+softmax(W_a), the loss is the expected cost
 
     L = Σ_a p_a · node_a + Σ_(a,b) p_aᵀ · edge_ab · p_b
 
-This is the loss of DIAPASON, eq. (16), with two differences. A choice of the tables also fixes the devices, so that the
-separate logits of devices (W_dev) are not needed. The costs of choices are exact, so that the correction for sublayers
-that run at once (superposition penalty) is not needed either. All restarts are computed together in one array W of
-shape (restarts, n), where n is the number of choices of all layers.
+This is the loss of the DIAPASON paper, eq. (16), with two differences. A choice of the tables also fixes the devices,
+so that the paper's separate logits of devices (W_dev) are not needed. The cost of a choice already considers that
+devices compute at the same time, so that the paper's correction for this (superposition penalty) is not needed either.
+All restarts are computed together in one array W of shape (restarts, n), where n is the number of choices of all
+layers.
 """
 
 from __future__ import annotations
@@ -26,24 +28,25 @@ from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Sel
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
-MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product in the time of reading one array element.
+MULTIPLICATIONS_PER_READ = 10  # In a matrix product, so many multiplications take as long as reading one element.
 _MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries compute matrix products up to this size in a single thread.
 
 
 @dataclass(frozen=True)
 class DescentSettings:
-    """Settings of the descent.
+    """Settings of the gradient descent.
 
-    W are the logits of the choices. A family of choices is a kind of split with a number of devices.
+    W are the logits of the choices. A family of choices has all choices with the same kind of split and the same number
+    of devices.
 
     Attributes:
-        learning_rate: Learning rate for the normalised loss.
+        learning_rate: Learning rate for the normalised loss (the loss divided by `ObjectiveTables.loss_scale`).
         iterations: Number of steps.
-        restarts: Number of initial points.
+        restarts: Number of initial values of W, from which the descent runs independently.
         seed: Seed of the random numbers.
         is_biased: Let each restart begin near a different family of choices.
-        bias: Number that is added to W for the choices of this family.
-        noise: Largest random number that is added to W.
+        bias: Number that is added to the initial W of the choices of this family.
+        noise: Largest random number in the initial W.
         memory_penalty: Loss for exceeding a host's memory by 100 %, in units of the normalised loss of a layer.
     """
 
@@ -59,7 +62,7 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """The tables of a relaxation as flat arrays, with one column for each of the n choices of all layers together."""
+    """Objective tables as flat arrays, with one column for each of the n choices of all layers together."""
 
     tables: ObjectiveTables
 
@@ -127,15 +130,18 @@ class FlatTables:
         return centred
 
     def likeliest_choices(self, p: Floats) -> Selections:
-        """Return the most probable choice of each layer, shape (restarts, layers); the first if several are equal."""
+        """Return the most probable choice of each layer, shape (restarts, layers).
+
+        If several choices are equally probable, the first one is taken.
+        """
         return np.stack([p[:, span].argmax(axis=1) for span in self.layer_columns], axis=1)
 
 
 def multiply_in_blocks(p: Floats, table: Floats) -> Floats:
-    """Return p @ table, computed a few rows at a time.
+    """Return the matrix product p @ table, computed a few rows at a time.
 
-    BLAS libraries would distribute the whole product over threads. That costs more than it saves if other processes use
-    the cores, and it changes the order of summation and thus the last bits of the result.
+    BLAS libraries would distribute the whole product over threads. Threads cost more than they save if other processes
+    use the cores. They also change the order of summation, and thus the last bits of the result.
     """
     step = max(1, _MAX_SERIAL_MULTIPLICATIONS // table.size)
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
@@ -156,7 +162,9 @@ class DescentInterrupted(KeyboardInterrupt):
 def minimise_relaxation(
     tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
 ) -> Selections:
-    """Return the most probable choices after the last step or at the end of the budget, shape (restarts, layers).
+    """Return the most probable choice of each layer after gradient descent, shape (restarts, layers).
+
+    The descent ends after the last step, or when the budget is used up.
 
     The loss L is the expected cost if the choices have the probabilities p = softmax(W). Each step changes the logits W
     by the natural gradient (the gradient in the Fisher metric of the softmax), which is ∂L/∂W without its factor p.
@@ -181,7 +189,7 @@ def minimise_relaxation(
 
 
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
-    """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family of choices.
+    """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family in each restart.
 
     A family has all choices with the same kind of split and the same number of devices, such as channels over 3
     devices. The restarts take the families in turn, in the order of `families_by_value`. The first restart with each
@@ -199,10 +207,11 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 
 
 def families_by_value(tables: ObjectiveTables) -> Selections:
-    """Return the families, sorted by the cost of the selection that uses the family in every layer.
+    """Return the numbers of all families, the one with the cheapest plan first.
 
     A family has all choices with the same kind of split and the same number of devices, such as channels over 3
-    devices. Of each family, the choice without extra rows is used. A layer without the family uses its cheapest choice.
+    devices. The plan of a family uses it in every layer, without extra rows. A layer that has no choice of the family
+    uses its cheapest choice.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

@@ -1,4 +1,4 @@
-"""The strategy `gradient`: gradient descent on a relaxation of the cost tables, then local search."""
+"""The strategy `gradient`: gradient descent on the probabilities of each layer's splits, then local search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_REPAIRS = 8  # If a plan does not fit, the search is repeated at most so of
 
 
 def check_descent_options(options: Strategy, learning_rate: float) -> None:
-    """Raise UsageError if an option of `gradient` or `diapason` is out of range."""
+    """Raise UsageError if an option that `gradient` and `diapason` have in common is out of range."""
     least = {"fusion_limit": 0, "iterations": 1, "restarts": 1, "seed": 0}
     for name, bound in least.items():
         value = getattr(options, name)
@@ -45,13 +45,13 @@ def check_descent_options(options: Strategy, learning_rate: float) -> None:
 
 @dataclass(frozen=True)
 class BestSelection:
-    """The best selection (number of the choice of each layer) that a search found.
+    """The best selection (number of each layer's choice) that a search found.
 
     Attributes:
         selection: The selection.
         value: Its cost in s or J.
         fits: True if its weights fit into memory.
-        others: The next best selections.
+        others: The next best selections, the best one first.
         interrupted: True if the user interrupted the search.
     """
 
@@ -68,10 +68,14 @@ class Gradient(Strategy):
 
         conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 
-    The choices are those of the barrier model (see `tables.cost_tables`). In contrast to the published method, the loss
-    is normalised, the steps follow the natural gradient, the temperature of the softmax falls, and each restart begins
-    near another kind of split. Local search with exact costs then improves the most probable choices. The objective is
-    latency or energy. The strategy `diapason` is the published method.
+    Local search then improves the most probable splits ("+1" is an extra row of each tile). The objective is latency or
+    energy. Costs are those of the barrier model (see `tables.cost_tables`). The strategy `diapason` is the published
+    method. This strategy differs from it:
+
+    - The loss is normalised.
+    - The steps follow the natural gradient.
+    - The temperature of the softmax falls.
+    - Each restart begins near another kind of split.
     """
 
     name: ClassVar[str] = "gradient"
@@ -115,7 +119,7 @@ class Gradient(Strategy):
         return self.plan_over_tables(build_cost_tables(problem, choices, budget), budget)
 
     def choice_set(self, problem: Problem) -> ChoiceSet:
-        """Return the set of choices that the options describe."""
+        """Return the ways to split layers (choices) that the options allow."""
         counts = self.device_counts or default_device_counts(len(problem.platform.computing_devices))
         return ChoiceSet(
             device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition]
@@ -124,8 +128,8 @@ class Gradient(Strategy):
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
         """Return the best plan that consists of choices in the cost tables and fits into the hosts' memory.
 
-        The tables count weights but no activations. If a plan needs too much memory, the search is repeated with the
-        missing bytes reserved.
+        The tables count weights but no activations. If the best plan needs too much memory with its activations, the
+        search is repeated, and weights must then leave the missing bytes free.
         """
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         best = self.search_tables(cost_tables, budget=budget)
@@ -157,14 +161,14 @@ class Gradient(Strategy):
         descent: bool = True,
         budget: WorkBudget | None = None,
     ) -> BestSelection:
-        """Return the best selection (a choice for each layer) in cost tables, by the objective of their problem.
+        """Return the best selection (a choice for each layer) by the objective of the problem.
 
         Args:
-            cost_tables: The cost tables.
-            hints: Selections that local search improves in addition to those of the descent.
-            reserve: Bytes of each host that weights must leave free.
+            cost_tables: The choices of each layer with their costs, and the problem.
+            hints: Selections that local search improves in addition to those that the descent finds.
+            reserve: Bytes of memory that weights must leave free, by host name.
             descent: Run the gradient descent; without it, only the hints are improved.
-            budget: Limit of the work.
+            budget: Limit of the work; None means no limit.
         """
         best: BestSelection | None = None
         objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
@@ -208,8 +212,8 @@ def _search_objective(
     """Return the best selection (a choice for each layer) by the costs in one ObjectiveTables.
 
     The descent uses `settings`, or is omitted if they are None. Local search then improves the selections that the
-    descent found, and the selections `hints`. Hints with choices that are not in the tables are ignored. If no
-    selection is left, the result is None.
+    descent found, and the selections `hints`. Hints with choices that are not in the tables are ignored. The result is
+    None if there is no descent and no hint is left.
     """
     placed = [place for hint in hints if (place := to_kept_numbers(tables.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(tables.node))

@@ -3,9 +3,10 @@
     LayerGraph → Chain
     Chain + F + G + k → CoopaiResult: the fastest sequence of blocks, for k identical devices behind one gateway
 
-A block is a run of layers that the devices compute in one round, without an exchange in between. MLS chooses blocks of
-any length, and SLS blocks of one layer. Names are the paper's letters, with equation numbers: F is the compute rate of
-a device in FLOP/s, G the bandwidth of the gateway in bit/s, and T_L^k the time of all L layers on k devices.
+A block is a sequence of layers that the devices compute in one round, without an exchange in between. MLS chooses
+blocks of any length, and SLS blocks of one layer. Variables have the letters of the paper: F is the compute rate of a
+device in FLOP/s, G the bandwidth of the gateway in bit/s, and T_L^k the time of all L layers on k devices. Equation
+numbers are those of the paper.
 
 The paper leaves some details to a technical report; the following choices reproduce its figures:
 
@@ -13,7 +14,7 @@ The paper leaves some details to a technical report; the following choices repro
   convolution before them.
 - A grid is a range of rows of a block's last layer. If k devices compute H rows, the first H mod k grids have one more
   row. The FLOPs of a fully connected layer are divided equally.
-- Only missing rows are sent, and each row is uploaded once.
+- A device is sent only the rows that it lacks, and each row is uploaded to the gateway once.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ from dicompiler_strategies.tables.choice_footprints import Ints
 BITS = 32
 """Bits of an element."""
 Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
-"""How a block is computed: convolutions in grids, the same followed by a fully connected layer in data form, fully
-connected layers in model, data or hybrid form, or everything on one device.
+"""How a block is computed.
+
+- "grids": convolutional layers, each device a range of rows (a grid).
+- "grids+data": the same, and then a fully connected layer in data form.
+- "model": a fully connected layer, each device a range of the outputs.
+- "data": a fully connected layer, each device a partial sum over a range of the inputs.
+- "hybrid": a fully connected layer in model form, and the next one in data form.
+- "device": everything on one device.
 """
 DataState = Literal["gateway", "rows", "outputs", "sums"]
-"""State of the data between two rounds, explained at `_Rounds`."""
+"""Where the data is stored between two rounds. `_Rounds` explains the values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +54,7 @@ class ConvolutionalLayer:
     Attributes:
         names: Names of the layers, the convolution first.
         inputs: Input tensor of each layer.
-        maps: Row map of each layer, from output rows to input rows.
+        maps: Row map of each layer: the input rows that it reads for given output rows.
         row_flops: FLOPs of one row of the convolution.
         rows_in: Number of input rows.
         rows_out: Number of rows of the pooled output.
@@ -65,7 +72,7 @@ class ConvolutionalLayer:
     row_out: int
 
     def computed_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows of the convolution's output that `rows` of the pooled output depend on."""
+        """Return the rows of the convolution's output from which the pools compute `rows` of the pooled output."""
         for name, row_map in zip(reversed(self.inputs[1:]), reversed(self.maps[1:]), strict=True):
             need = row_map.read_rows(name, rows)
             assert need is not None
@@ -73,7 +80,7 @@ class ConvolutionalLayer:
         return rows
 
     def read_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows of the input that `rows` of the convolution's output depend on."""
+        """Return the rows of the input from which the convolution computes `rows` of its output."""
         need = self.maps[0].read_rows(self.inputs[0], rows)
         assert need is not None
         return need
@@ -114,7 +121,7 @@ class LayerBlock:
 
 @dataclass(frozen=True)
 class CoopaiResult:
-    """The least time in which k devices compute the network, and the blocks that achieve it.
+    """The least time in which k devices compute the network, and the blocks with which they do.
 
     Attributes:
         k: Number of devices.
@@ -128,15 +135,19 @@ class CoopaiResult:
 
 
 Chain = tuple[ConvolutionalLayer | FullyConnectedLayer, ...]
-_RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after its round, and the round's seconds.
+_RoundOption = tuple[LayerBlock, DataState, float]
+"""A block, the place of its results after the round that computes it, and the seconds of this round."""
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
     """Return the network in CoopAI's form: convolutions with their pools, and fully connected layers.
 
-    Other layers (Flatten, LRN, Softmax) cost nothing. The network must be a chain. If the network has branches, `path`
-    must list the layers of a chain that represents it. A layer of this chain counts with all its input channels, even
-    those from layers that are not in the chain.
+    Other layers (Flatten, LRN, Softmax) cost nothing and are omitted. The network must be a chain. If it has branches,
+    `path` must list the layers of a chain that represents it. A layer of this chain counts with all its input channels,
+    even those from layers that are not in the chain.
+
+    Raises:
+        DicompilerError: The network is not a chain, or has a layer that is neither convolutional nor fully connected.
     """
     for i, layer in enumerate(() if path else layers.layers):
         before = layers.layers[i - 1] if i else None
@@ -205,7 +216,7 @@ def _with_pool(layers: LayerGraph, cl: ConvolutionalLayer, layer: Layer, row_map
 
 
 def balanced_rows(rows: int, k: int) -> RowIntervals:
-    """Return the rows of each of k devices, in ranges of about equal length."""
+    """Return the range of rows of each of k devices; the ranges are as equal in length as possible."""
     return split_proportionally(rows, (1.0,) * k)
 
 
@@ -217,10 +228,10 @@ def _equal_shares(count: int, k: int) -> Ints:
 def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = False) -> CoopaiResult:
     """Return the fastest sequence of blocks that computes the chain on k devices.
 
-    A block is a run of layers that the devices compute in one round. T_i^k is the least time in which k devices compute
-    the first i layers, and e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. The times follow from
-    eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when the
-    round begins. There is therefore one T for each DataState.
+    A block is a sequence of layers that the devices compute in one round. T_i^k is the least time in which k devices
+    compute the first i layers, and e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. By eq. (2),
+    T_i^k = min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when the round
+    begins. The function therefore computes one T for each DataState.
 
     Args:
         layers: The chain.
@@ -245,7 +256,7 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
 
 
 def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
-    """Return the sort key of solutions: time (to a picosecond), then number of blocks."""
+    """Return the sort key of solutions: the time, rounded to a picosecond, then the number of blocks."""
     return round(seconds, 12), len(blocks)
 
 
@@ -276,14 +287,14 @@ def _single_device_latency(layers: Chain, F: float, G: float) -> float:
 class _Rounds:
     """The possible rounds, and the time of each round.
 
-    In a round, each device receives missing inputs, computes its piece of a block of layers, and sends results. The
-    time of a round for layers i to j is e_{i,j}^k of eq. (3) to (5). A round can follow another one that leaves the
-    required state, which says where the data between the two rounds is stored:
+    In a round, each device receives missing inputs, computes its part of a block of layers, and sends results. The time
+    of a round for layers i to j is e_{i,j}^k of eq. (3) to (5). It depends on the DataState, the place at which the
+    results of the previous round are stored:
 
     - gateway: no data is on a device
-    - rows: each device stores its grid (rows) of the last layer
-    - outputs: each device stores its share of a fully connected layer's outputs
-    - sums: the gateway has added up the partial sums
+    - rows: each device stores its grid (range of rows) of the last layer's output
+    - outputs: each device stores its range of a fully connected layer's outputs
+    - sums: the gateway has added up the partial sums and stores the result
 
     Attributes:
         layers: The chain.
@@ -313,9 +324,9 @@ class _Rounds:
     def _e(self, zeta: Ints, phi: Ints) -> float:
         """Return the seconds of a round: those of the device that takes longest to compute and to transfer data.
 
-        Device d computes ζ(d) FLOPs at the rate F in FLOP/s. It transfers φ(d) elements of 32 bits, with a k-th of the
-        gateway's bandwidth G in bit/s, because k devices share it. By eq. (3), e_{i,j}^k = max over d of ζ(d) / F + 32
-        φ(d) / (G / k).
+        Device d computes ζ(d) FLOPs (`zeta`) at the rate F in FLOP/s. It transfers φ(d) elements (`phi`) of 32 bits.
+        Each of the k devices has a k-th of the gateway's bandwidth G in bit/s. By eq. (3), e_{i,j}^k = max over d of
+        ζ(d) / F + 32 φ(d) / (G / k).
         """
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
@@ -324,8 +335,8 @@ class _Rounds:
 
         There is one round for each possible last layer j. In this round, every device computes a range of rows of layer
         j, which the paper calls a grid, and the rows of layers i to j - 1 that the grid depends on. If a fully
-        connected layer follows layer j, another round includes this layer: each device sums over the inputs that it has
-        computed.
+        connected layer follows layer j, a round may also include this layer in data form: each device sums over the
+        inputs that it has computed.
         """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
@@ -346,10 +357,10 @@ class _Rounds:
         return rounds
 
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
-        """Return the FLOPs of each device for layers i to j, and the rows of layer i's input that it reads.
+        """Return the FLOPs of each device for layers i to j, and the rows of layer i's input that each device reads.
 
-        `rows` are the output rows of layer j on each device. The FLOPs of device d are ζ(d) = Σ_{r ∈ [i,j]} p_r(d) by
-        eq. (4), where p_r(d) are its FLOPs in layer r.
+        `rows` are the output rows of layer j that each device computes. By eq. (4), the FLOPs of device d are ζ(d) =
+        Σ_{r ∈ [i,j]} p_r(d), where p_r(d) are its FLOPs in layer r.
         """
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
@@ -361,11 +372,11 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """Return the elements that each device downloads before a round, and those that it uploads for others.
+        """Return how many elements each device downloads before a round, and how many it uploads for other devices.
 
-        These are ti and τo of eq. (5). `needs` are the rows of layer i's input that each device reads. If `state` is
-        "rows", each device stores its own rows of this input. Otherwise it downloads all rows that it reads from the
-        gateway, and uploads none.
+        The two arrays are ti and τo of eq. (5), shape (k,). `needs` are the rows of layer i's input that each device
+        reads. If `state` is "rows", each device already stores a range of these rows. Otherwise each device downloads
+        all rows that it reads from the gateway, and uploads none.
         """
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
@@ -383,8 +394,8 @@ class _Rounds:
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
         """Return the possible rounds that begin at the fully connected layer i.
 
-        - model form: each device computes a share of the outputs from all inputs.
-        - data form: each device computes partial sums of all outputs from a share of the inputs.
+        - model form: each device computes a range of the outputs from all inputs.
+        - data form: each device computes partial sums of all outputs from a range of the inputs.
         - hybrid form, if another fully connected layer follows: layer i in model form, and the next layer in data form.
 
         The baseline SLS (`single`) has only the model form.
@@ -406,7 +417,7 @@ class _Rounds:
         return rounds
 
     def _held_inputs(self, i: int, state: DataState) -> Ints:
-        """Return the elements of layer i's input that each device has computed itself, shape (k,)."""
+        """Return how many elements of layer i's input each device has computed itself, shape (k,)."""
         before = self.layers[i - 1] if i else None
         if state == "rows" and isinstance(before, ConvolutionalLayer):
             return _equal_shares(before.rows_out, self.k) * before.row_out

@@ -1,6 +1,6 @@
-"""The strategy `coopai`: blocks of layers chosen by eq. (1) and (2) of CoopAI, in equal shares.
+"""The strategy `coopai`: eq. (1) and (2) of the CoopAI paper choose blocks of layers, split equally over the devices.
 
-The leader device does the work of the paper's gateway.
+The first device (the leader) does the work of the paper's gateway.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ log = logging.getLogger("dicompiler")
 class Coopai(Strategy):
     """The algorithm of the CoopAI paper: fused height tiles and fully connected layers on k identical devices.
 
-    Equations (1) to (5) choose the blocks and the number of devices. The network must be a chain of convolutional and
-    fully connected layers. The method does not consider memory. The strategy `dp` generalises it.
+    Equations (1) to (5) of the paper choose the number of devices and the blocks. A block is a sequence of layers
+    within which devices exchange nothing. The network must be a chain of convolutional and fully connected layers. The
+    method does not consider memory. The strategy `dp` generalises it.
     """
 
     name: ClassVar[str] = "coopai"
@@ -64,10 +65,13 @@ class Coopai(Strategy):
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """Return the chain, and its fastest blocks on one of the numbers of devices `counts`.
+    """Return the network as CoopAI's chain of layers, and the fastest blocks for the best of the numbers `counts`.
 
-    The paper's F is the devices' rate in FLOP/s, and its G is the bandwidth of the network in bit/s. If `single` is
-    True, each block has one layer (the paper's baseline SLS).
+    Each of `counts` is a number of devices. The paper's F is the devices' rate in FLOP/s, and its G is the bandwidth of
+    the network in bit/s. If `single` is True, each block has one layer (the paper's baseline SLS).
+
+    Raises:
+        DicompilerError: The devices have different rates, or the network is not a chain.
     """
     platform = team.problem.platform
     rates = {platform.devices[i].rate for i in team.members}
@@ -79,7 +83,10 @@ def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tupl
 
 
 def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
-    """Return the parts of each layer, by layer name. `team` has the k devices of the result, with equal shares."""
+    """Return the parts of each layer, by layer name.
+
+    `team` has the k devices of the result, and splits layers equally.
+    """
     layer_parts: dict[str, tuple[Part, ...]] = {}
     for run in _blocks_to_runs(team, layers, result.blocks):
         layer_parts |= run_parts(team, run)
@@ -89,8 +96,8 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
     """Return the blocks as `LayerRun`s (consecutive layers that the devices split in one way) of the strategy `dp`.
 
-    The chain has only the convolutional and fully connected layers of the model. Each of them forms runs together with
-    the layers between it and the next one.
+    The chain has only the convolutional and fully connected layers of the network. Each of them forms runs together
+    with the layers that follow it, up to the next layer of the chain.
     """
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
@@ -117,11 +124,10 @@ def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock
 
 
 def _output_form(block: LayerBlock, r: int) -> TensorForm:
-    """Return the form of a fully connected layer's output after the layer was computed.
+    """Return how the output of a fully connected layer is distributed over the devices.
 
-    The form is "channels" if each device has some channels, and "whole" if each device has all channels.
-
-    `r` is the position of the layer in the chain.
+    The result is "channels" if each device has some channels, and "whole" if one device has all channels. `r` is the
+    position of the layer in the chain.
     """
     return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
 
@@ -129,8 +135,8 @@ def _output_form(block: LayerBlock, r: int) -> TensorForm:
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
     """Return how the input of layer `r` of the chain must be distributed over the devices.
 
-    Layer `r` follows a block of convolutional layers. If this block is the end of the chain, the result is for the
-    chain's output.
+    Layer `r` follows a block of convolutional layers. If this block ends the chain, there is no layer `r`, and the
+    result is about the output of the chain.
     """
     if r == len(layers):
         return "whole"
@@ -141,8 +147,8 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
     """Return the runs of the layers at the positions `start` to `stop` − 1.
 
-    The first run has all layers with rows, in fused height tiles. Each layer after them is a run by itself; its output
-    is distributed over the devices as `wanted`.
+    The first run has the layers up to the first one without rows, in fused height tiles. Each layer after them is a run
+    by itself; its output is distributed over the devices as `wanted`.
     """
     graph = team.layers
     end = start

@@ -2,11 +2,13 @@
 
     OpportunitySpace + W_l, W_dev → loss L, ∂L/∂W_l and ∂L/∂W_dev, for R restarts at once
 
-A partition opportunity (PO) is one way to split a layer into sublayers. Plain gradient descent changes the
-probabilities of the opportunities of each layer and of the devices of each sublayer, so that the expected cost (the
-loss L) falls. At the end, the most probable ones are chosen. The probabilities are the softmax of two kinds of logits:
-W_l, a vector for each layer, has one for each opportunity. W_dev, a matrix for each group of opportunities, has one for
-each sublayer and device.
+A partition opportunity (PO) is one way to split a layer into sublayers. Each opportunity of a layer has a probability,
+and so has each device of a sublayer. Plain gradient descent changes the probabilities so that the expected cost (the
+loss L) falls. At the end, the most probable opportunities and devices are chosen. The probabilities are the softmax of
+two kinds of logits:
+
+- W_l, a vector for each layer, has one logit for each opportunity.
+- W_dev, a matrix for each group of opportunities, has one logit for each sublayer and device.
 
 Some equations need an interpretation:
 
@@ -15,11 +17,11 @@ Some equations need an interpretation:
 - Eq. (4) compares the device probabilities of two sublayers by a function sim. It is the Euclidean distance divided by
   √2, so that it is at most 1.
 - The loss is in ms or mJ.
-- The overlap in eq. (9) to (14) is the number of bytes that one sublayer needs of another one. No element is counted
-  twice, see `OpportunitySpace`.
+- The overlap in eq. (9) to (14) is the number of bytes that one sublayer needs of another sublayer's output. No element
+  is counted twice, see `OpportunitySpace`.
 
-The loss adds up the costs of layers and transfers, so it is not the time of a frame, in which some of them run at once.
-A cost model must therefore evaluate the chosen plan.
+The loss adds up the costs of layers and transfers. It is not the time of a frame, in which some layers and transfers
+run at once. A cost model must therefore evaluate the chosen plan.
 """
 
 from __future__ import annotations
@@ -68,12 +70,12 @@ class Diapason(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the most probable opportunities and devices after gradient descent.
 
-        Of several restarts, the plan with the best estimated objective is returned. Losses cannot be compared instead,
-        because a loss is a sum of costs and not the time of a frame.
+        If there are several restarts, the plan with the best estimated objective is returned. The losses of restarts
+        cannot be compared instead, because a loss is a sum of costs and not the time of a frame.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
-            DicompilerError: The plan does not fit into the hosts' memory, which the method does not consider.
+            DicompilerError: No restart has a plan that fits into the hosts' memory. The method does not consider it.
         """
         check_objective(self.name, problem.objective)
         energy = problem.objective == "energy"
@@ -97,7 +99,7 @@ class Diapason(Strategy):
 
 @dataclass(frozen=True, eq=False)
 class RelaxationWeights:
-    """The variables of the relaxation. R restarts are stored together.
+    """The logits that gradient descent changes. The values of all R restarts are stored together.
 
     Attributes:
         W_l: For each layer, the logits of its P partition opportunities, shape (R, P).
@@ -110,7 +112,7 @@ class RelaxationWeights:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLoss:
-    """The loss L of each restart, and the gradient of L by the logits."""
+    """The loss L of each of R restarts in ms or mJ, shape (R,), and the gradient of L by the logits."""
 
     L: Floats
     gradient: RelaxationWeights
@@ -158,7 +160,7 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     L_mov_out.
 
     If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
-    Eq. (2) for energy has no penalty.
+    The penalty estimates the time that is saved because sublayers run at once. Eq. (2) for energy has no penalty.
     """
     sigma = softmax(W.W_dev)  # Shape (R, G, S, D): restarts, groups, sublayers, devices.
     p = [softmax(W_l) for W_l in W.W_l]
@@ -199,8 +201,8 @@ def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Fl
     """Return the cost of sending data between two layers, for each pair of their opportunities m and n.
 
     Opportunity m splits the first layer into sublayers i, and n splits the second layer into sublayers j. The cost is
-    weighted with the probabilities of the sublayers' devices. In shapes, R is the number of restarts, P and P' the
-    numbers of opportunities of the two layers, S of sublayers, and D of devices.
+    weighted with the probabilities of the sublayers' devices. In shapes, R is the number of restarts. P and P' are the
+    numbers of opportunities of the two layers, S and S' those of their sublayers, and D is the number of devices.
 
     Args:
         space: The opportunities, with the cost B of a byte between each pair of devices.
@@ -259,9 +261,9 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
         real: True for the sublayers that exist, shape (P, S).
 
     Returns:
-        The penalty L_pen, shape (R, P); its derivative ∂L_pen/∂L_sub, shape (R, P, S); and its derivative ∂L_pen/∂X_ij
-        divided by 2 X_ij, shape (R, P, S, S), 0 if a = b. The caller multiplies the last one by a − b, because ∂X_ij/∂a
-        = (a − b) / (2 X_ij).
+        Three arrays: the penalty L_pen, shape (R, P); its derivative ∂L_pen/∂L_sub, shape (R, P, S); and (∂L_pen/∂X_ij)
+        / (2 X_ij), shape (R, P, S, S), which is 0 if a = b. The caller multiplies the last array by a − b to get
+        ∂L_pen/∂a, because ∂X_ij/∂a = (a − b) / (2 X_ij).
     """
     S = sigma.shape[2]
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
@@ -282,7 +284,8 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 def _contract_product(weighted: Floats, by: Floats) -> Floats:
     """Return the product of two arrays, summed over their common axes n and j.
 
-    `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D).
+    `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D). The
+    letters are those of `movement_loss`.
     """
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
@@ -290,12 +293,15 @@ def _contract_product(weighted: Floats, by: Floats) -> Floats:
 
 
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
-    """Add the gradient of a layer's opportunities to the gradients of the groups to which they belong.
+    """Add the gradients of a layer's opportunities to the gradients of their groups, in place.
 
     The opportunities of a group use the same device logits W_dev: a fused opportunity is in the group of the
-    opportunity from which it was derived. `g` is the gradient by the device probabilities of each opportunity, shape
-    (R, P, S, D). `group` has the group's number for each opportunity. `g_sigma`, shape (R, groups, S, D), is changed in
-    place.
+    opportunity from which it was derived.
+
+    Args:
+        g_sigma: Gradient by the device probabilities of each group, shape (R, groups, S, D). It is changed.
+        group: Number of the group of each opportunity, shape (P,).
+        g: Gradient by the device probabilities of each opportunity, shape (R, P, S, D).
     """
     for place, number in enumerate(group):
         g_sigma[:, number] += g[:, place]
@@ -306,7 +312,7 @@ def gradient_descent(
 ) -> RelaxationWeights:
     """Return the logits after `iterations` steps of gradient descent.
 
-    A step changes the logits W against the gradient of the loss L: W ← W − rate · ∂L/∂W.
+    Each step moves the logits W against the gradient of the loss L: W ← W − rate · ∂L/∂W.
     """
     for _ in range(iterations):
         g = relaxed_loss(space, W, penalty).gradient
@@ -318,9 +324,10 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the most probable opportunity of each layer, and the most probable device of each of its sublayers.
+    """Return, for each layer, the most probable opportunity and the most probable device of each of its sublayers.
 
-    They have the largest logits W_l and W_dev in restart number `restart`.
+    These are the ones with the largest logits W_l and W_dev in restart number `restart`. An opportunity is given as its
+    number, and a device as its index in `space.devices`.
     """
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)

@@ -1,7 +1,9 @@
 """Partition opportunities (POs) of DIAPASON: ways to compute a layer whole, in slices, or fused with a later one.
 
-Problem → OpportunitySpace: the POs of every layer, the cost of their sublayers on each device, and the bytes between
-sublayers
+    Problem → OpportunitySpace: the POs of every layer, the cost of their sublayers on each device, and the bytes that
+    sublayers send to each other
+
+A PO splits a layer into sublayers, each of which is computed on one device.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
 
 MILLI_PER_UNIT = 1e3
-"""Factor from s to ms and from J to mJ, the units of costs. The best learning rate depends on the unit of the costs. In
-these units, the paper's rate of 0.8 works well.
+"""Factor from s to ms and from J to mJ, the units of costs here.
+
+The best learning rate depends on the unit of the costs. In these units, the paper's rate of 0.8 works well.
 """
 
 
@@ -45,12 +48,14 @@ these units, the paper's rate of 0.8 works well.
 class PartitionOpportunity:
     """A way to split one layer into sublayers (one p ∈ P in the paper).
 
-    A fused PO is derived from a PO of the next layer, its parent.
+    A fused PO is derived from a PO of a layer that reads this layer's output, its parent.
 
     Attributes:
-        group: Number of the W_dev (device logits) that it uses; a fused PO uses the W_dev of its parent.
+        group: Number of the matrix W_dev (logits of the sublayers' devices) that it uses. A fused PO uses the matrix of
+            its parent.
         regions: Region of the layer's output that each sublayer computes; None if it computes nothing.
-        shares: The regions, made disjoint: a sublayer sends only elements of its share to sublayers with other numbers.
+        shares: The regions without overlap. To sublayers with other numbers, a sublayer sends only elements of its
+            share.
         depth: Number of later layers that the layer is fused with; 0 if it is not fused.
     """
 
@@ -64,29 +69,30 @@ class PartitionOpportunity:
 class OpportunitySpace:
     """All partition opportunities (POs, ways to split a layer) of a problem, as arrays.
 
-    A layer has P POs, each padded to S sublayers. There are D devices. The POs of a group share the logits W_dev of
+    A layer has P POs, each padded to S sublayers. There are D devices. All POs of a group use the same logits W_dev of
     their sublayers' devices.
 
-    Every element that a sublayer needs is sent to it once: by the sublayer with the same number if that one computes
-    the element, otherwise by the sublayer that has the element in its share. Redundant rows of fused slices are not
-    sent.
+    Every element that a sublayer needs is sent to it once. The sender is the sublayer of the previous layer with the
+    same number, if it computes the element; otherwise it is the one that has the element in its share. Other copies of
+    an element, which overlapping fused slices compute, are not sent.
 
     Attributes:
-        problem: The problem.
-        devices: The devices that compute.
+        problem: The problem whose layers are split.
+        devices: The devices that compute, in platform order.
         opportunities: POs of each layer.
         group: For each layer, the number of the group of each PO, shape (P,).
         has_sublayer: For each layer, True if the PO has the sublayer, shape (P, S).
-        cost: For each layer, the cost of each sublayer on each device in ms or mJ (L_dev of eq. 3), shape (P, S, D).
+        cost: For each layer, the cost of computing each sublayer on each device in ms or mJ (L_dev of eq. 3), shape
+            (P, S, D).
         overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
             of i, shape (P, S, P', S').
         inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads
             (overlap_in of eq. 12), shape (P, S).
         outputs: For each layer that computes network outputs, the bytes of these outputs that each sublayer sends
             (overlap_out of eq. 14), shape (P, S).
-        B: Cost of a byte between each pair of devices in ms or mJ, shape (D, D).
-        B_in: Cost of a byte of network input for each device, shape (D,).
-        B_out: Cost of a byte of network output for each device, shape (D,).
+        B: Cost in ms or mJ of sending a byte from each device to each other one, shape (D, D).
+        B_in: Cost in ms or mJ of sending a byte of network input from the source to each device, shape (D,).
+        B_out: Cost in ms or mJ of sending a byte of network output from each device to all sinks, shape (D,).
         group_sizes: Number of sublayers of each group.
     """
 
@@ -105,9 +111,9 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the distinct parts of a layer that is split by its opportunity number `chosen`.
+        """Return the parts of a layer that is split by its opportunity number `chosen`.
 
-        Sublayer s is on the device with the index places[s] in `devices`.
+        Sublayer s is on the device with the index places[s] in `devices`. Equal parts are returned once.
         """
         parts = [
             Part(self.devices[place].name, region)
@@ -160,9 +166,9 @@ class _SpaceBuilder:
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
         """Return the partition opportunities of each layer: the ways to split it, alone or fused with later layers.
 
-        They are computed from the last layer to the first, because the opportunities of a layer determine in which ways
-        the layers before it can be fused with it. The keys of `joined` are the pairs of connected layers; its values
-        are not used.
+        The loop goes from the last layer to the first, because the opportunities of a layer determine in which ways the
+        layers before it can be fused with it. The keys of `joined` are the pairs of connected layers; its values are
+        not used.
         """
         before: dict[int, list[int]] = {}
         for i, j in joined:
@@ -205,8 +211,8 @@ class _SpaceBuilder:
         `parent` is the opportunity that splits `layer`. For each slice of `layer`, the result has a slice of `before`:
         the rows that the slice of `layer` reads. The result is None if `before` cannot be split into these slices.
 
-        With a large stride, no slice of `layer` reads some rows between two slices of `before`. The first of the two is
-        then widened to the start of the second, because other opportunities of `layer` may read these rows.
+        If `layer` has a large stride, it does not read some rows between two slices of `before`. The first slice is
+        then extended to the start of the second one, because other readers may need these rows.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:
@@ -275,9 +281,9 @@ class _SpaceBuilder:
     def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
         """Return the region of `tensor` that each sublayer of a layer reads, as boxes of shape (P, S, axes + 1, 2).
 
-        The layer has the position `at`, and can be split in P ways (`pos`) into at most S sublayers. A box has start
-        and end on each axis, and on one more axis that says whether the sublayer reads the tensor at all (0..1) or not
-        (0..0).
+        The layer has the position `at`, and can be split in P ways (`pos`) into at most S sublayers. A box has a start
+        and an end on each axis of the tensor. On one more axis, the interval is 0..1 if the sublayer reads the tensor,
+        and 0..0 if it does not.
         """
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
@@ -322,9 +328,10 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """Return the costs of sending a byte: B between devices, B_in of an input, and B_out of an output.
+        """Return the costs of sending a byte: B, B_in and B_out, as explained at `OpportunitySpace`.
 
-        The network's inputs come from the first source, and every sink receives all outputs.
+        The network's inputs come from the first source, unless the device is itself a source. Every sink receives all
+        outputs.
         """
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
@@ -351,10 +358,11 @@ def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
 
 
 def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
-    """Return disjoint intervals that cover 0..extent, one for each given interval that is not None.
+    """Return disjoint intervals that cover 0..extent, one for each given interval, and None for None.
 
-    The border between two neighbours is the middle of their overlap, or the start of the second if there is a gap:
-    cover_extent([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)].
+    The border between two neighbours is the middle of their overlap, or the start of the second one if there is a gap:
+
+        cover_extent([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]
     """
     present_indices = [k for k, interval in enumerate(intervals) if interval is not None]
     covered: list[Interval | None] = [None] * len(intervals)
@@ -370,15 +378,15 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 
 
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
-    """Return how many elements each sublayer of a second layer receives from each sublayer of a first one.
+    """Return how many elements each sublayer of a second layer receives from each sublayer of a first layer.
 
-    If a sublayer needs an element that the sublayer with the same number computes, it takes the element from that one.
-    Otherwise it takes the element from the sublayer that has the element in its share. No element is counted twice. The
-    paper calls the result overlap_{i,j}.
+    If the sublayer of the first layer with the same number computes an element, the element comes from there. Otherwise
+    it comes from the sublayer that has the element in its share. No element is counted twice. The paper calls the
+    result overlap_{i,j}.
 
     Args:
         produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities.
-        shares: The same boxes, made disjoint.
+        shares: The same boxes without overlap (see `PartitionOpportunity.shares`).
         wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2).
 
     Returns:
@@ -396,7 +404,10 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
 
 
 def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
-    """Return for each of `count` sublayers whether it exists. A layer that cannot be split has only the first."""
+    """Return a list of `count` values: True for each sublayer that exists.
+
+    A layer that cannot be split has only the first sublayer.
+    """
     if po.regions == (None,):
         return [True] + [False] * (count - 1)
     return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

@@ -1,13 +1,13 @@
-"""The strategy `stahl` (Stahl et al., SAMOS 2019): layers in LOP, LIP or FUSE, chosen by an ILP.
+"""The strategy `stahl` (Stahl et al., SAMOS 2019): an integer linear program (ILP) chooses how each layer is split.
 
-LOP splits the output channels of a layer, LIP splits its input channels, and FUSE is a layer in LOP with the next one
-in LIP, between which nothing is sent. `solve_ilp` chooses one of these schemes for each layer: it solves the paper's
-ILP, which minimises the communication between N devices. `Stahl` translates a problem to this ILP, and its solution to
-a plan. Names are the paper's letters, with equation numbers.
+There are three schemes. LOP splits the output channels of a layer, and LIP splits its input channels. FUSE is a layer
+in LOP with the next one in LIP, between which nothing is sent. `solve_ilp` solves the paper's ILP, which chooses the
+schemes with the least communication between N devices. `Stahl` translates a problem to this ILP, and its solution to a
+plan. Variables have the letters of the paper, and equation numbers are those of the paper.
 
 The paper contradicts itself in one point. Eq. (7), the cost of LOP, subtracts inputs that devices already have from the
-previous layer; eq. (9), the cost of FUSE, does not. With eq. (9) as printed, which is the default here and was used for
-Table 2 of the paper, the optimum of the paper's example is 26. The paper states 22, which is the optimum if eq. (9)
+previous layer; eq. (9), the cost of FUSE, does not. Eq. (9) as printed is the default here, and was used for Table 2 of
+the paper. With it, the optimum of the paper's example is 26. The paper states 22, which is the optimum if eq. (9)
 subtracts these inputs too (option `reuse`).
 """
 
@@ -31,14 +31,17 @@ from dicompiler.plugin_api.regions import (
 from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 PartitionScheme = Literal["o", "i", "f", "s"]
-"""How layer l is split, o_l, i_l, f_l or s_l of eq. (11): LOP (by output channels), LIP (by input channels), or as the
-first or the second layer of a fused pair.
+"""How layer l is split. The letters are those of o_l, i_l, f_l and s_l in eq. (11).
+
+- "o": LOP (by output channels).
+- "i": LIP (by input channels).
+- "f", "s": as the first or the second layer of a fused pair (FUSE).
 """
 
 MAX_SOLVER_S = 60.0
 """Limit of the solver's work in CP-SAT's deterministic seconds, which are equal on every machine.
 
-Tens of layers take well below one such second.
+A network of tens of layers needs much less than one such second.
 """
 
 
@@ -48,12 +51,13 @@ class IlpLayer:
 
     Attributes:
         name: Name of the layer.
-        M: Number of inputs.
-        K: Number of outputs.
+        M: Number of input elements.
+        K: Number of output elements.
         Q: Number of weights.
         previous: Position of the layer l − 1 that computes the inputs, as in eq. (7) and (12); None if there is none.
-        can_fuse: True if the layer can be fused with the previous one.
-        is_held: True if this is a first layer, and each device stores a share of its inputs (o_0 = 1 in the paper).
+        can_fuse: True if the layer can be fused with layer l − 1.
+        is_held: True if the layer has no layer l − 1 and each device stores an equal part of its inputs at the start
+            (o_0 = 1 in the paper).
     """
 
     name: str
@@ -81,18 +85,17 @@ class IlpSolution:
 
 
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
-    """Return the number of elements that are sent for a layer, multiplied by the number N of devices.
+    """Return N · C_l, where C_l is the number of elements that are sent for layer l, and N the number of devices.
 
-    The factor N makes the number an integer. The number itself is C_l, for layer l with M inputs and K outputs. LOP
-    splits the output channels, LIP splits the input channels, and FUSE computes a layer in LOP and the next one in LIP.
-    The term o_{l−1} is 1 if `reused` is True, else 0. It says that each device already has a share of the inputs,
-    because layer l − 1 is in LOP.
+    The factor N makes the result an integer. The layer has M inputs and K outputs. LOP splits the output channels, LIP
+    splits the input channels, and FUSE computes a layer in LOP and the next one in LIP. The term o_{l−1} is 1 if
+    `reused` is True, else 0. If it is 1, each device already has an N-th of the inputs, because layer l − 1 is in LOP.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
     - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
 
-    The paper prints eq. (9) without o_{l−1}; this function subtracts reused inputs as in eq. (7).
+    The paper prints eq. (9) without o_{l−1}. If `reused` is True, this function subtracts M / N from M in FUSE as well.
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
@@ -110,7 +113,7 @@ def solve_ilp(
     Args:
         layers: Layers of the ILP, in network order.
         N: Number of devices.
-        reuse: Count reuse in the first layer of FUSE as well.
+        reuse: Do not count inputs that devices already have in the first layer of FUSE either.
         lip: Allow LIP for layers that are not fused.
         fuse: Allow fused pairs.
     """
@@ -166,15 +169,19 @@ def _run_ilp(model: Any, x: Sequence[Mapping[PartitionScheme, Any]], N: int) -> 
 
 @dataclass(frozen=True)
 class Stahl(Strategy):
-    """Stahl et al.: each layer in LOP or LIP over all devices, or two layers fused, with the least communication.
+    """Method of Stahl et al.: each layer in LOP or LIP, or two layers fused (FUSE), with the least communication.
 
         conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP
 
-    LOP splits the output channels of a layer, and LIP its input channels. Weights are split in equal shares, even if
-    devices have different speeds. An ILP minimises the communication as the paper counts it, for every objective: every
+    LOP splits the output channels of a layer, and LIP its input channels. FUSE is LOP, then LIP of the next layer.
+    Channels are split equally, even if devices have different speeds.
+
+    For every objective, an integer linear program (ILP) minimises the communication as the paper counts it: every
     device sends all its outputs and receives all its inputs. The plans here send less, because they send only missing
-    elements. Layers that the paper does not mention are split by channels if their inputs are split by channels.
-    Otherwise they are computed whole on the fastest device.
+    elements.
+
+    Layers that the paper does not mention are split by channels if their inputs are split by channels. Otherwise they
+    are computed whole on the fastest device.
     """
 
     name: ClassVar[str] = "stahl"
@@ -260,7 +267,7 @@ def _previous_layer(
 def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
     """Return True if layer `before` has as many output channels as the next layer sums over.
 
-    A share of its output channels is then a range of the next layer's input channels.
+    A range of its output channels is then a range of the next layer's input channels.
     """
     axis = find_cuttable_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
@@ -269,7 +276,11 @@ def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
 def network_parts(
     layers: LayerGraph, schemes: Mapping[str, PartitionScheme], names: Sequence[str], leader: str
 ) -> dict[str, tuple[Part, ...]]:
-    """Return the parts of each layer, by layer name, on the devices `names`. The device `leader` adds partial sums."""
+    """Return the parts of each layer, by layer name.
+
+    Layers are split over the devices `names`. The device `leader` adds up partial sums, and computes the layers that
+    are not split. `schemes` has the scheme of each layer of the ILP, by layer name.
+    """
     result: dict[str, tuple[Part, ...]] = {}
     cut: set[str] = set()
     equal = (1.0,) * len(names)
@@ -290,8 +301,8 @@ def network_parts(
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
     """Return True if a layer outside the ILP is split by channels.
 
-    These are grouped convolutions, and readers of tensors that are split by channels. `cut` has the names of the layers
-    that are split by channels so far.
+    This is done for convolutions (outside the ILP, they are grouped ones) and for layers that read a tensor that is
+    split by channels. `cut` has the names of the layers that are split by channels so far.
     """
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
