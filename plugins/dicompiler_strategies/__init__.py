@@ -15,7 +15,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
-    """Return the built-in strategies: those that search, those that need no search, and `manual`."""
+    """Return the classes of the built-in strategies, except for those of `dicompiler_strategies.papers`."""
     from dicompiler_strategies.auto import Auto
     from dicompiler_strategies.cpsat import CpSat
     from dicompiler_strategies.dp import Dp
@@ -35,7 +35,10 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """Return the format of AutoDiCE's platform files. The strategy `manual` reads AutoDiCE's mappings."""
+    """Return the format of AutoDiCE's platform files, so that they can be given as `--platform`.
+
+    The strategy `manual` reads AutoDiCE's mappings of layers to these platforms.
+    """
     from dicompiler.plugin_api import PlatformFormat
     from dicompiler_strategies.autodice import platform_from_hosts
 

@@ -31,8 +31,9 @@ from dicompiler_strategies.transformer_heads import best_row_plans, has_attentio
 log = logging.getLogger("dicompiler")
 
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
-"""For each strategy, the largest size of a problem (layers · devices) for which the strategy is asked. On larger
-problems, the strategy would use up the whole budget.
+"""For each strategy, the largest size of a problem (layers · devices) for which the strategy is asked for a plan.
+
+On larger problems, the strategy would use up the whole budget.
 """
 QUICK_STRATEGIES = ("single", "replicate", "pipeline", "modnn")
 """Strategies that take milliseconds. They are asked first and always, however small the budget is."""
@@ -43,25 +44,30 @@ SLOW_STRATEGIES = {
     "memory": ("heads", "teams", "genetic", "cpsat"),
     "communication": ("dp", "cpsat", "genetic"),
 }
-"""For each objective, the other strategies that serve it, in the order of their expected gain for their time. With a
-small budget, the last ones are not asked. `dp` takes a third of the time of `cpsat`. Some of its plans were better than
-those of `cpsat`, and none was more than 5 % worse. For throughput and memory, `teams` is nearly always the best.
+"""For each objective, the other strategies that support it, in the order of their expected gain for their time.
+
+With a small budget, the last ones are not asked. `dp` takes a third of the time of `cpsat`. Some of its plans were
+better than those of `cpsat`, and none was more than 5 % worse. For throughput and memory, `teams` is nearly always the
+best strategy.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradient", "genetic")
 TABLE_STRATEGIES = ("cpsat", "gradient")
-"""Strategies that need cost tables of all layers. If the tables of a large network do not fit into the budget, these
-strategies are asked last, and only if no other strategy has found a plan that splits the network.
+"""Strategies that need cost tables (the costs of all ways to split each layer).
+
+If the budget does not suffice to fill the tables of a large network, these strategies are asked last, and only if no
+other strategy has found a plan that splits the network.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Strategies that are not asked for the latency or memory of a network with attention, because `heads` finds better
-plans in a tenth of the time.
+"""Strategies that are not asked if the network has attention and the objective is latency or memory.
+
+`heads` finds better plans for these networks in a tenth of the time.
 """
 MOVES_SHARE = 0.2
 """Share of the remaining budget that may be used to move layers of a plan to other devices."""
 EXACT_OBJECTIVES = ("memory", "communication")
-"""Objectives with exact values: bytes are counted, but seconds and joules are only predicted."""
+"""Objectives that are counted in bytes, so that they are exact. Seconds and joules are only predicted."""
 PROVEN_RATIO = 1 + 1e-6
-"""The search ends if the best plan is within this factor of the lower bound."""
+"""The search ends if the objective of the best plan is at most this factor times its lower bound."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,13 @@ class Auto(Strategy):
 
         single, replicate, pipeline, modnn → heads, cpsat, … → simulator → best plan → other choices for a layer → …
 
-    Strategies that take milliseconds are asked first and always. The others follow in the order of their expected gain
-    for the objective. If a plan consists of whole layers, `auto` also tries to move layers to other devices. At the
-    end, it tries other choices (ways to split a layer) for single layers of the best plan. The search ends early if the
-    best plan reaches the lower bound of the objective. If the budget ends the search, the plan's note names the steps
-    that were left out.
+    Strategies that take milliseconds are asked for a plan first and always. The other strategies follow in the order of
+    their expected gain for the objective. If a plan consists of whole layers, `auto` also tries to move layers to other
+    devices. At the end, it tries other choices (ways to split a layer) for single layers of the best plan.
 
-    If the objective is a weighted sum, each strategy is asked once for each term of the sum. The weighted sum then
-    ranks all plans.
+    The search ends early if the best plan reaches the lower bound of the objective. If the budget ends the search, the
+    plan's note names the steps that were left out. If the objective is a weighted sum, each strategy is asked once for
+    each term of the sum, and the plans are compared by the weighted sum.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slower machine
     the search also stops when the budget's real time has passed. The plan then depends on the machine, and its note
@@ -121,10 +126,10 @@ class Auto(Strategy):
         return replace(self._prefer_single_device(problem, search.best), note=note)
 
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
-        """Return the best plan, or the plan of the best single device if that is predicted to be nearly as good.
+        """Return the best plan, or the plan of the best single device if it is predicted to be nearly as good.
 
-        A speedup below MIN_SPLIT_GAIN is within the error of the prediction. On platforms without runtime costs, and
-        for objectives that are counted exactly, the best plan is returned without this comparison.
+        A speedup of less than MIN_SPLIT_GAIN is within the error of the prediction. The best plan is returned without
+        this comparison if the platform has no runtime costs, or if the objective is counted exactly.
         """
         plan, metrics = problem.best_single_device
         is_predicted = problem.runtime_costs and not set(EXACT_OBJECTIVES) & set(objective_terms(problem.objective))
@@ -140,7 +145,8 @@ class _AutoSearch:
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
-        # The plan of cpsat for the latency. cpsat has already tried the plans around it, so they are not tried again.
+        # The plan of cpsat, if the objective is latency. cpsat has already tried plans that differ a little from it,
+        # so they are not tried again.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
         self.left_out: list[str] = []
@@ -171,7 +177,7 @@ class _AutoSearch:
     def _slow_names(self) -> list[str]:
         """Return the strategies to ask after the quick ones: first those of third parties, then by expected gain.
 
-        Of the default strategies, only those are included that serve the objective.
+        If the option `strategies` has its default, only the strategies that support the objective are returned.
         """
         chosen = self.options.strategies
         served = [name for term in objective_terms(self.problem.objective) for name in SLOW_STRATEGIES[term]]
@@ -191,7 +197,7 @@ class _AutoSearch:
             return False
         if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
             return False
-        # If cpsat has tried plans around its best one, it has also run gradient and evaluated gradient's plans.
+        # If cpsat has tried plans that are similar to its best one, it has also run gradient and evaluated its plans.
         is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
         if is_covered or (self.uses_heads and name in NOT_FOR_ATTENTION):
             return False
@@ -214,15 +220,15 @@ class _AutoSearch:
         return objective_bound(self.problem) or 0.0
 
     def budget_note(self) -> str:
-        """Return the note for a plan whose search the budget has ended, with the steps that were left out.
+        """Return the note for the plan if the budget ended the search; it names the steps that were left out.
 
-        The note is empty if the budget was not exceeded, or if the plan is optimal anyway.
+        The note is empty if the budget was not exceeded, or if the plan is proven to be optimal anyway.
         """
         note = "" if self._is_done() else self.search.budget.note()
         return f"{note} and left out: {', '.join(self.left_out)}" if note and self.left_out else note
 
     def _search_tables(self) -> None:
-        """Search the cost tables for better plans near the best plan."""
+        """Try plans from the cost tables: optimal ones, and ones that differ a little from the best plan."""
         if self.refined is None and self._has_time("optima with cheaper messages"):
             self.search.try_optima(self.tables)
         best = self.search.best
@@ -288,7 +294,7 @@ class _AutoSearch:
         return CpSat().build_tables(self.problem, budget, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
-        """Return the error that explains best why there is no plan: cpsat's, else the first one."""
+        """Return the error that explains best why there is no plan: that of cpsat, else the first one."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
@@ -305,7 +311,7 @@ class _AutoSearch:
             raise KeyboardInterrupt
 
     def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
-        """Ask a strategy for a plan, evaluate it, and return it."""
+        """Return the plan of a strategy, after it was evaluated and compared with the best plan."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
             refined = tried.plan_over_tables(self.tables, self.search.budget)

@@ -1,7 +1,7 @@
 """Reader of AutoDiCE's files `platform.txt` and `mapping.json`.
 
-`mapping.json` lists layers under keys `<host>_<resource>`. Each key is one device. The order of the keys is the order
-of the MPI ranks.
+`platform.txt` has one line for each host. `mapping.json` lists layers under keys `<host>_<resource>`. Each key stands
+for one device. The order of the keys is the order of the MPI ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform
 from dicompiler.plugin_api.utilities import did_you_mean, load_json, read_text
 
-# AutoDiCE's files contain no rates and no memory sizes. These are the values of its own boards.
+# AutoDiCE's files contain no compute rates and no memory sizes. These are the values of the boards in its paper.
 CORE_FLOPS = 91e9 / 6
 GPU_FLOPS = 342e9
 MEMORY_BYTES = 8 * 2**30
@@ -28,7 +28,14 @@ ASSUMPTION_NOTE = (
 
 @dataclass(frozen=True)
 class AutodiceHost:
-    """One line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`."""
+    """One line of platform.txt, such as `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`.
+
+    Attributes:
+        name: Name of the host.
+        architecture: Architecture of the processor, such as "arm".
+        cores: Numbers of the cores that may be used ("slots").
+        gpu: Name of the GPU; None if there is none.
+    """
 
     name: str
     architecture: str
@@ -84,7 +91,11 @@ def parse_key(text: str, place: str) -> MappingKey:
 
 
 def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
-    """Return the layer names of each key of a mapping.json, in the order of the file; errors name file and key."""
+    """Return the names of the layers under each key of a mapping.json, in the order of the file.
+
+    Raises:
+        DicompilerError: The file or a key is invalid. The error names the file and the key.
+    """
     document: Any = load_json(path)
     if not isinstance(document, dict) or not document:
         raise DicompilerError(f'{path}: expected an object such as {{"nx01_arm012": ["conv1"]}}')

@@ -1,4 +1,7 @@
-"""Consecutive layers for each device of a fixed order, balanced by computing times alone."""
+"""Distribution of consecutive layers over devices in a fixed order, such that computing times are balanced.
+
+The times of messages are ignored.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
 def index_devices(ends: Sequence[int]) -> list[int]:
     """Return the index of the device of each layer; device d has the layers ends[d - 1] to ends[d] - 1.
 
-    (2, 2, 3) → [0, 0, 2]: device 1 has no layer.
+    index_devices((2, 2, 3)) → [0, 0, 2]: device 1 has no layer.
     """
     return [d for d, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
 
@@ -28,9 +31,9 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
     costs[d][l] are the seconds of layer l on device d. A device may get no layer.
 
-    best[d][i], the least time of the slowest of the first d devices for the first i layers, is the minimum over j of
-    max(best[d-1][j], seconds of layers j to i - 1 on device d). The first term grows with j, and the second one falls,
-    so that bisection finds the minimum.
+    A dynamic program computes best[d][i]: the time of the slowest device, if the first d devices compute the first i
+    layers in the best way. It is the minimum over j of max(best[d-1][j], seconds of layers j to i - 1 on the d-th
+    device). The first term grows with j, and the second one falls, so that bisection finds the minimum.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count
@@ -49,8 +52,8 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
     """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
 
-    `best[j]` is the time of the earlier devices for layers before j, and the difference of totals is the time of this
-    device for layers j to i - 1. The minimum is where the two times cross, or just before.
+    `best[j]` is the time of the earlier devices for the layers before j. The difference of totals is the time of this
+    device for layers j to i - 1. The minimum is at the first j with best[j] ≥ total[i] - total[j], or just before it.
     """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

@@ -1,7 +1,7 @@
-"""Local search over plans of whole layers: move runs of consecutive layers to other devices.
+"""Local search over plans of whole layers: move runs (sequences) of consecutive layers to other devices.
 
-In each step, the batched model evaluates thousands of changed plans at once, and the best one is taken. The search ends
-when no change improves the current plan.
+In each step, a fast model (`BatchedModel`) evaluates thousands of changed plans at once, and the best one is taken. The
+search ends when no change improves the current plan.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dicompiler_strategies.genetic.batched_model import BatchedModel, build_batc
 MAX_MOVED_LAYERS = 32
 """Largest number of layers that are moved at once."""
 MAX_RUNS = 2500
-"""Largest number of runs of layers that are considered in a step."""
+"""Largest number of runs of consecutive layers that are considered in a step."""
 PLAN_LAYER_DEVICE_S = 2.2e-8
 """Seconds of the reference computer to evaluate a plan, for each layer and device."""
 MIN_GAIN = 1e-6
-"""Smallest relative gain for which the search goes on."""
+"""Smallest relative gain in the objective for which the search goes on."""
 
 Rows = NDArray[np.intp]
 """Plans; a row has the platform position of each layer's device."""
@@ -36,10 +36,10 @@ def is_plan_of_whole_layers(plan: Plan) -> bool:
 
 
 def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
-    """Return the best plan that is found by moving runs of layers to other devices; `plan` if none is better.
+    """Return the best plan that is found by moving runs of consecutive layers to other devices.
 
-    The plan must consist of whole layers (see `is_plan_of_whole_layers`). The objective is that of the problem, as
-    the batched model estimates it.
+    If no plan is better, the layers stay on the devices of `plan`. The plan must consist of whole layers (see
+    `is_plan_of_whole_layers`). The objective is that of the problem, as `BatchedModel` estimates it.
     """
     model = build_batched_model(problem)
     position = {device.name: i for i, device in enumerate(problem.platform.devices)}
@@ -60,7 +60,7 @@ def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
 
 
 def _objective_values(model: BatchedModel, rows: Rows) -> NDArray[np.float64]:
-    """Return the value of the objective of each plan; infinite if it does not fit into memory."""
+    """Return the value of the objective of each plan, shape (plans,); infinite if the plan does not fit into memory."""
     estimates = model.evaluate(rows)
     terms = objective_terms(model.problem.objective)
     values = np.sum([weight * estimates.objective(name) for name, weight in terms.items()], axis=0)
@@ -69,7 +69,7 @@ def _objective_values(model: BatchedModel, rows: Rows) -> NDArray[np.float64]:
 
 
 def _moved_rows(problem: Problem, row: Rows, runs: Sequence[tuple[int, int]]) -> Rows:
-    """Return all plans in which one of the runs of layers is on another device."""
+    """Return all plans that differ from `row` in one way: a run of consecutive layers is on another device."""
     devices = [i for i, device in enumerate(problem.platform.devices) if device.can_compute]
     changed = []
     for start, stop in runs:
@@ -82,9 +82,9 @@ def _moved_rows(problem: Problem, row: Rows, runs: Sequence[tuple[int, int]]) ->
 
 
 def _runs(layers: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of runs of 1, 2, 3, 4, 6, 8, … layers, at most MAX_RUNS in all.
+    """Yield the start and the end of runs of 1, 2, 3, 4, 6, 8, … layers, at most about MAX_RUNS in all.
 
-    Runs begin at every layer, or at every second, third, … layer of a large network.
+    Runs begin at every layer; in a large network, at every second, third, … layer.
     """
     lengths = [length for k in range(MAX_MOVED_LAYERS.bit_length()) for length in (2**k, 3 * 2**k // 2)]
     chosen = sorted({length for length in lengths if length <= min(layers, MAX_MOVED_LAYERS)})

@@ -1,4 +1,4 @@
-"""The strategy `manual`: take the plan from a plan file or from a mapping.json of AutoDiCE."""
+"""The strategy `manual`: the plan of a plan file, or of a mapping.json of AutoDiCE."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log = logging.getLogger("dicompiler")
 class Manual(Strategy):
     """The plan of a plan file, or of AutoDiCE's mapping.json with or without its platform.txt.
 
-    A mapping lists nodes under keys. A key means the device of that name, or else the GPU or the CPU cores of the host.
-    A node is named by its name or its first output tensor; each / may be written as _. You may name every node of the
-    model file.
+    A mapping lists nodes under keys, such as `nx01_gpu`. A key means the device of that name, or else
+    the GPU or the CPU device of the host (`nx01`). Each node is given by its name or by its first output tensor, with _
+    instead of / if you like. You may list every node of the model file.
 
     - A layer is assigned to the device of its anchor (its main node), with all nodes that are fused into it.
     - A layer under several keys is split by output channels in equal shares (LOP).
@@ -88,10 +88,10 @@ def _aliases(name: str, output: str) -> tuple[str, ...]:
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return for each alias the nodes that it can mean.
+    """Return for each name that a mapping may use (alias) the names of the nodes that it can mean.
 
     The unchanged name of a node or of its first output means exactly this node. A name with _ instead of / may mean
-    several nodes. `nodes` maps node names to first outputs.
+    several nodes. `nodes` has the name of the first output of each node, by node name.
     """
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
@@ -128,10 +128,10 @@ class _MappingResolver:
     """Finds the devices of every layer in a mapping.
 
     Attributes:
-        problem: The problem.
+        problem: The problem whose layers are placed.
         keys: For each node, by name, the keys under which the mapping lists it.
         devices: Device of each key.
-        place: The mapping file, for errors.
+        place: Path of the mapping file, for error messages.
     """
 
     problem: Problem
@@ -142,7 +142,8 @@ class _MappingResolver:
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
         """Return the devices of each layer.
 
-        A layer without a key gets the device of the layer before it, else of the layer after it, else of the first key.
+        A layer without a key gets the device of a layer whose output it reads; if there is none, the device of a layer
+        that reads its output; else the device of the first key.
         """
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}
@@ -159,8 +160,8 @@ class _MappingResolver:
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
         """Return the devices of the keys under which the mapping lists a layer's anchor (its main node).
 
-        If the anchor was added by a pass, the last node of the layer that has a key counts instead. Without such a
-        node, the result is empty. Warns if another node of the layer is under another key.
+        If the anchor was added by a pass, the last node of the layer that has a key is used instead. Without such a
+        node, the result is empty. A warning is logged if another node of the layer is under another key.
         """
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)

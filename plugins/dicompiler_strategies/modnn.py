@@ -12,7 +12,7 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 @dataclass(frozen=True)
 class Modnn(Strategy):
-    """MoDNN's BODP: every layer is split into height slices in proportion to the devices' computing rates.
+    """Method of the MoDNN paper (BODP): each layer in height slices in proportion to the devices' compute rates.
 
         conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
 

@@ -25,11 +25,12 @@ class Pipeline(Strategy):
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7     on pi01 | pi02 and pi03, which take frames in turn | pi04
 
     A dynamic program over the positions between layers and the sets of devices finds the stages. The time between
-    frames counts computing, messages and links. A device may get no stage. If the objective is memory, the stages have
-    the least memory on the fullest host.
+    frames considers computing, messages and links. A device may get no stage. If the objective is memory, the fullest
+    host stores as few bytes as possible.
 
-    With the objective throughput, devices of a stage may take frames in turn. For other objectives than throughput and
-    memory, the stages have the least time between frames too, and the plan is not optimised for the objective.
+    With the objective throughput, devices of a stage may take frames in turn: each computes every n-th frame. For
+    objectives other than throughput and memory, the stages are those with the least time between frames, and the plan
+    is not optimised for the objective.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -43,9 +44,10 @@ class Pipeline(Strategy):
     )
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the best plan for a stream, or for memory.
+        """Return the plan with the least time between frames, or with the least memory if that is the objective.
 
-        If the objective contains throughput or memory, the plan of the best single device is a candidate.
+        If the objective contains throughput or memory, and the option `devices` is empty, the plan of the best single
+        device is a candidate.
 
         Raises:
             DicompilerError: A device is unknown, cannot compute or is named twice.
@@ -75,11 +77,14 @@ class Pipeline(Strategy):
         return devices
 
     def _stage_plans(self, problem: Problem, order: tuple[Device, ...], limits_memory: bool) -> Iterator[Plan]:
-        """Yield the best plans for each term of the objective that the stages can be optimised for.
+        """Yield the best plans for each term of the objective, if stages can be optimised for it.
 
-        On a switch, it depends on the stages how often a device sends a tensor with several readers. Up to two plans
-        are therefore found: for the first, each tensor counts as sent once, which may be too little. For the second, it
-        counts as sent once to each reader, which may be too much. Nothing is yielded if no stages fit into memory.
+        On a switch, a device sends a tensor once to each device that reads it. How often it is sent therefore depends
+        on the stages, and up to two plans are found. For the first plan, each tensor counts as sent once, which may be
+        too few times. For the second plan, it counts as sent once to each layer that reads it, which may be too many
+        times. Nothing is yielded if no stages fit into memory.
+
+        `order` are the devices in the order of their stages, or () for the best order.
         """
         terms = [name for name in objective_terms(problem.objective) if name in SERVED_OBJECTIVES]
         can_turn = problem.target is None or problem.target.can_run_replicas
@@ -99,7 +104,11 @@ class Pipeline(Strategy):
 
 
 def build_stage_plan(problem: Problem, stages: Sequence[Stage]) -> Plan:
-    """Return the plan with the layers of each stage on its first device; replicas let the other devices take turns."""
+    """Return the plan with the layers of each stage on the stage's first device.
+
+    If a stage has several devices, they compute frames in turn. Replicas of the plan then rename the first device to
+    the other devices of the stage.
+    """
     layers = problem.layers.layers
     plan = problem.build_plan(
         {layer.name: (Part(stage.turns[0]),) for stage in stages for layer in layers[stage.start : stage.stop]}

@@ -20,8 +20,8 @@ class Replicate(Strategy):
 
         frame 0 → pi01 pi02 | frame 1 → pi03 pi04 | frame 2 → pi01 pi02 | …
 
-    If groups have one device, the number of frames is in proportion to the device's rate. Larger groups get equally
-    many frames, and consist of devices such that all groups are about equally fast.
+    If each group is one device, faster devices get more frames. Larger groups get equally many frames; the devices are
+    distributed such that all groups are about equally fast.
     """
 
     name: ClassVar[str] = "replicate"
@@ -34,7 +34,7 @@ class Replicate(Strategy):
             raise ValueError(f"group_size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with the least time between frames; among equals, the one with the smaller groups.
+        """Return the plan with the least time between frames; of equally good plans, the one with the smaller groups.
 
         Plans that do not fit into memory are considered only if no plan fits.
 
@@ -59,13 +59,13 @@ class Replicate(Strategy):
 def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     """Yield a plan in which all groups of `size` devices get equally many frames.
 
-    If groups are single devices, a plan in which faster devices get more frames follows.
+    If each group is a single device, it also yields a plan in which faster devices get more frames.
     """
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing_devices}
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
-    # With states there is only one group, because no other group has the states of the previous frame.
+    # If the network has states, there is only one group, because other groups lack the states of the previous frame.
     groups = 1 if problem.layers.states else min(MAX_ROUND_FRAMES, len(devices) // size)
-    # The devices at position i of all groups are as similar in speed as possible.
+    # The devices with the same position in their groups are as similar in speed as possible.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:
@@ -78,10 +78,16 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
 def _replicated_plan(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
-    """Return a plan in which the groups `teams` compute frames in the given order.
+    """Return a plan in which the groups of devices `teams` compute frames in the given order.
 
-    The plan is the pipeline of the first group; replicas rename its devices to those of the other groups. Its stages
-    are balanced for the slowest device at each position.
+    The plan is a pipeline on the first group. Replicas rename its devices to those of the other groups. All groups have
+    the same stages, which are balanced for the slowest device at each position in a group.
+
+    Args:
+        problem: The problem.
+        teams: Devices of each group, in the order of their stages.
+        order: Index of the group that computes frame 0, 1, …, repeated from the start for further frames.
+        seconds: Seconds of each layer on each device, by device name.
     """
     slowest = [
         [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]

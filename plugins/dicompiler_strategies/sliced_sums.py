@@ -1,9 +1,9 @@
-"""Reduce-scatter and all-gather: each device adds up one slice of the partial sums, and sends it to the others.
+"""Reduce-scatter and all-gather: each device adds up one slice of the partial sums, and sends it to all others.
+
+    sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 
 With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes instead of b · (n - 1) bytes, but
 in two exchanges instead of one. A ring would send the same bytes in 2 · (n - 1) exchanges.
-
-sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MIN_DEVICES = 3
 
 
 def slice_sums(layers: LayerGraph, plan: Plan) -> Plan:
-    """Return the plan with partial sums that are added in slices.
+    """Return the plan with partial sums that are added up in slices.
 
-    In `plan`, several devices may each add up the whole sum of a layer. In the result, each of them adds up a slice of
-    the channels instead, and the readers of the sum gather the slices. Layers that cannot be cut by channels, and
-    layers on fewer than MIN_DEVICES devices, do not change.
+    In `plan`, several devices may each add up the partial sums of a layer in all channels. In the result, each of them
+    adds up a slice of the channels instead, and the layers that read the sum gather the slices. Layers that cannot be
+    split by channels, and layers on fewer than MIN_DEVICES devices, do not change.
     """
     return replace(
         plan, layers={name: _slice_layer(layers, layers.layer_by_name[name], plan.layers[name]) for name in plan.layers}

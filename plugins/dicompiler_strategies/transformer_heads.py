@@ -1,7 +1,7 @@
-"""The strategy `heads` for transformers: split attention by heads, other layers by columns and rows.
+"""The strategy `heads` for transformers: split attention by heads, and matrix products by columns or rows of weights.
 
-After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245) and TPI-LLM (Li et al., arXiv
-2410.00531). As in Galaxy, layers between those that are split by channels may be split by rows.
+The strategy follows Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245) and TPI-LLM
+(Li et al., arXiv 2410.00531). As in Galaxy, the other layers may be split by rows of the token sequence.
 """
 
 from __future__ import annotations
@@ -28,25 +28,30 @@ from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tabl
 from dicompiler_strategies.trim_parts import trim_parts
 
 HEADS_KINDS = ("whole", "height", "lop", "lip")
-"""Kinds of splits that the strategy uses."""
+"""Kinds of splits that the strategy uses.
+
+They are: not split, split by rows (of the token sequence), by output channels, or by input channels.
+"""
 KeptChoices = Sequence[NDArray[np.intp]]
 """For each layer, the numbers of the choices that are considered."""
 TIE_BREAK_S = 1e-7
-"""Seconds that are added to each choice that splits a layer without multiplications by rows. Among equal plans, the
-search then takes the one that sends the output of a matrix product, and not the output of a layer that reads the
-product. This is better, because the outputs of parallel products are sent in one message.
+"""Seconds that are added to the cost of splitting a layer by rows, if the layer has no multiplications.
+
+If plans are equally good, the search then takes the one that sends the output of a matrix product, and not the output
+of a layer that reads the product. This is better, because the outputs of parallel products are sent in one message.
 """
 
 
 @dataclass(frozen=True)
 class Heads(Strategy):
-    """Sequences of layers split by channels (heads) or by rows of the token sequence, or computed whole on each device.
+    """Layers of a transformer, split by channels (heads) or by rows of the token sequence, or whole on each device.
 
         Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
 
-    Every layer has few choices, all on the same number of devices, in equal shares or in proportion to their rates. The
-    best combination is computed exactly for several factors λ on the time of sending, and the simulator selects one. If
-    the objective is memory, only the choices with the fewest weights on the fullest device are considered.
+    Each layer has a few choices (ways to split it). They all use the same number of devices, equally or in proportion
+    to their rates. The best combination of choices is computed exactly, for several factors λ by which the time of
+    sending is multiplied. The simulator then selects one of these plans. If the objective is memory, only the choices
+    with the fewest weights on the fullest device are considered.
     """
 
     name: ClassVar[str] = "heads"
@@ -75,9 +80,10 @@ class Heads(Strategy):
         return self._plan(problem, WorkBudget(self.budget), self.waves)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """Return the best plan found, without reordering it in waves (rows that other devices wait for come first).
+        """Return the best plan found, without ordering its parts in waves.
 
-        The caller compares this plan with others and reorders the best of them in waves.
+        In waves, rows that other devices wait for are computed first. The caller compares this plan with others, and
+        orders the best one in waves.
         """
         return self._plan(problem, budget, waves=False)
 
@@ -111,7 +117,10 @@ class Heads(Strategy):
 
 
 def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudget | None = None) -> CostTables:
-    """Return cost tables with few choices per layer, all on `count` devices. `shares` is "equal" or "rate"."""
+    """Return cost tables with few choices (ways to split) for each layer, all on `count` devices.
+
+    `shares` is "equal" for parts of equal size, and "rate" for parts in proportion to the devices' rates.
+    """
     options = ChoiceSet(
         HEADS_KINDS, (count,), 0, (shares, SOURCE_SHARE), ("balanced",), ("rows", "all"), each_device=False
     )
@@ -138,9 +147,10 @@ def _explain_no_attention(problem: Problem) -> str:
 
 
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
-    """Return the best plan that splits layers only by rows, in a list; [] if it cannot be computed.
+    """Return a list with the best plan that splits layers only by rows; [] if it cannot be computed.
 
-    Reordered in waves (rows that other devices wait for come first), this plan may be better than all others.
+    If its parts are ordered in waves (rows that other devices wait for come first), this plan may be better than all
+    others.
     """
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 
@@ -149,7 +159,7 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
     """Yield the best plan for each factor λ on the times of sending, for several sets of splits (choices).
 
     The first set has only the choices with the fewest weights on the fullest device. If the objective is not memory,
-    choices that split rows, and then all choices, follow.
+    there are two more sets: the choices that split only rows, and all choices.
     """
     fewest_weights = [
         np.flatnonzero(layer_weights.max(axis=1) == layer_weights.max(axis=1).min())

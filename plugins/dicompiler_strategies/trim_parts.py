@@ -1,6 +1,8 @@
-"""Reduction of parts that several devices compute redundantly to the elements that are read.
+"""Reduction of the parts of a plan to the elements that are read.
 
-rows 0:35 | 21:56, of which 0:34 | 22:56 are read  ⇒  rows 0:34 | 22:56
+    rows 0:35 | 21:56, of which 0:34 | 22:56 are read  ⇒  rows 0:34 | 22:56
+
+A part is the region of a layer that one device computes. Neighbouring parts may overlap (halos).
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ def trim_parts(problem: Problem, plan: Plan) -> Plan:
     A part is the region of a layer that one device computes. Strategies give the tiles of a layer equal halos on both
     sides, which is more than strides and borders need.
 
-    A part from which nothing is read is removed. If it stayed, layers that are trimmed later could read from it in
-    addition to other parts, which would add messages. Partial sums and layers that cannot be divided stay as they are.
-    If nothing can be reduced, the same plan is returned.
+    A part from which nothing is read is removed. If it stayed, other layers could read from it as well as from other
+    parts, which would add messages. Partial sums and layers that cannot be split stay as they are. If nothing can be
+    reduced, the same plan is returned.
     """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))

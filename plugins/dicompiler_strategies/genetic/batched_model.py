@@ -1,7 +1,7 @@
-"""A fast model that evaluates thousands of plans at once, in which each layer is whole on one device.
+"""A fast model that evaluates thousands of plans at once. In these plans, each layer is whole on one device.
 
-It is the first level of the search. `build_batched_model` derives the model from a problem, and `BatchedModel.evaluate`
-returns times, bytes, memory and energy.
+The model is used in the first level of the search. `build_batched_model` derives it from a problem, and
+`BatchedModel.evaluate` returns times, bytes, memory and energy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_runtime
 Array = NDArray[np.float64]
 Positions = NDArray[np.intp]
 _ReaderRow = tuple[int, Positions]
-"""A reader of a tensor: the position of the layer, or SINK_POSITION, and the position of its device in each plan."""
+"""A reader of a tensor: the position of the layer (SINK_POSITION for a sink), and its device in each plan."""
 
 CHUNK_PLANS = 2048
 """Number of plans that are evaluated at once, so that the arrays fit into the processor's cache."""
@@ -48,10 +48,10 @@ class PlanEstimates:
         sent: Bytes that each device sends.
         received: Bytes that each device receives.
         used: True for each device that a plan uses.
-        latency_s: Seconds of a frame.
-        period_s: Seconds from frame to frame in a stream.
-        energy_j: J of all devices for a single frame.
-        device_energy_j: J of each device for each frame of a stream.
+        latency_s: Seconds of a single frame.
+        period_s: Seconds from frame to frame in a stream of frames.
+        energy_j: Energy in J of all devices for a single frame.
+        device_energy_j: Energy in J of each device for each frame of a stream.
         host_memory: Bytes of weights and activations on each host.
     """
 
@@ -68,7 +68,10 @@ class PlanEstimates:
     host_memory: Array
 
     def objective(self, name: str) -> Array:
-        """Return the value of an objective of FRONT_OBJECTIVES for each plan; lower values are better."""
+        """Return the value of the objective `name` for each plan; lower values are better.
+
+        For throughput, the value is the time between frames.
+        """
         values: dict[str, Array] = {
             "latency": self.latency_s,
             "throughput": self.period_s,
@@ -83,15 +86,15 @@ class PlanEstimates:
 
 @dataclass(frozen=True)
 class BatchedModel:
-    """Everything about a problem that does not depend on the assignment of layers to devices.
+    """The facts about a problem that do not depend on the plan, and the evaluation of plans with them.
 
-    Every layer is whole on one device. The results are then those of `Problem.estimate`, with five exceptions:
+    In each plan, every layer is whole on one device. The results are those of `Problem.estimate`, with five exceptions:
 
-    - If the regions of a tensor that several layers on a device read overlap without being equal, all received pieces
-      stay in memory until the last of these layers. The true memory is never larger.
+    - Layers on one device may read regions of a tensor that overlap without being equal. All received elements then
+      stay in memory until the last of these layers is computed. The true memory is never larger.
     - The runtime costs of messages to several devices are added up.
-    - If elements are smaller than a byte, the bytes of a piece are not rounded up.
-    - All elements that the same layers read count as one message, instead of one message for each piece.
+    - If elements are smaller than a byte, the bytes of a message are not rounded up.
+    - All elements that the same layers read count as one message, instead of one message for each box of elements.
     - Inputs from several sources on a switch are sent one after another.
 
     The index of a pair of devices is sender · number of devices + receiver.
@@ -100,11 +103,11 @@ class BatchedModel:
         problem: The problem.
         flows: Tensors and the layers that read them.
         seconds: Seconds of each layer on each device, of shape (layers, devices).
-        byte_seconds: Seconds per byte for each pair of devices.
-        message_seconds: Seconds per message for each pair.
-        latency: Latency in seconds for each pair, including the latency of the runtime, see `pair_times`.
-        link_latency: The latency of the network alone for each pair.
-        runtimes: Costs of the runtimes.
+        byte_seconds: Seconds to send a byte, for each pair of devices.
+        message_seconds: Seconds to send a message in addition to its bytes, for each pair of devices.
+        latency: Latency of network and runtime in seconds, for each pair of devices (see `pair_times`).
+        link_latency: Latency of the network alone in seconds, for each pair of devices.
+        runtimes: Seconds that the runtime of each device takes for messages and calls.
     """
 
     problem: Problem
@@ -139,7 +142,7 @@ class BatchedModel:
 
     @cached_property
     def weight_bytes(self) -> Array:
-        """Bytes of each layer's constants; a constant that several layers share is counted for the first of them."""
+        """Bytes of each layer's constants; a constant that several layers read is counted for the first of them."""
         total = np.zeros(len(self.seconds))
         for nbytes, layers in self.flows.weights:
             total[layers[0]] += nbytes
@@ -154,10 +157,10 @@ class BatchedModel:
 
     @cached_property
     def nearest_sources(self) -> Positions:
-        """For each device, the position of the source that supplies the network's inputs.
+        """For each device, the platform position of the source from which it gets the network's inputs.
 
-        It is the device itself if the device is a source, otherwise the first source on its host, otherwise the first
-        source of all.
+        This is the device itself if it is a source, otherwise the first source on its host, otherwise the first source
+        of all.
         """
         devices, (sources, _) = self.problem.platform.devices, self.source_and_sink_positions
         senders = []
@@ -172,7 +175,7 @@ class BatchedModel:
 
 
 def build_batched_model(problem: Problem) -> BatchedModel:
-    """Return the model of a problem, within tens of milliseconds for a large network."""
+    """Return the model of a problem. This takes tens of milliseconds for a large network."""
     layers, devices = problem.layers, problem.platform.devices
     seconds = [problem.cost_model.seconds_table(layers, layer, [LayerShare()], devices) for layer in layers.layers]
     link_latency = problem.platform.transfer_times[2].ravel()
@@ -181,9 +184,9 @@ def build_batched_model(problem: Problem) -> BatchedModel:
 
 
 class _Batch:
-    """Evaluation of one chunk of plans.
+    """Evaluation of at most CHUNK_PLANS plans at once.
 
-    Plans are the last axis of every array. Arrays over devices and plans are flat: device d of plan p has the index
+    Plans are the last axis of every array. Arrays over devices and plans are flat: the index of device d in plan p is
     d · number of plans + p.
     """
 
@@ -196,10 +199,10 @@ class _Batch:
         size = self.devices * plans
         self.compute, self.weights, self.sent, self.received = (np.zeros(size) for _ in range(4))
         self.sending_seconds, self.receiving_seconds = np.zeros(size), np.zeros(size)  # Seconds that links are busy.
-        self.input_bytes = np.zeros(size)  # Bytes of the inputs that a source keeps in memory for its own layers.
-        self.forwarded_inputs = np.zeros(size)  # Bytes of the inputs that a source sends at once and then frees.
+        self.input_bytes = np.zeros(size)  # Bytes of network inputs that a source keeps in memory for its own layers.
+        self.forwarded_inputs = np.zeros(size)  # Bytes of network inputs that a source only sends, and then frees.
         self.peak = np.zeros(size)
-        # For each layer, the bytes that its device frees after it has computed the layer.
+        # For each layer, the bytes that its device frees after the layer was computed.
         self.released = np.zeros((layers, plans))
         # Latency of the transfers of each layer's output; the last row is for the network's inputs.
         self.layer_latency = np.zeros((layers + 1, plans))
@@ -207,7 +210,7 @@ class _Batch:
         self.frame_seconds = np.zeros(plans)
 
     def run(self) -> dict[str, NDArray[Any]]:
-        """Return the fields of PlanEstimates in their order."""
+        """Return the fields of `PlanEstimates` by name, in their order."""
         for flow in self.model.flows.flows:
             if flow.producer == INPUT_POSITION:
                 self._keep_input(flow)
@@ -234,10 +237,11 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Positions) -> NDArray[np.bool_]:
-        """Count the bytes that are freed when the device that has a tensor no longer needs it.
+        """Count the bytes that are freed when the device that computed a tensor no longer needs it.
 
-        `owners` has this device in each plan. The tensor is freed after the last layer on this device that reads it; a
-        sink never frees it. The result is True for each plan in which no layer on this device reads the tensor.
+        `owners` has this device (or the source of a network input) in each plan. The tensor is freed after the last
+        layer on this device that reads it. It is never freed if the device is a sink and the tensor is a network
+        output. The result is True for each plan in which nothing on this device reads the tensor.
         """
         unread = np.ones(len(self.plan_numbers), bool)
         for layer, devices in reversed(self._reader_rows(flow, range(len(flow.readers)))):
@@ -250,7 +254,8 @@ class _Batch:
     def _keep_input(self, flow: TensorFlow) -> None:
         """Count the memory of a network input on its sources.
 
-        A source keeps the input until the last layer there has read it, or for one step if it only sends the input.
+        A source keeps the input until the last layer on this source has read it. An input that the source only sends is
+        freed after the first layer of the network.
         """
         for source in self.model.source_and_sink_positions[0]:
             owners = np.full(len(self.plan_numbers), source)
@@ -265,8 +270,8 @@ class _Batch:
     def _send_tensor(self, flow: TensorFlow, group: ReaderGroup) -> None:
         """Count the transfers and the memory of a tensor that is sent to the readers in `group`.
 
-        Each piece of the tensor is sent once to every device that reads it. A device frees the pieces after its last
-        reader.
+        Each element of the tensor is sent once to every device that reads it. A device frees all received elements
+        after it has computed its last reader.
         """
         rows = {i: self._reader_rows(flow, (i,)) for i in group.readers}
         for piece in group.shared_bytes:
@@ -280,10 +285,10 @@ class _Batch:
     def _first_on_each(
         self, flow: TensorFlow, rows: Iterable[_ReaderRow]
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
-        """Yield each reader, its device in each plan, and a mask of the plans in which it causes a transfer.
+        """Yield each reader of `rows`, its device in each plan, and a mask of plans.
 
-        A device receives a tensor once, for the first of its readers in `rows`, and not at all if it computes the
-        tensor itself.
+        The mask is True for the plans in which this reader is the first one in `rows` on its device, and the device
+        does not have the tensor already (because it computed it or is its source).
         """
         before: list[Positions] = []
         for layer, devices in rows:
@@ -298,9 +303,9 @@ class _Batch:
         return self.model.nearest_sources[receivers] if is_input else self.layer_devices[flow.producer]
 
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
-        """Return, for each plan, the bytes of a tensor that a device receives.
+        """Return, for each plan, the bytes of a tensor that a device receives for the readers in `group`.
 
-        `devices` has the device in each plan. `group` and `rows` are the readers of the tensor, with their devices.
+        `devices` has the device in each plan. `rows` has the devices of the readers.
         """
         total = np.zeros(len(self.plan_numbers))
         for piece in group.shared_bytes:
@@ -338,7 +343,7 @@ class _Batch:
             self.compute[self._flat_index(self.layer_devices[layer])] += seconds
             self.frame_seconds += seconds
         for nbytes, layers in self.model.flows.weights:
-            for i, layer in enumerate(layers):  # A constant that layers of one device share is counted only once.
+            for i, layer in enumerate(layers):  # A constant that several layers on a device read is counted only once.
                 is_first = np.ones(len(self.plan_numbers), bool)
                 for earlier in layers[:i]:
                     is_first &= self.layer_devices[layer] != self.layer_devices[earlier]

@@ -1,7 +1,7 @@
-"""Chromosomes: arrays of integer genes that encode plans, with crossover and mutation.
+"""Chromosomes: arrays of integers (genes) that encode plans, with crossover and mutation.
 
-A decoded plan is a row with one integer for each layer: the platform position of the layer's device, or the number of
-one of the layer's choices.
+A decoded plan is a row with one integer for each layer. It is the platform position of the layer's device, or the
+number of one of the layer's choices (ways to split the layer).
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ START_STEP_SIZES = 4
 
 @dataclass(frozen=True)
 class Encoding(ABC):
-    """A way of encoding plans as chromosomes. `layers` is the number of layers of the network."""
+    """A way of encoding plans as chromosomes.
+
+    Attributes:
+        layers: Number of layers of the network.
+    """
 
     layers: int
 
@@ -55,7 +59,10 @@ def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask of shape (count, length): one random True in each row, others with probability 1 / length."""
+    """Return a random mask of shape (count, length) that is True at least once in each row.
+
+    One random position of each row is True, and each other position is True with probability 1 / length.
+    """
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -65,7 +72,10 @@ def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[n
 class NaiveEncoding(Encoding):
     """AutoDiCE's naive encoding: the device of every layer.
 
-    1 1 2 2 3 4 4 4     eight layers on four devices
+        1 1 2 2 3 4 4 4     eight layers on four devices
+
+    Attributes:
+        devices: Platform positions of the devices that may be used.
     """
 
     devices: tuple[int, ...]
@@ -83,8 +93,12 @@ class SplitPointEncoding(Encoding):
 
         starts 0 2 4 5 | devices 1 2 3 4   means   1 1 2 2 3 4 4 4
 
-    Starts are sorted and the first is 0. A group keeps its device when its start moves, so that a mutation changes few
-    layers. A group that starts with the same layer as the next group is empty.
+    Starts are sorted, and the first one is 0. If a mutation moves the start of a group, the group keeps its device, so
+    that few layers change. A group that starts with the same layer as the next group is empty.
+
+    Attributes:
+        devices: Platform positions of the devices that may be used.
+        groups: Number of groups, empty ones included.
     """
 
     devices: tuple[int, ...]
@@ -93,7 +107,7 @@ class SplitPointEncoding(Encoding):
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
         """Return chromosomes in which each group starts at a random layer, and the devices have a random order.
 
-        The groups are distributed evenly: the numbers of groups of two devices differ by at most one.
+        Each device has about equally many groups: the numbers differ by at most one.
         """
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
@@ -138,9 +152,9 @@ class SplitPointEncoding(Encoding):
     def encode(self, rows: Genes) -> Genes:
         """Return a chromosome of each plan; its groups are the plan's runs (consecutive layers on one device).
 
-        If a plan has more runs than there are groups, the shortest runs are added to the runs before them. Unused
-        groups come first and have no layers. Each gets a device that has no layers in the plan, so that a single
-        mutation can give layers to this device.
+        If a plan has more runs than there are groups, the shortest runs are joined to the runs before them. Unused
+        groups come first and have no layers. Each unused group gets a device that has no layers in the plan, so that a
+        single mutation can give layers to this device.
         """
         genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):
@@ -169,8 +183,8 @@ class ChoiceEncoding(Encoding):
     """The encoding of tiled plans: for every layer, the number of one of its choices (ways to split it).
 
     The label of a choice names the kind of split and the number of devices, such as "height 4". If consecutive layers
-    have equal labels, less must be sent between them. Random plans and mutations therefore use the same label for a run
-    of consecutive layers.
+    have equal labels, fewer bytes are sent between them. Random plans and mutations therefore use the same label for
+    several consecutive layers.
 
     Attributes:
         labels: Labels of all choices of each layer.

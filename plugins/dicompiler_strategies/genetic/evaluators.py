@@ -1,4 +1,4 @@
-"""The two levels of the search: a fast model of many plans, and an evaluation of each plan by itself."""
+"""Evaluation of plans on the two levels of the search: by a fast model for many plans at once, and one by one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ If it raises DicompilerError, the plan is omitted with a warning.
 """
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""If a run of layers is split, its device keeps a random fraction of the run's seconds or weights, in this range.
-Another device gets the rest.
+"""Range of the fraction of its seconds or weights that a device keeps if its run of layers is split.
+
+The fraction is random. Another device gets the rest of the run.
 """
 
 UNMEASURED_VALUE = 1e30
@@ -38,15 +39,17 @@ UNMEASURED_VALUE = 1e30
 
 
 class PlanSpace(Protocol):
-    """The set of plans of a search, with the fast model that evaluates them and the encoding as chromosomes.
+    """Interface of a set of plans, with the fast model that evaluates them and the encoding as chromosomes.
 
-    A plan is a row of integers, one for each layer; several plans are an array of shape (plans, layers).
+    A plan is a row of integers, one for each layer; several plans are an array of shape (plans, layers). The classes
+    `WholeLayerSpace` and `TiledLayerSpace` implement this interface.
     """
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """Return the objectives `names` of each plan, of shape (plans, names), and how much it exceeds the memory.
+        """Return the objectives `names` of each plan, shape (plans, names), and how much each plan exceeds the memory.
 
-        The excess is the largest one over a host's memory, relative to that memory; it is at most 0 if the plan fits.
+        The excess has the shape (plans,). It is the largest value of (needed − available) / available of all hosts,
+        which is at most 0 if the plan fits.
         """
 
     def plan(self, row: Genes) -> Plan:
@@ -56,21 +59,21 @@ class PlanSpace(Protocol):
         """Return the encoding of the plans that use only the `devices` fastest devices."""
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` plans, each a random change of one of the plans `rows`.
+        """Return `count` plans, each of which is a randomly changed plan of `rows`.
 
         The plans `rows` are from a search with fewer devices. The new plans may use the `devices` fastest devices.
         """
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return plans that are good starting points, above all those on one device."""
+        """Return plans on at most `devices` devices that are good starting points, among them those on one device."""
 
 
 @dataclass(frozen=True)
 class WholeLayerSpace:
-    """Plans of whole layers; rows contain the platform position of each layer's device.
+    """Plans of whole layers; a row has the platform position of each layer's device.
 
     Attributes:
-        model: The fast model.
+        model: The fast model that evaluates many plans at once.
         naive: Use AutoDiCE's naive encoding, instead of its split-point encoding.
     """
 
@@ -91,18 +94,19 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` plans, each a random one of the plans `rows` with layers moved to devices without layers.
+        """Return `count` plans, each of which is a random plan of `rows` with layers moved to unused devices.
 
         A run is a sequence of consecutive layers on one device. Each of the `devices` fastest devices that has no
-        layers gets a piece of a run.
+        layers gets a part of a run.
         """
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
         """Return the plan `row` with layers moved to those of the `devices` fastest devices that have no layers.
 
-        A run is a sequence of consecutive layers on one device. For each device without layers, the run with the most
-        seconds (or, at random, the most weights) is split near its middle. The device gets the second piece.
+        A run is a sequence of consecutive layers on one device. For each device without layers, one run is split near
+        its middle, and the device gets the second half. This is the run with the most seconds, or the one with the most
+        weights; chance decides which.
         """
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
@@ -115,10 +119,10 @@ class WholeLayerSpace:
         return row
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return the plans with all layers on one of the `devices` fastest devices, and one balanced plan.
+        """Return a plan with all layers on one device, for each of the `devices` fastest devices, and a balanced plan.
 
-        The balanced plan gives consecutive layers to each of these devices, so that the slowest one takes the least
-        time.
+        The balanced plan gives consecutive layers to each of these devices, such that the device that computes longest
+        takes the least time.
         """
         from dicompiler_strategies.balanced_runs import balance_runs
 
@@ -135,16 +139,21 @@ class WholeLayerSpace:
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans that split each layer in one of several ways (choices); rows contain the number of each layer's choice.
+    """Plans that split each layer in one of several ways (choices); a row has the number of each layer's choice.
 
-    The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
-    the larger one of two times: that of the busiest device, and that of sending all bytes one after another. Memory
-    counts weights only, and energy omits the network.
-    These errors are corrected later, when the best plans are evaluated one by one.
+    The fast model is that of `tables.cost_tables`, which simplifies:
+
+    - Latency: each layer begins when all devices have ended the layer before (a barrier).
+    - Time between frames: the larger one of two times, the computing time of the busiest device and the time to send
+      all bytes one after another.
+    - Memory: only weights are counted.
+    - Energy: the energy of the network is omitted.
+
+    The errors are corrected later, when the best plans are evaluated one by one.
 
     Attributes:
         tables: Costs of all choices of all layers.
-        device_counts: For each choice of each layer, the number of devices.
+        device_counts: For each choice of each layer, the number of devices that it uses.
     """
 
     tables: CostTables
@@ -199,10 +208,10 @@ class TiledLayerSpace:
         return ChoiceEncoding(len(labels), labels, tuple(map(tuple, allowed)))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` plans, each a random one of the plans `rows` with a random change.
+        """Return `count` plans, each of which is a random plan of `rows` with a random change.
 
-        The change gives one layer, or a short run of consecutive layers, choices on at most `devices` devices. The
-        choices of a run have the same label (kind of split and number of devices).
+        The change gives new choices to one layer, or to a short run of consecutive layers. The new choices use at most
+        `devices` devices. The choices of a run have the same label (kind of split and number of devices).
         """
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
@@ -215,9 +224,9 @@ def build_measuring_evaluator(
 ) -> Callable[[Genes], tuple[Array, Array]]:
     """Return the function that evaluates plans one by one, for the second level of the search.
 
-    The function takes rows of genes, builds the plan of each row with `build_plan`, and calls `measure`, or
-    `Problem.evaluate_all` if `measure` is None. For each plan it returns the objectives `names`, and the fraction by
-    which the plan exceeds a host's memory.
+    The function takes decoded plans (rows of integers) and builds the plan of each row with `build_plan`. It evaluates
+    the plans with `measure`, or with `Problem.evaluate_all` if `measure` is None. It returns the objectives `names` of
+    each plan, and the fraction by which the plan exceeds a host's memory.
     """
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:
@@ -248,5 +257,5 @@ def _objectives_and_excess(
 
 
 def _memory_limits(problem: Problem) -> Array:
-    """Return the bytes that each host has for weights and activations, at least 1."""
+    """Return the bytes that each host has for weights and activations; at least 1, so that they can be divisors."""
     return np.maximum(np.array(list(free_memory(problem).values()), np.float64), 1.0)

@@ -1,7 +1,9 @@
-"""The exploration: stages on more and more devices, each of which begins with the Pareto front of the previous one.
+"""The exploration: a search for the Pareto front of plans, in stages on more and more devices.
 
-Each stage has a fast level, and possibly a second level that evaluates each plan by itself. After Guo et al.,
-"Automated Exploration and Implementation of Distributed CNN Inference at the Edge" (2022), section IV-B.
+Each stage begins with the Pareto front of the previous stage. Its first level evaluates many plans with a fast model.
+Its second level evaluates the best plans one by one; in `genetic`, only the last stage has a second level. The method
+is that of Guo et al., "Automated Exploration and Implementation of Distributed CNN Inference at the Edge" (2022),
+section IV-B.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ from dicompiler_strategies.genetic.evaluators import (
 from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
 
 MAX_SEED_SHARE = 1 / 4
-"""Largest share of a population that is copied from the previous front; other seeds are derived from these plans."""
+"""Largest fraction of a stage's first population that is copied from the previous front.
+
+The rest of the population consists of changed copies of these plans.
+"""
 
 
 def _help_metadata(text: str) -> dict[str, str]:
@@ -105,10 +110,10 @@ def explore(
 ) -> ParetoFront:
     """Return the Pareto front of the plans of a problem.
 
-    There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the fastest 2^k devices and begins with
-    the front of stage k − 1. The second level, which evaluates plans one by one, calls `measure`, by default
-    `Problem.evaluate_all`. Ctrl-C ends the search with the front so far, marked as interrupted. If `is_stopped` returns
-    True, each stage that is left has one generation.
+    There are K = ⌈log2 N⌉ stages for N computing devices, unless the options give another number. Stage k searches on
+    the ⌈N / 2^(K − k)⌉ fastest devices, and begins with the front of stage k − 1. The second level evaluates plans one
+    by one with `measure`, by default with `Problem.evaluate_all`. Ctrl-C ends the search; the front so far is then
+    returned, marked as interrupted. If `is_stopped` returns True, each remaining stage has one generation.
     """
     space: PlanSpace
     if options.encoding == "tiles":
@@ -125,9 +130,9 @@ def explore(
 def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
     """Return the number of devices and the number of generations of each stage of the search.
 
-    There are `count` stages, by default (0) the logarithm to base 2 of the number of devices, rounded up. Each stage
-    has half the devices of the next stage. The sum `generations` is divided in proportion to the cube of the devices,
-    because there are few plans on few devices. Stages without a generation are omitted.
+    There are `count` stages; 0 means the logarithm to base 2 of the number of devices, rounded up. Each stage has half
+    as many devices as the next stage. The total number `generations` is divided in proportion to the cube of the number
+    of devices, because there are few plans on few devices. Stages without a generation are omitted.
     """
     count = count or max(1, (devices - 1).bit_length())
     sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
@@ -147,9 +152,10 @@ class _StagedSearch:
     is_stopped: Callable[[], bool]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Return the last Pareto front, how its values were computed, and the number of evaluated plans.
+        """Return the last Pareto front, the origin of its values, and the number of evaluated plans.
 
-        The values are "analytic" if the fast model computed them, or "measured" if the plans were evaluated one by one.
+        The origin is "analytic" if the fast model computed the values, and "measured" if plans were evaluated one by
+        one.
         """
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
@@ -184,9 +190,9 @@ class _StagedSearch:
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
         """Return the plans with which a stage begins: plans of the previous stage's front, and variants of them.
 
-        The plans of the Pareto front `front` are chosen such that they differ much in their objectives. The variants
-        may use the `devices` fastest devices, which are more than in the previous stage. `stage` is the index of the
-        stage that begins.
+        Plans of the Pareto front `front` are chosen such that they differ much in their objectives. The variants may
+        use the `devices` fastest devices, which are more than in the previous stage. `stage` is the index of the stage
+        that begins.
         """
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
@@ -197,8 +203,8 @@ class _StagedSearch:
     ) -> tuple[ParetoRows, str]:
         """Evaluate some plans of a Pareto front one by one, and continue the search from them.
 
-        The plans are chosen such that they differ much in their objectives. Return the new front and "measured". If the
-        evaluation is interrupted, return the given front, marked as interrupted, and "analytic".
+        The plans are chosen such that they differ much in their objectives. The result is the new front and "measured".
+        If the user interrupts the evaluation, the result is the given front, marked as interrupted, and "analytic".
         """
         assert self.measure is not None
         options = self.options
@@ -250,7 +256,10 @@ def _build_front(
 
 
 def _describe_misfit(problem: Problem, plan: Plan) -> str:
-    """Return the message that no plan fits, naming the host whose memory the best plan exceeds most."""
+    """Return the error message that no plan fits into memory.
+
+    It names the host that lacks the most memory for the best plan, relative to its memory.
+    """
     needed = needed_memory(problem, plan)
     host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
     return (

@@ -1,6 +1,6 @@
-"""The genetic algorithm NSGA-II over chromosomes, with selection and survival of pymoo.
+"""The genetic algorithm NSGA-II over chromosomes (encoded plans). The library pymoo selects parents and survivors.
 
-`evolve` returns the plans that no other plan dominates.
+`evolve` returns the plans that no other plan dominates (the Pareto front).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ Array = NDArray[np.float64]
 Evaluate = Callable[[Genes], tuple[Array, Array]]
 """A function from plans to their objectives, which are minimised, and to the violation of a limit.
 
-The arrays have the shapes (plans, layers), (plans, objectives) and (plans,). A violation of 0 or less is allowed.
+Plans have the shape (plans, layers), objectives (plans, objectives), and violations (plans,). A plan with a violation
+of 0 or less keeps the limit.
 """
 
 MAX_MATING_ROUNDS = 8
-"""Number of attempts to find children whose plans are not known yet."""
+"""Number of attempts in a generation to create enough children whose plans were not evaluated before."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class EvolutionSettings:
 class ParetoRows:
     """Plans that no other plan dominates; if all plans exceed the limit, the plan that exceeds it least.
 
-    In this strategy, the limit is the hosts' memory.
+    In the strategy `genetic`, the limit is the hosts' memory.
 
     Attributes:
         rows: The plans, of shape (plans, layers).
         objectives: Their objectives, of shape (plans, objectives).
-        violations: How much each plan exceeds the limit; 0 or less if it keeps the limit.
-        evaluations: Number of evaluated plans.
-        interrupted: The search was stopped with Ctrl-C.
+        violations: How much each plan exceeds the limit, shape (plans,); 0 or less if it keeps the limit.
+        evaluations: Number of plans that were evaluated.
+        interrupted: True if the search was stopped with Ctrl-C.
     """
 
     rows: Genes
@@ -73,11 +74,19 @@ def evolve(
     progress: Callable[[int, int], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> ParetoRows:
-    """Search from the plans `seeds` and from random plans.
+    """Return the Pareto front that the search finds from the plans `seeds` and from random plans.
 
     Ctrl-C ends the search with the result of the last complete generation. While the first generation is evaluated,
-    there is no result, and Ctrl-C raises KeyboardInterrupt. `progress` is called with the number of the generation and
-    the number of plans in the front. If `is_stopped` returns True after a generation, the search ends.
+    there is no result, and Ctrl-C raises KeyboardInterrupt.
+
+    Args:
+        encoding: Encoding of plans as chromosomes.
+        evaluate: Function that returns the objectives and the violations of plans.
+        settings: Settings of the evolution.
+        seeds: Plans of the first generation, shape (plans, layers). Random plans are added.
+        rng: Source of the random numbers.
+        progress: Called after each generation with its number and the number of plans in the front.
+        is_stopped: Called after each generation; the search ends if it returns True.
     """
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
@@ -138,12 +147,18 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 
 
 def _find_new_points(objectives: Array, known: Array) -> list[int]:
-    """Return the positions of points that are not known. Equal points would crowd out other points of the front."""
+    """Return the positions of the rows of `objectives` that are neither in `known` nor equal to an earlier row.
+
+    Plans with equal objectives would displace other plans of the front.
+    """
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return the plans of pymoo's population `optimum`, sorted by their objectives and without equal points."""
+    """Return the plans of pymoo's population `optimum`, sorted by their objectives.
+
+    Of several plans with equal objectives, only one is returned.
+    """
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, positions = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[positions])
@@ -151,7 +166,10 @@ def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows
 
 
 class _Mating:
-    """pymoo's mating operator: tournaments, crossover and mutation, without plans that are known already."""
+    """Mating operator for pymoo: tournaments select the parents; children come from crossover and mutation.
+
+    Children whose plans are known already are omitted.
+    """
 
     def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
@@ -162,7 +180,7 @@ class _Mating:
         self.selection = TournamentSelection(func_comp=binary_tournament)
 
     def do(self, problem: Any, population: Any, count: int, **options: Any) -> Any:
-        """Return a pymoo population of up to `count` children; fewer, or none, if no new plan is found."""
+        """Return a pymoo population of `count` children, or of fewer ones if not enough new plans are found."""
         from pymoo.core.population import Population
 
         genes = np.asarray(population.get("X"), np.intp)
@@ -178,7 +196,10 @@ class _Mating:
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """Return one child of each pair of parents; a child that equals its mother is mutated."""
+        """Return one child of each pair of parents.
+
+        A child that equals its mother is always mutated, unless the probability of mutations is 0.
+        """
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
         mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
@@ -190,8 +211,9 @@ class _Mating:
 def select_spread(objectives: Array, count: int) -> list[int]:
     """Return the positions of `count` points that differ much in their objectives, in ascending order.
 
-    The best point in each objective comes first, then repeatedly the point that is farthest from all selected points.
-    Distances are relative to the range of each objective. The array has the shape (points, objectives).
+    The best point in each objective is selected first. Then, the point that is farthest from all selected points is
+    added, until there are `count`. Distances are relative to the range of each objective. `objectives` has the shape
+    (points, objectives).
     """
     if len(objectives) <= count:
         return list(range(len(objectives)))

@@ -1,4 +1,4 @@
-"""The strategy `genetic`: the front of an exploration, and its best plan for the problem's objective."""
+"""The strategy `genetic`: a genetic search for the Pareto front, and the front's best plan for the objective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dicompiler_strategies.genetic.exploration import ExplorationOptions, explor
 
 log = logging.getLogger("dicompiler")
 GENERATION_S_PER_PLAN = 4e-4
-"""Seconds of the reference computer for each plan of a generation (measured: 3.0e-4 to 4.4e-4)."""
+"""Seconds of the reference computer to create and evaluate a plan of a generation (measured: 3.0e-4 to 4.4e-4)."""
 MIN_GENERATIONS = 20
 """With fewer generations, the search is not worth its time."""
 
@@ -22,13 +22,12 @@ MIN_GENERATIONS = 20
 class Genetic(ExplorationOptions, Strategy):
     """AutoDiCE's exploration: NSGA-II over sequences of whole layers (needs the extra `explore`).
 
-    It works stage by stage, on 2, 4, 8, … devices:
-
         conv1 conv2 | conv3 | conv4 fc5     for example on pi03, pi01, pi02
 
-    It searches for the Pareto front of throughput, memory per device and energy per device, or of other objectives. As
-    a strategy it returns the plan of the front that is best for the problem's objective. With encoding=tiles, every
-    layer may be split. The strategy `autodice` is the method of the paper without these extensions.
+    The genetic algorithm NSGA-II searches in stages, on 2, 4, 8, … devices. It searches for the Pareto front of
+    throughput, memory per device and energy per device, or of other objectives. As a strategy, it returns the plan of
+    the front that is best for the problem's objective. With encoding=tiles, every layer may be split. The strategy
+    `autodice` is the method of the paper without these extensions.
     """
 
     name: ClassVar[str] = "genetic"
@@ -39,8 +38,9 @@ class Genetic(ExplorationOptions, Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Search for a Pareto front, and return its best plan for the problem's objective.
 
-        The front has an axis for each term of the problem's objective, and one for each of the option `objectives`.
-        Plans that exceed a host's memory by the exact computation are skipped, unless all plans of the front do.
+        The front has an axis for each term of the problem's objective, and one for each name in the option
+        `objectives`. The memory of the front's plans is then computed exactly. Plans that exceed a host's memory are
+        skipped, unless all plans of the front do.
 
         Raises:
             DicompilerError: The search found no plan that fits the hosts' memory.

@@ -1,6 +1,6 @@
-"""Facts about tensors that are equal for all plans of whole layers: the readers, and the bytes that they need.
+"""The tensors of a network with the layers that read them, and the bytes that each of these layers needs.
 
-`find_flows` derives them from a layer graph.
+These facts are the same for all plans of whole layers. `find_flows` derives them from a layer graph.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
 SINK_POSITION = -1
-"""Stands for a sink, a device that receives the network's outputs, among the layers that read a tensor."""
+"""Pseudo-position of a layer: a sink (a device that receives the network's outputs) reads the tensor."""
 INPUT_POSITION = -1
-"""Stands for the layer that computes a tensor, if the tensor is a network input."""
+"""Pseudo-position of a layer: the tensor is a network input, so that no layer computes it."""
 
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """The bytes of a tensor that exactly the given readers need, and no other readers.
+    """The bytes of a tensor that all of the given readers need, and no other reader.
+
+    A reader is a layer that reads the tensor, or a sink.
 
     Attributes:
         nbytes: Number of bytes.
-        readers: Positions in `TensorFlow.readers`.
+        readers: The readers, as indices in `TensorFlow.readers`.
     """
 
     nbytes: int
@@ -37,11 +39,12 @@ class SharedBytes:
 class ReaderGroup:
     """Readers of a tensor that need overlapping regions of it.
 
-    A device stores the pieces that it received for these readers until the last reader on the device is computed.
+    A device stores all elements that it received for these readers until the last of the readers on this device is
+    computed.
 
     Attributes:
-        readers: Positions in `TensorFlow.readers`.
-        shared_bytes: The bytes for each set of readers that need the same elements.
+        readers: The readers, as indices in `TensorFlow.readers`.
+        shared_bytes: The bytes of the elements that the same readers need, for each set of readers.
     """
 
     readers: tuple[int, ...]
@@ -55,8 +58,8 @@ class TensorFlow:
     Attributes:
         producer: Position of the layer that computes the tensor; INPUT_POSITION for a network input.
         nbytes: Bytes of the whole tensor.
-        readers: Positions of the layers that read the tensor; SINK_POSITION is the last for a network output.
-        groups: The readers, grouped by overlapping needs.
+        readers: Positions of the layers that read the tensor. For a network output, SINK_POSITION is the last one.
+        groups: The readers in groups: readers that need overlapping regions are in one group.
     """
 
     producer: int
@@ -70,10 +73,10 @@ class NetworkFlows:
     """All tensors of a network.
 
     Attributes:
-        live_layers: Positions of the layers whose outputs are read.
-        flows: Tensors of these layers and of the network's inputs.
-        weights: For each set of layers that share constants: the bytes of these constants, and the positions of the
-            layers. Constants that only one layer reads are included.
+        live_layers: Positions of the layers that contribute to the network's outputs.
+        flows: The outputs of these layers, and the network's inputs.
+        weights: For each set of layers that read the same constants: the bytes of these constants, and the positions of
+            the layers. A constant that only one layer reads has a set of one layer.
     """
 
     live_layers: tuple[int, ...]
@@ -82,6 +85,7 @@ class NetworkFlows:
 
 
 def find_flows(layers: LayerGraph) -> NetworkFlows:
+    """Return the tensors of a network, with their readers and the bytes that these need."""
     tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
     live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
@@ -148,10 +152,10 @@ def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
 def _split_by_readers(
     layers: LayerGraph, name: str, needs: Sequence[Region], group: Sequence[int]
 ) -> tuple[SharedBytes, ...]:
-    """Return, for each set of readers of a tensor, the bytes that exactly these readers need.
+    """Return, for each set of readers of a tensor, the bytes that these readers and no others need.
 
-    `needs` has the region that each reader needs, and `group` the positions of the readers. Their regions are cut along
-    each other's borders.
+    `needs` has the region that each reader needs, and `group` the indices of the readers in it. The borders of all
+    regions divide the tensor into cells. Each cell is needed as a whole or not at all by each reader.
     """
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
