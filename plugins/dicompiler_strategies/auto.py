@@ -54,8 +54,8 @@ DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradi
 TABLE_STRATEGIES = ("cpsat", "gradient")
 """Strategies that need cost tables (the costs of all ways to split each layer).
 
-If the budget does not suffice to fill the tables of a large network, these strategies are asked last, and only if no
-other strategy has found a plan that splits the network.
+If the budget does not suffice to fill the tables of a large network, these strategies are asked last. They are not
+asked if another strategy has found a plan that splits the network.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
 """Strategies that are not asked if the network has attention and the objective is latency or memory.
@@ -82,7 +82,7 @@ class Auto(Strategy):
 
     The search ends early if the best plan reaches the lower bound of the objective. If the budget ends the search, the
     plan's note names the steps that were left out. If the objective is a weighted sum, each strategy is asked once for
-    each term of the sum, and the plans are compared by the weighted sum.
+    each term of the sum. The plans are compared by the weighted sum.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slower machine
     the search also stops when the budget's real time has passed. The plan then depends on the machine, and its note
@@ -93,9 +93,13 @@ class Auto(Strategy):
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "seconds after which the best plan so far is taken"}
     )
-    tries: int = field(default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one"})
-    seed: int = field(default=0, metadata={"help": "seed of the plans that are tried"})
-    strategies: tuple[str, ...] = field(default=DEFAULT_STRATEGIES, metadata={"help": "strategies to begin with"})
+    tries: int = field(
+        default=DEFAULT_TRIES, metadata={"help": "number of plans to try that differ a little from the best one"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of the random choice of these plans"})
+    strategies: tuple[str, ...] = field(
+        default=DEFAULT_STRATEGIES, metadata={"help": "strategies that are asked for a plan"}
+    )
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -175,9 +179,10 @@ class _AutoSearch:
                     self._run_strategy(name, strategy, problem)
 
     def _slow_names(self) -> list[str]:
-        """Return the strategies to ask after the quick ones: first those of third parties, then by expected gain.
+        """Return the strategies to ask after the quick ones.
 
-        If the option `strategies` has its default, only the strategies that support the objective are returned.
+        Those that SLOW_STRATEGIES lists for the objective are sorted by their expected gain. If the option `strategies`
+        is not the default, the other strategies that it names (such as third-party ones) come before them.
         """
         chosen = self.options.strategies
         served = [name for term in objective_terms(self.problem.objective) for name in SLOW_STRATEGIES[term]]

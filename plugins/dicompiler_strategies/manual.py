@@ -22,12 +22,12 @@ log = logging.getLogger("dicompiler")
 class Manual(Strategy):
     """The plan of a plan file, or of AutoDiCE's mapping.json with or without its platform.txt.
 
-    A mapping lists nodes under keys, such as `nx01_gpu`. A key means the device of that name, or else
-    the GPU or the CPU device of the host (`nx01`). Each node is given by its name or by its first output tensor, with _
-    instead of / if you like. You may list every node of the model file.
+    A mapping lists nodes under keys, such as `nx01_gpu`. A key means the device of that name, or else the GPU or the
+    CPU device of the host (`nx01`). Each node is given by its name or by its first output tensor, with _ instead of /
+    if you like. You may list every node of the model file.
 
     - A layer is assigned to the device of its anchor (its main node), with all nodes that are fused into it.
-    - A layer under several keys is split by output channels in equal shares (LOP).
+    - A layer under several keys is split equally by output channels (LOP).
     - Nodes that constant folding removed are ignored. The Slices that replace a Split are assigned like the Split.
     - A layer that was added by a pass is assigned like the layer before it, or else like the layer after it.
 

@@ -29,8 +29,8 @@ class Pipeline(Strategy):
     host stores as few bytes as possible.
 
     With the objective throughput, devices of a stage may take frames in turn: each computes every n-th frame. For
-    objectives other than throughput and memory, the stages are those with the least time between frames, and the plan
-    is not optimised for the objective.
+    objectives other than throughput and memory, the plan is not optimised for the objective: it has the least time
+    between frames.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -40,7 +40,9 @@ class Pipeline(Strategy):
     )
     turns: bool = field(
         default=True,
-        metadata={"help": "devices of a stage may take frames in turn; only for throughput, and without devices"},
+        metadata={
+            "help": "devices of a stage may take frames in turn; only for throughput, and if `devices` is not given"
+        },
     )
 
     def plan(self, problem: Problem) -> Plan:

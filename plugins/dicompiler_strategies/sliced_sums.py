@@ -2,8 +2,8 @@
 
     sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 
-With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes instead of b · (n - 1) bytes, but
-in two exchanges instead of one. A ring would send the same bytes in 2 · (n - 1) exchanges.
+With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes in two exchanges. Otherwise, it
+sends b · (n - 1) bytes in one exchange. A ring would send the same bytes in 2 · (n - 1) exchanges.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ KeptChoices = Sequence[NDArray[np.intp]]
 TIE_BREAK_S = 1e-7
 """Seconds that are added to the cost of splitting a layer by rows, if the layer has no multiplications.
 
-If plans are equally good, the search then takes the one that sends the output of a matrix product, and not the output
-of a layer that reads the product. This is better, because the outputs of parallel products are sent in one message.
+If plans are equally good, the search then takes the one that sends the output of a matrix product. The others send the
+output of a layer that reads the product. Sending the product is better, because the outputs of parallel products are
+sent in one message.
 """
 
 

@@ -52,7 +52,7 @@ _RowDemand = RowIntervals | None
 class CandidateRules:
     """Rules that say which candidate runs a search may use.
 
-    A candidate run is a block (several layers in fused height tiles), or one layer that is split in another way.
+    A candidate run is a block (one or more layers in fused height tiles), or one layer that is split in another way.
 
     Attributes:
         allow_blocks: Allow partial sums, and blocks with more than one layer with weights. They are allowed in CoopAI's
@@ -89,8 +89,8 @@ class CandidateRun(LayerRun):
     """A run of layers with its costs. n is the number of devices of the platform.
 
     Attributes:
-        steps: Seconds of each device, shape (n,), for each step of computing. There is one step, or a second one in
-            which partial sums are added up.
+        steps: Seconds of each device, shape (n,), for each step of computing. There is one step. If the run has
+            partial sums, a second step adds them up.
         needs: For each tensor that the run reads and does not compute, the region that each device needs.
         weights: Bytes of weights on each device, shape (n,).
         partial_sums: Bytes of partial sums from each sender to each receiver, shape (n, n).
@@ -292,9 +292,9 @@ def _row_blocks(
     """Yield blocks of layers in fused height tiles that end before layer `stop`, each one layer longer than the last.
 
     A block is skipped if it is not faster than its layers in separate runs, because these runs are candidates too. The
-    loop ends if a block takes at least twice as long as its layers in separate runs, or at least as long as the whole
-    block on the leader alone. `singles` caches for each layer the seconds in which all devices compute their rows of
-    it, and the seconds in which they send missing rows before.
+    loop ends if a block takes at least twice as long as its layers in separate runs. It also ends if the leader alone
+    would compute the block at least as fast. `singles` caches for each layer two times in seconds: computing its rows
+    on all devices, and sending missing rows before.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -345,7 +345,7 @@ class RowBlock:
     """Consecutive layers in fused height tiles, to which one layer after another is added at the front.
 
     The object records the rows of every tensor that each member (device) of the team needs. If a layer's output is also
-    read after the block, its rows are split in proportion to the members' weights, and each member computes at least
+    read after the block, its rows are split in proportion to the members' weights. Each member then computes at least
     its own rows.
     """
 

@@ -284,8 +284,8 @@ class DeviceTeam(Memoizing):
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
         """Return the range of a layer's input channels that each member of the team sums over.
 
-        If the previous layer is split by channels, these are the channels that the member then stores (FUSE). Otherwise
-        the ranges are in proportion to the members' weights.
+        If the previous layer can be split by channels, these are the channels that the member would then compute
+        (FUSE). Otherwise the ranges are in proportion to the members' weights.
         """
         length = reduction_length(self.layers, layer)
         assert length is not None

@@ -89,7 +89,7 @@ class RowMap:
     def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
         """Return consecutive intervals of output rows in proportion to `weights`.
 
-        If the layer can compute rows only in groups, a boundary within a group moves to the nearer end of the group, as
+        Some layers compute rows only in groups. A boundary within a group then moves to the nearer end of the group, as
         in `split_axis`.
         """
         ends = []
@@ -104,8 +104,8 @@ class RowMap:
         """Return the intervals of rows that the layer must compute if the intervals `rows` are requested.
 
         The result is larger than `rows` if the layer can compute rows only in groups. Empty intervals stay empty. The
-        first and the last requested row determine the result, because the rows that must be computed for a later row
-        never begin or end earlier than those for an earlier row.
+        first and the last requested row determine the result, because a later output row never needs earlier rows than
+        an earlier output row.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
@@ -186,8 +186,8 @@ def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
 def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
     """Return the row map of a layer, which says which input rows the layer reads for given output rows.
 
-    An input tensor counts as read row by row if it has rows, and if the first, the middle and the last output row read
-    some of them. For every other input tensor, the row map says that all output rows read the whole tensor.
+    An input tensor counts as read row by row if the first, the middle and the last output row each read some of its
+    rows. For every other input tensor, the row map says that all output rows read the whole tensor.
     """
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]

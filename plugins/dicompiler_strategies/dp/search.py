@@ -128,9 +128,9 @@ def find_cheapest_path(
     """Return the cheapest sequence of runs that covers all layers.
 
     A state s says how each tensor that later layers read is distributed over the devices. T_p(s) is the least cost to
-    compute the first p layers and end in state s. For a run r that computes the layers start(r) to stop(r) - 1 and ends
-    in state s', the recurrence is T_stop(r)(s') = min over r and s of T_start(r)(s) + e(r, s), where e(r, s) is the
-    cost of r from state s.
+    compute the first p layers and end in state s. A run r computes the layers start(r) to stop(r) - 1, and costs e(r,
+    s) if it begins in state s. The recurrence is T_p(s') = min over r and s of T_start(r)(s) + e(r, s), for all runs r
+    with stop(r) = p that end in state s'.
 
     At each position, the `beam` cheapest states are kept. A chain of layers never has more than five states, one for
     each `TensorForm`, so the result is optimal over the candidate runs. In a network with many parallel branches it may

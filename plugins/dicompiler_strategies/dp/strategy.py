@@ -52,20 +52,24 @@ class Dp(Strategy):
     name: ClassVar[str] = "dp"
     method: Literal["mls", "sls"] = field(
         default="mls",
-        metadata={"help": "mls, or its baseline sls: one layer with weights in each block, and no partial sums"},
+        metadata={
+            "help": "mls (the full method), or sls: only one layer with weights in each block, and no partial sums"
+        },
     )
-    devices: int = field(
-        default=0, metadata={"help": "number of devices (the fastest ones) to cut layers for; 0: the best number"}
-    )
+    devices: int = field(default=0, metadata={"help": "number of devices to use, the fastest ones; 0: the best number"})
     shares: Literal["rate", "equal"] = field(
-        default="rate", metadata={"help": "shares of the devices: in proportion to their speed, or equal"}
+        default="rate",
+        metadata={"help": "size of each device's part of a layer: in proportion to its speed (rate), or equal"},
     )
     max_block_layers: int = field(
-        default=0, metadata={"help": "largest number of layers in a block; 0: 32, or fewer if the network has hundreds"}
+        default=0,
+        metadata={"help": "largest number of layers in a block; 0: 32, or fewer if the network has hundreds of layers"},
     )
     channels: bool = field(
         default=False,
-        metadata={"help": "layers with rows may be cut by channels as well (always allowed if memory is short)"},
+        metadata={
+            "help": "allow layers that have rows to be split by channels as well (always allowed if memory is short)"
+        },
     )
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}

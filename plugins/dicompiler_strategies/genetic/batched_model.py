@@ -287,8 +287,8 @@ class _Batch:
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
         """Yield each reader of `rows`, its device in each plan, and a mask of plans.
 
-        The mask is True for the plans in which this reader is the first one in `rows` on its device, and the device
-        does not have the tensor already (because it computed it or is its source).
+        The mask is True for a plan if two things hold: no earlier reader in `rows` is on the same device, and the
+        device has neither computed the tensor nor is its source.
         """
         before: list[Positions] = []
         for layer, devices in rows:

@@ -10,9 +10,9 @@ softmax(W_a), the loss is the expected cost
 
 This is the loss of the DIAPASON paper, eq. (16), with two differences. A choice of the tables also fixes the devices,
 so that the paper's separate logits of devices (W_dev) are not needed. The cost of a choice already considers that
-devices compute at the same time, so that the paper's correction for this (superposition penalty) is not needed either.
-All restarts are computed together in one array W of shape (restarts, n), where n is the number of choices of all
-layers.
+devices compute at the same time. The paper's correction for this (superposition penalty) is therefore not needed
+either. All restarts are computed together in one array W of shape (restarts, n), where n is the number of choices of
+all layers.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class FlatTables:
         """Return the gradient of the loss L by the probabilities `p`, an array of shape (restarts, n) like `p`.
 
         The derivative by the probability of a choice is the choice's own cost, plus the mean cost of each of its edges.
-        For the choices of layer a, ∂L/∂p_a = node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, with the readers b of the
-        layer and the producers z of its inputs. On a host with more weights than its limit, a choice also costs
-        `memory`, times the fraction of the limit that the weights of the choice fill.
+        For the choices of layer a, ∂L/∂p_a = node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za. The layers b read the output
+        of layer a, and the layers z produce its inputs. If a host has more weights than fit, a choice with weights
+        there also costs `memory` · (weights of the choice in bytes) / (limit of the host in bytes).
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -123,8 +123,8 @@ class FlatTables:
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
         """Return `g` minus its mean over each layer's choices, weighted with their probabilities `p`.
 
-        If g is the gradient ∂L/∂p of the loss by the probabilities, then p times the result is the gradient ∂L/∂W by
-        the logits, at temperature 1.
+        If g is the gradient ∂L/∂p of the loss by the probabilities, p times the result is the gradient ∂L/∂W by the
+        logits. This holds for temperature 1.
         """
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
@@ -167,8 +167,8 @@ def minimise_relaxation(
     The descent ends after the last step, or when the budget is used up.
 
     The loss L is the expected cost if the choices have the probabilities p = softmax(W). Each step changes the logits W
-    by the natural gradient (the gradient in the Fisher metric of the softmax), which is ∂L/∂W without its factor p.
-    With the factor p, a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
+    by the natural gradient, which is the gradient in the Fisher metric of the softmax. It is ∂L/∂W without its factor
+    p. With the factor p, a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
     """
     flat = FlatTables(tables)
     W = initial_logits(tables, flat, settings)
@@ -192,8 +192,9 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
     """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family in each restart.
 
     A family has all choices with the same kind of split and the same number of devices, such as channels over 3
-    devices. The restarts take the families in turn, in the order of `families_by_value`. The first restart with each
-    family has no noise. n is the number of choices of all layers.
+    devices. The first restart favours the first family of `families_by_value`, the second restart the second one, and
+    so on; after the last family, the first one follows again. The first restart with each family has no noise. n is the
+    number of choices of all layers.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))

@@ -28,8 +28,9 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
 # The default number of restarts is limited so that the descent takes at most this many multiplications. This limit does
 # not apply below _MIN_RESTARTS.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
-_MAX_OTHER_SELECTIONS = 8  # Best selections that are kept. A search with less memory for weights begins with them.
-_MAX_REPAIRS = 8  # If a plan does not fit, the search is repeated at most so often, with less memory for weights.
+# Number of best selections that are kept. If the best plan needs too much memory, the next search begins with them.
+_MAX_OTHER_SELECTIONS = 8
+_MAX_REPAIRS = 8  # Number of times that the search is repeated with less memory for weights, if a plan does not fit.
 
 
 def check_descent_options(options: Strategy, learning_rate: float) -> None:
@@ -79,16 +80,24 @@ class Gradient(Strategy):
     """
 
     name: ClassVar[str] = "gradient"
-    partition: Partition = field(default="all", metadata={"help": "shares of the devices; by default all kinds"})
+    partition: Partition = field(
+        default="all",
+        metadata={
+            "help": "size of each device's part of a layer: equal, proportional to its speed, or all (also by memory)"
+        },
+    )
     fusion_limit: int = field(
         default=4, metadata={"help": "largest number of extra rows of a tile; with n, about n layers need no exchange"}
     )
     initialisation: Initialisation = field(
-        default="heuristics", metadata={"help": "begin near different kinds of splits, or at random"}
+        default="heuristics", metadata={"help": "begin near different kinds of splits (heuristics), or at random"}
     )
     learning_rate: float = field(default=0.4, metadata={"help": "learning rate of the normalised loss"})
-    iterations: int = field(default=60, metadata={"help": "number of steps"})
-    restarts: int | None = field(default=None, metadata={"help": "number of restarts; by default up to 64"})
+    iterations: int = field(default=60, metadata={"help": "number of steps of the gradient descent"})
+    restarts: int | None = field(
+        default=None,
+        metadata={"help": "number of runs of the descent from different initial values; by default up to 64"},
+    )
     seed: int = field(default=0, metadata={"help": "seed of the random numbers"})
     device_counts: tuple[int, ...] = field(
         default=(), metadata={"help": "numbers of devices to split over; by default 2 to 8, then in growing steps"}

@@ -5,7 +5,7 @@
 
 A block is a sequence of layers that the devices compute in one round, without an exchange in between. MLS chooses
 blocks of any length, and SLS blocks of one layer. Variables have the letters of the paper: F is the compute rate of a
-device in FLOP/s, G the bandwidth of the gateway in bit/s, and T_L^k the time of all L layers on k devices. Equation
+device in FLOP/s, and G the bandwidth of the gateway in bit/s. T_L^k is the time of all L layers on k devices. Equation
 numbers are those of the paper.
 
 The paper leaves some details to a technical report; the following choices reproduce its figures:
@@ -229,9 +229,9 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
     """Return the fastest sequence of blocks that computes the chain on k devices.
 
     A block is a sequence of layers that the devices compute in one round. T_i^k is the least time in which k devices
-    compute the first i layers, and e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. By eq. (2),
-    T_i^k = min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when the round
-    begins. The function therefore computes one T for each DataState.
+    compute the first i layers. e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. By eq. (2), T_i^k =
+    min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when the round begins. The
+    function therefore computes one T for each DataState.
 
     Args:
         layers: The chain.
@@ -334,9 +334,9 @@ class _Rounds:
         """Return the possible rounds that begin at the convolutional layer i.
 
         There is one round for each possible last layer j. In this round, every device computes a range of rows of layer
-        j, which the paper calls a grid, and the rows of layers i to j - 1 that the grid depends on. If a fully
-        connected layer follows layer j, a round may also include this layer in data form: each device sums over the
-        inputs that it has computed.
+        j, which the paper calls a grid. It also computes the rows of layers i to j - 1 that the grid depends on. If a
+        fully connected layer follows layer j, a round may also include this layer in data form: each device sums over
+        the inputs that it has computed.
         """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):

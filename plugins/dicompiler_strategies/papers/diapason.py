@@ -52,16 +52,19 @@ class Diapason(Strategy):
     """
 
     name: ClassVar[str] = "diapason"
-    partition: Partition = field(default="equal", metadata={"help": "kinds of slices"})
+    partition: Partition = field(
+        default="equal",
+        metadata={"help": "height of each device's slice: equal, proportional to its rate, or both kinds (all)"},
+    )
     fusion_limit: int = field(
         default=4, metadata={"help": "largest number of later layers that a layer is fused with (0: no fusion)"}
     )
     initialisation: Initialisation = field(
-        default="heuristics", metadata={"help": "begin with each sublayer on its own device, or at random"}
+        default="heuristics", metadata={"help": "begin with each sublayer on its own device (heuristics), or at random"}
     )
     learning_rate: float = field(default=0.8, metadata={"help": "learning rate"})
-    iterations: int = field(default=20, metadata={"help": "number of steps"})
-    restarts: int = field(default=1, metadata={"help": "number of restarts"})
+    iterations: int = field(default=20, metadata={"help": "number of steps of the gradient descent"})
+    restarts: int = field(default=1, metadata={"help": "number of runs of the descent from different initial values"})
     seed: int = field(default=0, metadata={"help": "seed of the random numbers"})
 
     def __post_init__(self) -> None:
@@ -155,9 +158,9 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     """Return the loss of each restart, which is the cost of the network in ms or mJ, with its gradient.
 
     The costs of all choices are weighted with their probabilities, the softmax of the logits W. The loss L adds up the
-    cost L_i of each layer i, the cost L_mov_{i,j} of sending its output to each reader j, and the costs L_mov_in and
-    L_mov_out of sending the network's inputs and outputs. By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) +
-    L_mov_out.
+    cost L_i of each layer i and the cost L_mov_{i,j} of sending its output to each reader j. It also adds the costs
+    L_mov_in and L_mov_out of sending the network's inputs and outputs. By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j
+    L_mov_{i,j}) + L_mov_out.
 
     If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
     The penalty estimates the time that is saved because sublayers run at once. Eq. (2) for energy has no penalty.

@@ -185,7 +185,9 @@ class Stahl(Strategy):
     """
 
     name: ClassVar[str] = "stahl"
-    devices: int = field(default=0, metadata={"help": "number of devices N, the fastest; 0: all that compute"})
+    devices: int = field(
+        default=0, metadata={"help": "number N of devices to use, the fastest ones; 0: all that compute"}
+    )
     reuse: bool = field(default=False, metadata={"help": "do not count inputs that devices already have, in FUSE too"})
     lip: bool = field(default=True, metadata={"help": "allow LIP for layers that are not fused"})
     fuse: bool = field(default=True, metadata={"help": "allow fused pairs"})
