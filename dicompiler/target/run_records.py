@@ -211,6 +211,22 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class ReceivedBytes:
+    """Tensors that a device received from another device.
+
+    Attributes:
+        nbytes: Bytes of the tensors.
+        timed_bytes: Number of the bytes whose arrival was timed. The first bytes of a tensor are not timed, because
+            their time includes waiting for the sender, nor are bytes that arrived while the device computed.
+        timed_s: Seconds in which the timed bytes arrived.
+    """
+
+    nbytes: int
+    timed_bytes: int
+    timed_s: float
+
+
+@dataclass(frozen=True)
 class FrameTimes:
     """Measured times of a finished frame.
 
@@ -218,11 +234,13 @@ class FrameTimes:
         frame_s: Seconds from sending the frame's inputs to having all its outputs.
         compute_s: For each device that takes part in the frame, the seconds in which it computed.
         role: Index of the replica that computed the frame. Replicas of failure plans follow those of the plan.
+        received: For each pair of sender and receiver, the tensors that were sent since the receiver's previous frame.
     """
 
     frame_s: float
     compute_s: Mapping[str, float]
     role: int = 0
+    received: Mapping[tuple[str, str], ReceivedBytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -238,6 +256,8 @@ class Emulation:
             the normal plan, then those of each other role (a replica or a failure plan).
         speeds: For devices whose speed changes, the times of the changes (time.perf_counter), and the speeds from then
             on as multiples of the original speed.
+        scale_links: Function that limits the links of a host, or of `*` for a medium that all hosts share, to a
+            multiple of their original rates. None if the network is not emulated.
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
@@ -245,6 +265,7 @@ class Emulation:
     namespaces: Mapping[str, str]
     min_segments_s: Mapping[str, tuple[float, ...]]
     speeds: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    scale_links: Callable[[str, float], None] | None = None
 
 
 IN_FLIGHT_PER_DEVICE = 3

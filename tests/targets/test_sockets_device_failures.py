@@ -46,6 +46,7 @@ from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
     COMPUTE_SECONDS,
+    RECEIVED_TENSORS,
     FrameWindow,
     MessageHeader,
     MessageType,
@@ -379,7 +380,20 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
         (MessageType.ROLES_CHANGED, 0, b"", "received ROLES_CHANGED twice for frame 0"),
         (MessageType.ROLES_CHANGED, 1, b"", "received ROLES_CHANGED for frame 1, at which no roles change"),
         (MessageType.DONE, 0, NO_SECONDS, "received DONE twice for frame 0"),
-        (MessageType.DONE, 0, b"123", "received DONE of 3 bytes, expected 8"),
+        (MessageType.DONE, 0, b"123", "received DONE of 3 bytes, which is not the length of a valid one"),
+        (MessageType.DONE, 0, NO_SECONDS + b"1", "received DONE of 9 bytes, which is not the length of a valid one"),
+        (
+            MessageType.DONE,
+            0,
+            NO_SECONDS + RECEIVED_TENSORS.pack(99, 1, 1, 0.1),
+            "field 'received' of the report has an invalid device index 99",
+        ),
+        (
+            MessageType.DONE,
+            0,
+            NO_SECONDS + RECEIVED_TENSORS.pack(0, 1, 1, float("inf")),
+            "field 'timed_s' of the report is inf: .*",
+        ),
         (MessageType.DONE, 0, COMPUTE_SECONDS.pack(float("nan")), "field 'compute_s' of the report is nan: .*"),
     ],
 )

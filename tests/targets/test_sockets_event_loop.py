@@ -396,3 +396,37 @@ def test_frames_in_flight_match_single_frames(tmp_path: Path) -> None:
     for inputs, outputs, expected in zip(frames, many, single, strict=True):
         assert np.array_equal(outputs["out"], expected["out"])
         assert np.array_equal(outputs["out"], run_model(net[1], inputs)["out"])
+
+
+def test_arrival_of_the_rest_of_a_tensor_is_timed() -> None:
+    """The first bytes of a tensor are not timed, nor are bytes that arrive while this process does not wait."""
+    connection, accepted = connected()
+    end = End(accepted, None, True).start()
+    rest = 1 << 20
+
+    def send_in_two_pieces(pause_s: float) -> None:
+        header = HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.TENSOR, 0, 0, 0, 1000 + rest)
+        connection.sendall(header + bytes(1000))
+        time.sleep(pause_s)
+        connection.sendall(bytes(rest))
+
+    with connection:
+        end.run_in_main_thread()
+        sender = threading.Thread(target=send_in_two_pieces, args=(0.3,))
+        sender.start()
+        end.wait(1)
+        sender.join()
+        received = end.channel.take_received()
+        assert received is not None
+        assert received.nbytes == 1000 + rest and received.timed_bytes == rest and received.timed_s >= 0.29
+        assert end.channel.take_received() is None
+        sender = threading.Thread(target=send_in_two_pieces, args=(0.0,))
+        sender.start()
+        time.sleep(0.5)  # This process computes meanwhile.
+        sender.join()
+        end.wait(2)
+        received = end.channel.take_received()
+        assert received is not None and received.nbytes == 1000 + rest
+        assert received.timed_s < 0.5
+    end.loop.close()
+    end.channel.close()

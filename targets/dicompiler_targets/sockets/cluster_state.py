@@ -167,7 +167,7 @@ class ClusterState:
         self._warned: set[str] = set()
         self._last_change, self._polled_at = 0, 0.0
         self._failed_processes = FailedProcesses(on_reason)
-        self._messages = DeviceMessages(self._role_ios, self.window, self.schedule, self._expects_ready)
+        self._messages = DeviceMessages(self._role_ios, list(peers), self.window, self.schedule, self._expects_ready)
         self._started_by_others = {*options.start_manually, *options.start_without}
         self._reconnects = ReconnectQueue(self._started_by_others)
 

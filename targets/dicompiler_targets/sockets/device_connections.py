@@ -23,13 +23,14 @@ from dicompiler.plugin_api import RunError, UsageError
 from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import RoleIO
 from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.device_reports import read_compute_seconds, read_report
+from dicompiler_targets.sockets.device_reports import read_done, read_report
 from dicompiler_targets.sockets.runtime.addresses import bind_socket, is_loopback, join_address, split_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import (
     COMPUTE_SECONDS,
+    RECEIVED_TENSORS,
     FrameWindow,
     MessageHeader,
     MessageType,
@@ -255,14 +256,19 @@ class DeviceMessages:
     def __init__(
         self,
         role_ios: Sequence[RoleIO],
+        names: Sequence[str],
         window: FrameWindow,
         schedule: RoleSchedule,
         expects_ready: Callable[[str], bool],
     ) -> None:
-        """Create an empty queue. `expects_ready` returns True if the device with the given name may send READY now."""
+        """Create an empty queue.
+
+        `names` are the names of all devices by their index. `expects_ready` returns True if the device with the given
+        name may send READY now.
+        """
         self.events: deque[DeviceEvent] = deque()
         self.ready_devices: set[str] = set()
-        self._role_ios, self._window, self._schedule = role_ios, window, schedule
+        self._role_ios, self._names, self._window, self._schedule = role_ios, names, window, schedule
         self._expects_ready = expects_ready
 
     def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
@@ -293,8 +299,9 @@ class DeviceMessages:
         if message_type is MessageType.OUTPUT:
             output_filter.check(header)
         elif message_type is MessageType.DONE:
-            if header.length != COMPUTE_SECONDS.size:
-                raise ProtocolError(f"received DONE of {header.length} bytes, expected {COMPUTE_SECONDS.size}")
+            count, rest = divmod(header.length - COMPUTE_SECONDS.size, RECEIVED_TENSORS.size)
+            if rest or not 0 <= count < len(self._names):
+                raise ProtocolError(f"received DONE of {header.length} bytes, which is not the length of a valid one")
             if not self._is_late(header):
                 self._window.check(frame, "DONE")
                 if process.device not in self._role_ios[self._schedule.role_index(frame)].active_devices:
@@ -333,7 +340,7 @@ class DeviceMessages:
         if header.type is MessageType.REPORT:
             payload = read_report(name, decode_json(payload))
         elif header.type is MessageType.DONE:
-            payload = read_compute_seconds(payload)
+            payload = read_done(name, payload, self._names)
         elif header.type in JSON_MESSAGE_TYPES:
             payload = decode_json(payload)
         self.events.append(DeviceEvent(name, header, payload, time.perf_counter()))

@@ -5,14 +5,14 @@ A device may be compromised. Therefore each field is checked, and an error names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from dicompiler.plugin_api import DeviceReport
-from dicompiler.plugin_api.artifacts import DeviceStatus, TimelineEntry
+from dicompiler.plugin_api.artifacts import DeviceStatus, ReceivedBytes, TimelineEntry
 from dicompiler.plugin_api.utilities import one_line
-from dicompiler_targets.sockets.runtime.protocol import COMPUTE_SECONDS, ProtocolError
+from dicompiler_targets.sockets.runtime.protocol import COMPUTE_SECONDS, RECEIVED_TENSORS, ProtocolError
 
 MAX_NUMBER = 2**53
 """Upper limit of the numbers in reports, because a float represents all integers below it exactly."""
@@ -39,10 +39,31 @@ def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
     )
 
 
-def read_compute_seconds(payload: Any) -> float:
-    """Return the seconds in the DONE message of a device. Raise ProtocolError if they are not a valid number."""
-    (seconds,) = COMPUTE_SECONDS.unpack(payload)
-    return _check_number("compute_s", seconds)
+@dataclass(frozen=True)
+class DoneReport:
+    """The content of a DONE message.
+
+    Attributes:
+        compute_s: Seconds in which the device computed the frame.
+        received: For each pair of sender and receiver, the tensors that the device received since its last DONE.
+    """
+
+    compute_s: float
+    received: Mapping[tuple[str, str], ReceivedBytes]
+
+
+def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
+    """Return the content of the DONE message of a device. `names` are the names of all devices by their index.
+
+    Raise ProtocolError if a number is invalid.
+    """
+    raw, received = bytes(payload), dict[tuple[str, str], ReceivedBytes]()
+    (compute_s,) = COMPUTE_SECONDS.unpack_from(raw)
+    for index, nbytes, timed_bytes, timed_s in RECEIVED_TENSORS.iter_unpack(raw[COMPUTE_SECONDS.size :]):
+        if index >= len(names) or (names[index], device) in received:
+            raise ProtocolError(f"field 'received' of the report has an invalid device index {index}")
+        received[names[index], device] = ReceivedBytes(nbytes, timed_bytes, _check_number("timed_s", timed_s))
+    return DoneReport(_check_number("compute_s", compute_s), received)
 
 
 def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:

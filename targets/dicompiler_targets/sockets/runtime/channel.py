@@ -103,6 +103,20 @@ class SendPacing:
         return unacknowledged
 
 
+class ReceivedTensors(NamedTuple):
+    """Tensors that arrived on a channel during some time.
+
+    Attributes:
+        nbytes: Payload bytes of the tensors.
+        timed_bytes: Number of the bytes whose arrival was timed.
+        timed_s: Seconds in which the timed bytes arrived.
+    """
+
+    nbytes: int
+    timed_bytes: int
+    timed_s: float
+
+
 class _QueuedMessage(NamedTuple):
     """A message in the send queue; `keep` owns the payload's memory and stays alive until the message is sent."""
 
@@ -144,6 +158,8 @@ class MessageChannel:
         self._is_held = False
         self._watched_for = (False, False, False)  # The last arguments of EventLoop.watch.
         self._silence_s = self._since_heartbeat_s = 0.0
+        self._incomplete_since = 0.0  # Time when the last reading ended within a tensor.
+        self._tensor_bytes, self._timed_bytes, self._timed_s = 0, 0, 0.0
 
     # -- before the start
 
@@ -267,10 +283,21 @@ class MessageChannel:
     def receive(self) -> None:
         """Read all available messages and pass them to the callbacks."""
         if self._is_reading and not self._is_held:
+            was_within_tensor, bytes_before = self._reader.is_within_tensor, self._reader.received_bytes
             try:
                 read_messages(self._reader, self._check, self._deliver_message)
             except Exception as error:  # An unreported error would let the device wait for messages in vain.
                 self._stop_reading(error)
+            if was_within_tensor:
+                self._time_arrival(self._reader.received_bytes - bytes_before)
+            if self._reader.is_within_tensor:
+                self._incomplete_since = time.perf_counter()
+
+    def take_received(self) -> ReceivedTensors | None:
+        """Return the tensors that have arrived since the last call; None if there are none."""
+        received = ReceivedTensors(self._tensor_bytes, self._timed_bytes, self._timed_s)
+        self._tensor_bytes, self._timed_bytes, self._timed_s = 0, 0, 0.0
+        return received if received.nbytes else None
 
     def release(self) -> None:
         """Resume reading, which a true result of `deliver` has stopped."""
@@ -326,7 +353,19 @@ class MessageChannel:
             self._watched_for = watch_for
             self._get_loop().watch(self, *watch_for)
 
+    def _time_arrival(self, count: int) -> None:
+        """Time the arrival of the `count` bytes that were read after the first bytes of a tensor.
+
+        The first bytes of a tensor are not timed, because their time includes waiting for the sender, nor are bytes
+        that may have arrived while no thread ran the loop.
+        """
+        if self._incomplete_since > self._get_loop().running_since:
+            self._timed_bytes += count
+            self._timed_s += time.perf_counter() - self._incomplete_since
+
     def _deliver_message(self, header: MessageHeader, payload: Any) -> bool:
+        if header.type is MessageType.TENSOR:
+            self._tensor_bytes += header.length
         if self._deliver(header, payload):
             self._is_held = True
             self._update_watch()

@@ -482,10 +482,11 @@ class DeviceRun:
             # This must precede DONE: after DONE, the coordinator announces another frame, and the window must already
             # admit its tensors.
             self._window.finish(frame.number)
+            received = self.peers.take_received()
         self.finished_frames += 1
         self._unacknowledged_change = None
         duration_us = int(1e6 * (time.perf_counter() - frame.started_at)) + 1 if frame.started_at else 0
-        payload = COMPUTE_SECONDS.pack(frame.compute_s)
+        payload = COMPUTE_SECONDS.pack(frame.compute_s) + received
         self._get_control().post(MessageType.DONE, payload, min(duration_us, 2**32 - 1), frame.number)
 
     def _finish_run(self, executor: StepExecutor) -> None:

@@ -60,6 +60,7 @@ class EventLoop:
         lock: A thread holds this lock while it changes a channel.
         can_spin: True if a waiting thread may poll without blocking, because there are more cores than processes (this
             one and `local_processes` others).
+        running_since: Time (time.perf_counter) at which a thread began to run the loop. Later data was read at once.
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
@@ -69,6 +70,7 @@ class EventLoop:
         that share the processors of this process.
         """
         self.lock = threading.RLock()
+        self.running_since = 0.0
         self._interval_s = interval_s
         self._poll = select.poll()
         self._sources: dict[int, EventSource] = {}
@@ -135,6 +137,7 @@ class EventLoop:
             self._helper_event.clear()
             self.wake()
         with self._driver_lock:
+            self.running_since = time.perf_counter()
             while True:
                 seconds = None if deadline is None else deadline - time.monotonic()
                 if seconds is not None and seconds <= 0:
@@ -232,6 +235,7 @@ class EventLoop:
             self._helper_event.wait(max(0.0, due - time.monotonic()))
             if self._driver_lock.acquire(blocking=False):  # This fails while the main thread runs the loop.
                 try:
+                    self.running_since = time.perf_counter()
                     while self._helper_drives and (left_s := due - time.monotonic()) > 0:
                         self._run_once(lambda: not self._helper_drives, left_s)
                     if time.monotonic() >= due:

@@ -14,7 +14,7 @@ from .channel import MAX_MISSED_HEARTBEATS, CheckHeader, DeliverMessage, HandleE
 from .event_loop import EventLoop
 from .handshake import COORDINATOR_NAME, ConnectionQueue, RunCredentials
 from .mailbox import DeviceError, Mailbox
-from .protocol import MessageType, PeerRefused, ProtocolError
+from .protocol import RECEIVED_TENSORS, MessageType, PeerRefused, ProtocolError
 from .role_schedule import RoleSchedule
 from .transport import DEVICE_IDENTITY, TlsKeys, check_encryption, check_identity, open_connection, seconds_left
 
@@ -243,6 +243,15 @@ class PeerConnections:
     def _start_channel(self, peer: str, channel: MessageChannel) -> None:
         self.all_channels.append(channel)
         channel.start(self._loop, *self._make_callbacks(peer), at_once=False)
+
+    def take_received(self) -> bytes:
+        """Return RECEIVED_TENSORS, for the DONE message, of each peer that has sent tensors since the last call."""
+        entries = []
+        for peer in self._manifest["peers"]:
+            channel = self.channels.get(peer["device"])
+            if channel is not None and (received := channel.take_received()) is not None:
+                entries.append(RECEIVED_TENSORS.pack(peer["index"], *received))
+        return b"".join(entries)
 
     # -- failures
 

@@ -17,11 +17,16 @@ import numpy as np
 
 from .role_schedule import RoleSchedule
 
-MAGIC, PROTOCOL_VERSION = b"DICO", 6
+MAGIC, PROTOCOL_VERSION = b"DICO", 7
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
 """Fields: magic, protocol version, message type, flags (0), index, frame number, length of the payload."""
 COMPUTE_SECONDS = struct.Struct("<d")
-"""The payload of DONE: the seconds in which the device computed the frame."""
+"""The start of the payload of DONE: the seconds in which the device computed the frame."""
+RECEIVED_TENSORS = struct.Struct("<HQQd")
+"""An entry in the payload of DONE, for a peer that has sent tensors since the previous DONE message.
+
+Fields: index of the peer, payload bytes of the tensors, timed bytes among them, seconds in which these arrived.
+"""
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
 """Length limit for JSON messages, as long as the other end has not proved its identity."""
@@ -49,7 +54,7 @@ class MessageType(IntEnum):
     TENSOR = 6  # D to D: a transfer of a frame.
     OUTPUT = 7  # D to C: an output of a frame.
     DONE = 8  # D to C: a frame is finished. Header.index: microseconds since its first segment began; 0: no segment.
-    # The payload of DONE is COMPUTE_SECONDS: the seconds of the frame's segments.
+    # The payload of DONE is COMPUTE_SECONDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
     FINISH = 9  # C to D: there are no more frames.
     BYE = 10  # D to D: the sender sends no more tensors.
     REPORT = 11  # D to C: measurements of the run (JSON).
@@ -136,6 +141,7 @@ class MessageReader:
     Attributes:
         has_received: Set to true when a byte arrives. The channel sets it to false at intervals, to notice that no
             further bytes arrive.
+        received_bytes: Number of bytes that were read so far.
     """
 
     def __init__(self, connection: ByteSource, allocate: Callable[[int], Any] | None = None) -> None:
@@ -149,6 +155,12 @@ class MessageReader:
         self._payload: Any = None
         self._filled = 0
         self.has_received = True
+        self.received_bytes = 0
+
+    @property
+    def is_within_tensor(self) -> bool:
+        """True if the first bytes of a tensor have arrived, and the others have not."""
+        return self._header is not None and self._header.type is MessageType.TENSOR
 
     def read_message(self, check: Callable[[MessageHeader], None]) -> tuple[MessageHeader, Any] | None:
         """Return the next message as header and payload, or None if it has not arrived completely.
@@ -196,6 +208,7 @@ class MessageReader:
                 raise ConnectionClosed("closed by the other end")
             raise ConnectionError(CLOSED_IN_MESSAGE)
         self.has_received = True
+        self.received_bytes += count
         self._end += count
         # A TLS record starts with its type (20 to 22) and the major version 3.
         if 20 <= self._buffer[self._start] <= 22 and self._end - self._start > 1 and self._buffer[self._start + 1] == 3:
@@ -232,6 +245,7 @@ class MessageReader:
             if count == 0:
                 raise ConnectionError(CLOSED_IN_MESSAGE)
             self.has_received = True
+            self.received_bytes += count
             self._filled += count
         self._header = self._payload = None
         return header, payload
