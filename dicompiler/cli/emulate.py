@@ -11,6 +11,7 @@ import click
 
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
+    SLOW_HELP,
     StreamOptions,
     cost_option,
     directory_argument,
@@ -58,8 +59,7 @@ if TYPE_CHECKING:
     "--in-flight", metavar="N", type=click.IntRange(1, 1024), default=1, help="Allow N frames in flight. Default: 1."
 )
 @slow_option(
-    help="Let a board compute with SPEED times its speed from START on, until END, such as pi03=0.4@20s-60s. Streams "
-    "frames for --duration, and prints the time between frames. Can be repeated.",
+    help=SLOW_HELP + "Streams frames for --duration, and prints the time between frames. Can be repeated.",
 )
 @click.option("--adapt", is_flag=True, help="Search for another plan and swap to it if boards change their speed.")
 @click.option(

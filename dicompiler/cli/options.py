@@ -339,8 +339,12 @@ def _parse_changes(_context: click.Context, _option: click.Parameter, texts: Seq
     return [SpeedChange.parse(text) for text in texts]
 
 
+SLOW_HELP = (
+    "Give a board SPEED times its speed from START on, until END, such as pi03=0.4@20s-60s. link:pi03=0.3@20s changes "
+    "the bandwidth of a host's network link, and link:* that of all links. "
+)
 slow_option = functools.partial(
-    click.option, "--slow", "changes", metavar="DEVICE=SPEED@START[-END]", multiple=True, callback=_parse_changes
+    click.option, "--slow", "changes", metavar="NAME=SPEED@START[-END]", multiple=True, callback=_parse_changes
 )
 
 

@@ -12,6 +12,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.cli.completion import complete_names
 from dicompiler.cli.options import (
     PATH,
+    SLOW_HELP,
     CompileRequest,
     check_output_file,
     cost_options,
@@ -50,10 +51,7 @@ if TYPE_CHECKING:
     "with the failure plans of --plan or --tolerate-failures, whose default is the number of devices that fail. Can be "
     "repeated.",
 )
-@slow_option(
-    help="Let a board compute with SPEED times its speed from START on, until END, such as pi03=0.4@20s-60s. Prints "
-    "the time between frames. Can be repeated."
-)
+@slow_option(help=SLOW_HELP + "Prints the time between frames. Can be repeated.")
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
 @cost_options
@@ -81,7 +79,7 @@ def command(
     from dicompiler.cli.run_output import show_periods
     from dicompiler.cost.failure_timeline import parse_outage
     from dicompiler.cost.perfetto_trace import dumps
-    from dicompiler.cost.speed_changes import list_speeds
+    from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
     from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
 
@@ -99,8 +97,14 @@ def command(
         devices = [device.device for device in result.program.devices]
         tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")
         max_in_flight = in_flight or default_in_flight(len(devices))
-        speeds = list_speeds(changes, devices)
-        simulation = result.problem.simulate_compilation(result, frames, max_in_flight, trace is not None, speeds)
+        simulation = result.problem.simulate_compilation(
+            result,
+            frames,
+            max_in_flight,
+            trace is not None,
+            list_speeds(changes, devices),
+            list_link_speeds(changes, result.problem.platform),
+        )
         intervals = (
             simulate_failures(result.problem, result.plan, outages, frames, max_in_flight, trace is not None)
             if outages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -14,18 +14,24 @@ class SharedLink(Generic[T]):
 
     `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these
     shares. If `load` exceeds 1, it is the factor by which all of these flows are slower than alone. `busy_s` are the
-    seconds that the link needs at its full bandwidth for all messages so far.
+    seconds that the link needs at its full bandwidth for all messages so far. `speed` is the present bandwidth as a
+    multiple of the full one; if it is not 1, `flows` and `load` contain shares of the present bandwidth.
     """
 
-    __slots__ = ("busy_s", "flows", "load")
+    __slots__ = ("busy_s", "flows", "load", "speed")
 
     def __init__(self) -> None:
         self.load = self.busy_s = 0.0
+        self.speed = 1.0
         self.flows: dict[Flow[T], float] = {}
 
     def add_flow(self, flow: Flow[T], share: float) -> None:
-        self.flows[flow] = share
+        self.flows[flow] = share = share / self.speed
         self.load += share
+
+    def set_speed(self, speed: float) -> None:
+        self.flows = {flow: share * self.speed / speed for flow, share in self.flows.items()}
+        self.load, self.speed = sum(self.flows.values()), speed
 
     def remove_flow(self, flow: Flow[T]) -> None:
         self.load -= self.flows.pop(flow)
@@ -104,7 +110,14 @@ class LinkScheduler(Generic[T]):
         flow.started_at, flow.remaining_s, flow.updated_at = now, seconds, now
         for link, share in flow.links.items():
             link.add_flow(flow, share)
-        self._update_speeds(now, flow)
+        self._update_speeds(now, flow.links)
+
+    def set_link_speed(self, now: float, name: str, speed: float) -> None:
+        """Change the bandwidth of a link to a multiple of its full bandwidth."""
+        if name in self._links:
+            link = self._links[name]
+            link.set_speed(speed)
+            self._update_speeds(now, (link,))
 
     def finish_message(self, now: float, flow: Flow[T]) -> tuple[T, float]:
         """Remove the first message of a flow and start the next one; return the removed message and its start time."""
@@ -117,12 +130,12 @@ class LinkScheduler(Generic[T]):
         for link in flow.links:
             link.remove_flow(flow)
         flow.speed, flow.version = 0.0, flow.version + 1
-        self._update_speeds(now, flow)
+        self._update_speeds(now, flow.links)
         return message, started_at
 
-    def _update_speeds(self, now: float, changed: Flow[T]) -> None:
-        """Update the speeds of all flows that share a link with a flow that has just started or ended."""
-        for link in changed.links:
+    def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
+        """Update the speeds of all flows on links whose load has just changed."""
+        for link in changed_links:
             for flow in link.flows:
                 load = 1.0
                 for used_link in flow.links:  # A loop is faster than max(), and most of a simulation is spent here.

@@ -110,8 +110,11 @@ class _FrameState:
 
 
 _InFlightMessage = tuple[_FrameState, _MessagePath]
-_Handler = Callable[[float, _FrameState, Any], None]
-"""A method that handles an event. The arguments are its time, its frame, and its subject, such as a device."""
+_Handler = Callable[[float, _FrameState, Any], object]
+"""A method that handles an event. The arguments are its time, its frame, and its subject, such as a device.
+
+A true result means that the event was cancelled.
+"""
 
 
 class _RoleSchedule:
@@ -183,6 +186,7 @@ def simulate(
     in_flight: int = 1,
     keep_spans: bool = True,
     speeds: Mapping[str, Speeds] | None = None,
+    link_speeds: Mapping[str, Speeds] | None = None,
 ) -> SimulationResult:
     """Simulate frames on a platform.
 
@@ -203,10 +207,11 @@ def simulate(
     `frames` is the number of frames, which use the replicas (`Workload.roles`) in turn. `in_flight` is the largest
     number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).
     `speeds` are the speeds of devices that compute more slowly or faster for some time, by name; their messages take
-    as long as otherwise.
+    as long as otherwise. `link_speeds` are the speeds of links, by their names in `Platform.occupied_links`.
     """
     with gc_paused():
-        return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans, speeds or {}).run()
+        simulator = _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans, speeds or {})
+        return simulator.run(link_speeds or {})
 
 
 class _EventSimulator:
@@ -240,13 +245,20 @@ class _EventSimulator:
         # For each (frame number, job) that computes states: the frames and jobs that wait for these states.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
 
-    def run(self) -> SimulationResult:
+    def run(self, link_speeds: Mapping[str, Speeds]) -> SimulationResult:
+        link_changes = [(at, name, speed) for name, speeds in link_speeds.items() for at, speed in speeds]
+        link_changes.sort(reverse=True)
         for _ in range(min(self.in_flight, self.frame_count)):
             self._start_frames(0.0)
         events, now = self.events, 0.0
         while events:
-            now, _, handle, frame, subject = heappop(events)
-            handle(now, frame, subject)
+            if link_changes and link_changes[-1][0] <= events[0][0]:
+                self.links.set_link_speed(*link_changes.pop())
+                self._schedule_departures(events[0][3])
+                continue
+            at, _, handle, frame, subject = heappop(events)
+            if not handle(at, frame, subject):
+                now = at
         totals = {
             ("compute", False): {device.name: device.computed for device in self.devices},
             ("handle", False): {device.name: device.handled for device in self.devices},
@@ -391,11 +403,11 @@ class _EventSimulator:
             heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
         self.links.departures.clear()
 
-    def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> None:
-        """Finish a message on its links, unless its departure has been planned again in the meantime."""
+    def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> bool:
+        """Finish a message on its links. Return True if its departure has been planned again in the meantime."""
         flow, version = departure
         if flow.version != version:
-            return
+            return True
         (frame, path), start = self.links.finish_message(now, flow)
         if self.spans is not None:
             sender, receiver = path.sender.name, path.receiver.name
@@ -405,6 +417,7 @@ class _EventSimulator:
             heappush(self.events, (now + path.latency, next(self.event_order), self._arrive, frame, path))
         else:
             self._arrive(now, frame, path)
+        return False
 
     def _arrive(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
         if not path.receive_s:

@@ -1,4 +1,4 @@
-"""Changes of the speed of boards during a stream, as a hot board computes more slowly for some time."""
+"""Changes of the speed of boards and links during a stream, as a hot board computes more slowly for some time."""
 
 from __future__ import annotations
 
@@ -7,51 +7,60 @@ from dataclasses import dataclass
 
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 from dicompiler.base.units import parse_period
+from dicompiler.ir.platform import Platform
 
 Speeds = Sequence[tuple[float, float]]
-"""Times in seconds, in ascending order, and the speed of a device from each time on, as a multiple of its own speed."""
+"""Times in seconds, in ascending order, and the speed of a device or link from each time on, as a multiple of its own
+speed."""
+LINK_PREFIX = "link:"
+ALL_LINKS = "*"
 
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """A period in which a board computes with another speed.
+    """A period in which a board computes with another speed, or in which a link has another bandwidth.
 
     Attributes:
-        device: Name of the device.
-        speed: The speed as a multiple of the board's own speed.
+        name: Name of the device, or `link:HOST` for the link of a host, or `link:*` for all links.
+        speed: The speed as a multiple of the own speed of the board or link.
         start_s: Seconds from the start of the stream to the change.
         end_s: Seconds from the start of the stream to the recovery; infinite without recovery.
     """
 
-    device: str
+    name: str
     speed: float
     start_s: float
     end_s: float = float("inf")
 
+    @property
+    def link_host(self) -> str:
+        """Name of the host whose link changes, or `*` for all links; empty if a device changes."""
+        return self.name.removeprefix(LINK_PREFIX) if self.name.startswith(LINK_PREFIX) else ""
+
     @staticmethod
     def parse(text: str) -> SpeedChange:
-        """Return the change that a text describes: `pi03=0.4@20s` or, with a recovery, `pi03=0.4@20s-60s`.
+        """Return the change that a text describes: `pi03=0.4@20s` or, with a recovery, `link:pi03=0.4@20s-60s`.
 
         Raises:
             UsageError: The text has another form.
         """
-        device, _, rest = text.partition("=")
+        name, _, rest = text.partition("=")
         speed, _, period_text = rest.partition("@")
         try:
             period = parse_period(period_text, "slow")
-            change = None if period is None else SpeedChange(device, float(speed), *period)
+            change = None if period is None else SpeedChange(name, float(speed), *period)
         except (ValueError, DicompilerError):
             change = None
-        if not (change and device and 0 < change.speed < float("inf") and change.start_s < change.end_s):
+        if not (change and name and 0 < change.speed < float("inf") and change.start_s < change.end_s):
             raise UsageError(
-                f"slow: {text!r} is not of the form DEVICE=SPEED@START or DEVICE=SPEED@START-END, such as "
-                "'pi03=0.4@20s-60s', with a speed above 0"
+                f"slow: {text!r} is not of the form NAME=SPEED@START or NAME=SPEED@START-END, such as "
+                "'pi03=0.4@20s-60s' or 'link:pi03=0.3@20s', with a speed above 0"
             )
         return change
 
 
 def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s: float = 0.0) -> Mapping[str, Speeds]:
-    """Return the speeds of the devices that change their speed.
+    """Return the speeds of the devices that change their speed. Changes of links are ignored.
 
     If changes of a device overlap, the one that began last applies.
 
@@ -66,16 +75,64 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
     Raises:
         UsageError: A change names an unknown device.
     """
+    changes = [change for change in changes if not change.link_host]
     for change in changes:
-        if change.device not in devices:
-            raise UsageError(f"slow: there is no device {change.device!r}{did_you_mean(change.device, devices)}")
+        if change.name not in devices:
+            raise UsageError(f"slow: there is no device {change.name!r}{did_you_mean(change.name, devices)}")
     return {
-        name: _speeds_of_device([change for change in changes if change.device == name], start_s)
-        for name in dict.fromkeys(change.device for change in changes)
+        name: _combine([change for change in changes if change.name == name], start_s)
+        for name in dict.fromkeys(change.name for change in changes)
     }
 
 
-def _speeds_of_device(changes: Sequence[SpeedChange], start_s: float) -> Speeds:
+def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapping[str, Speeds]:
+    """Return the speeds of the hosts' links that change their speed.
+
+    Args:
+        changes: The changes.
+        platform: The platform with the links.
+
+    Returns:
+        Speeds by name of the host. The key `*` has the speeds of a medium or gateway that all hosts share.
+
+    Raises:
+        UsageError: A change names an unknown host, or one that has no link of its own.
+    """
+    is_switch, hosts = platform.network.kind == "switch", [host.name for host in platform.hosts]
+    changes = [change for change in changes if change.link_host]
+    for host in (change.link_host for change in changes):
+        if host != ALL_LINKS and host not in hosts:
+            raise UsageError(f"slow: there is no host {host!r}{did_you_mean(host, hosts)}")
+        if host != ALL_LINKS and not is_switch:
+            raise UsageError(f"slow: all hosts share the {platform.network.kind} network: use link:* instead")
+    affected = {
+        name: [change for change in changes if change.link_host in (name, ALL_LINKS)]
+        for name in (hosts if is_switch else (ALL_LINKS,))
+    }
+    return {name: _combine(found, 0.0) for name, found in affected.items() if found}
+
+
+def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapping[str, Speeds]:
+    """Return the speeds of the links that change their speed, by their names in `Platform.occupied_links`.
+
+    Args:
+        changes: The changes.
+        platform: The platform with the links.
+
+    Returns:
+        Speeds by name of the link.
+
+    Raises:
+        UsageError: As for `list_host_speeds`.
+    """
+    return {
+        link: speeds
+        for host, speeds in list_host_speeds(changes, platform).items()
+        for link in platform.host_links(host) or (platform.shared_link,)
+    }
+
+
+def _combine(changes: Sequence[SpeedChange], start_s: float) -> Speeds:
     times = {time_s for change in changes for time_s in (change.start_s, change.end_s) if time_s < float("inf")}
     speeds = []
     for time_s in sorted(times):

@@ -66,6 +66,7 @@ def open_boards(
             {name: network.addresses[host] for name, host in hosts.items()},
             {name: network.namespaces[host] for name, host in hosts.items()},
             min_segments_s,
+            scale_links=network.scale_links,
         )
         with network.enter_host(hosts[first]):
             yield emulation

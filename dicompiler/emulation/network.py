@@ -43,16 +43,62 @@ TIMER_DELAY_S = 80e-6
 
 
 @dataclass(frozen=True)
+class RateLimit:
+    """A limit of the rate at which a network device sends.
+
+    Attributes:
+        tc: Path of the command tc.
+        namespace: Network namespace of the device.
+        device: Name of the network device.
+        rate: The limit in bit/s.
+    """
+
+    tc: str
+    namespace: str
+    device: str
+    rate: float
+
+    @property
+    def piece_bytes(self) -> int:
+        """Largest number of bytes that the kernel passes to the device at once."""
+        return max(ETHERNET_FRAME_BYTES, int(self.rate / 8 * MAX_BURST_S))
+
+    def set_rate(self, rate: float) -> None:
+        """Limit the device to `rate` bit/s by a token bucket filter (tbf), which replaces the previous one.
+
+        A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
+        burst and the pieces that the kernel passes to the filter must therefore be small. There are two lower limits:
+        smaller pieces need too much processor time, and a burst that is hardly larger than a piece leaves the link idle
+        while it waits for the kernel's late timers.
+        """
+        burst = self.piece_bytes + int(rate / 8 * TIMER_DELAY_S)
+        limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
+        arguments = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
+        _run_command(self.tc, "-n", self.namespace, "qdisc", "replace", "dev", self.device, *arguments)
+
+
+@dataclass(frozen=True)
 class EmulatedNetwork:
     """The hosts of an emulated network.
 
     Attributes:
         namespaces: Network namespace of each host.
         addresses: IP address of each host.
+        limits: The rate limits on the links of each host; the key `*` has the limit of a medium that all hosts share.
     """
 
     namespaces: dict[str, str] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, list[RateLimit]] = field(default_factory=dict)
+
+    def scale_links(self, host: str, speed: float) -> None:
+        """Limit the links of a host, or of `*`, to a multiple of their original rates.
+
+        Raises:
+            DicompilerError: The kernel refuses the limit.
+        """
+        for limit in self.limits[host]:
+            limit.set_rate(speed * limit.rate)
 
     @contextlib.contextmanager
     def enter_host(self, host: str) -> Iterator[None]:
@@ -143,9 +189,9 @@ class _NetworkBuilder:
         for index, host in enumerate(self.platform.hosts):
             address = network.addresses[host.name] = self.addresses[host.name]
             network.namespaces[host.name] = f"{self.namespace_prefix}{index}"
-            self._add_host(index, address, self._host_rate(host.bandwidth))
+            network.limits[host.name] = self._add_host(index, address, self._host_rate(host.bandwidth))
         if self.uplink_router != self.downlink_router:
-            self._add_medium()
+            network.limits["*"] = self._add_medium()
         return network
 
     def _host_rate(self, own_rate: float | None) -> float | None:
@@ -159,7 +205,7 @@ class _NetworkBuilder:
         return min(rates, default=None)
 
     def _add_namespace(self, name: str, forward: bool = False) -> None:
-        self._run_command(self.ip, "netns", "add", name)
+        _run_command(self.ip, "netns", "add", name)
         self.created_namespaces.append(name)
         settings = ["net.ipv4.conf.all.rp_filter", "net.ipv4.conf.default.rp_filter"]
         values = dict.fromkeys(settings, "0") | ({"net.ipv4.ip_forward": "1"} if forward else {})
@@ -168,11 +214,11 @@ class _NetworkBuilder:
                 Path("/proc/sys", setting.replace(".", "/")).write_text(value)
         self._run_ip(name, "link set lo up")
 
-    def _add_host(self, index: int, address: str, rate: float | None) -> None:
+    def _add_host(self, index: int, address: str, rate: float | None) -> list[RateLimit]:
         """Add a host, a link on which it sends to the uplink router, and one on which the downlink router sends to it.
 
         `index` is the number of the host, for the names of its namespace and links. `rate` limits each of the two links
-        in bit/s.
+        in bit/s. Return these limits.
         """
         namespace, out, into = f"{self.namespace_prefix}{index}", f"o{index}", f"i{index}"
         self._add_namespace(namespace)
@@ -192,12 +238,15 @@ class _NetworkBuilder:
             f"address add {DOWNLINK_ROUTER_ADDRESS}/32 dev {into}",
             f"route add {address}/32 dev {into}",
         )
-        if rate is not None:
-            self._limit_rate(namespace, "out", rate)
-            self._limit_rate(self.downlink_router, into, rate)
+        if rate is None:
+            return []
+        return [self._limit_rate(namespace, "out", rate), self._limit_rate(self.downlink_router, into, rate)]
 
-    def _add_medium(self) -> None:
-        """Connect the two routers by a link that all hosts share, or by a relay that delays packets."""
+    def _add_medium(self) -> list[RateLimit]:
+        """Connect the two routers by a link that all hosts share, or by a relay that delays packets.
+
+        Return the rate limit of the shared link, if there is one.
+        """
         uplink, downlink = self.uplink_router, self.downlink_router
         if self.rules:
             self.relay = relay.start_relay(self.rules, uplink, downlink)
@@ -205,33 +254,27 @@ class _NetworkBuilder:
             self._run_ip(uplink, f"link add medium type veth peer name medium netns {downlink}", "link set medium up")
             self._run_ip(downlink, "link set medium up", "address add 10.77.254.2/30 dev medium")
             self._run_ip(uplink, "address add 10.77.254.1/30 dev medium")
+        limits = []
         if self.is_shared:
-            self._limit_rate(uplink, "medium", self.platform.network.bandwidth)
+            limits.append(self._limit_rate(uplink, "medium", self.platform.network.bandwidth))
         self._run_ip(uplink, "route add default dev medium" + ("" if self.rules else " via 10.77.254.2"))
+        return limits
 
-    def _limit_rate(self, namespace: str, device: str, rate: float) -> None:
-        """Limit a network device to `rate` bit/s by a token bucket filter (tbf).
-
-        A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
-        burst and the pieces that the kernel passes to the filter must therefore be small. There are two lower limits:
-        smaller pieces need too much processor time, and a burst that is hardly larger than a piece leaves the link idle
-        while it waits for the kernel's late timers.
-        """
-        piece = max(ETHERNET_FRAME_BYTES, int(rate / 8 * MAX_BURST_S))
-        burst = piece + int(rate / 8 * TIMER_DELAY_S)
-        limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
-        arguments = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
-        self._run_command(self.tc, "-n", namespace, "qdisc", "add", "dev", device, *arguments)
-        self._run_ip(namespace, f"link set {device} gso_max_size {piece}")
+    def _limit_rate(self, namespace: str, device: str, rate: float) -> RateLimit:
+        limit = RateLimit(self.tc, namespace, device, rate)
+        limit.set_rate(rate)
+        self._run_ip(namespace, f"link set {device} gso_max_size {limit.piece_bytes}")
+        return limit
 
     def _run_ip(self, namespace: str, *lines: str) -> None:
-        self._run_command(self.ip, "-n", namespace, "-batch", "-", stdin="\n".join(lines))
+        _run_command(self.ip, "-n", namespace, "-batch", "-", stdin="\n".join(lines))
 
-    def _run_command(self, *arguments: str, stdin: str = "") -> None:
-        result = subprocess.run(arguments, input=stdin, capture_output=True, text=True)
-        if result.returncode:
-            cause = (result.stderr.strip().splitlines() or ["no error message"])[0]
-            raise DicompilerError(
-                f"emulate: this host cannot create the network ({' '.join(arguments[:6])}: {cause}): use a kernel with "
-                "network namespaces, veth and tbf"
-            )
+
+def _run_command(*arguments: str, stdin: str = "") -> None:
+    result = subprocess.run(arguments, input=stdin, capture_output=True, text=True)
+    if result.returncode:
+        cause = (result.stderr.strip().splitlines() or ["no error message"])[0]
+        raise DicompilerError(
+            f"emulate: this host cannot create the network ({' '.join(arguments[:6])}: {cause}): use a kernel with "
+            "network namespaces, veth and tbf"
+        )

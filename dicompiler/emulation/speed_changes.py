@@ -1,19 +1,21 @@
-"""Streams on emulated boards that become slower and faster, with and without a session that changes its plan.
+"""Streams on emulated boards and links that become slower and faster, with and without a session that changes its plan.
 
 artifact + SpeedChanges ──emulate_speed_changes──► SpeedTrial: when each frame was finished, and the adaptations
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dicompiler.analysis.prediction_error import segment_seconds
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.speed_changes import SpeedChange, list_speeds
+from dicompiler.cost.speed_changes import SpeedChange, list_host_speeds, list_speeds
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import resolve_platform
 from dicompiler.driver.swap import SwappableSession
@@ -21,7 +23,7 @@ from dicompiler.emulation.boards import open_boards, options_on_boards
 from dicompiler.emulation.emulate import with_failure_segments
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import Adaptation, AdaptiveSession, AdaptOptions
-from dicompiler.target.run_records import RunOptions
+from dicompiler.target.run_records import Emulation, RunOptions
 
 START_S = 5.0
 """Seconds allowed for the start of the devices. The times of speed changes count from the end of this period."""
@@ -29,7 +31,7 @@ START_S = 5.0
 
 @dataclass(frozen=True)
 class SpeedTrial:
-    """A stream on boards that change their speed.
+    """A stream on boards and links that change their speed.
 
     Attributes:
         finished_s: For each frame, the seconds from the start of the stream until its outputs were complete.
@@ -51,11 +53,11 @@ def emulate_speed_changes(
     cost: str = "",
     options: RunOptions | None = None,
 ) -> SpeedTrial:
-    """Stream frames on emulated boards that change their speed. This needs root (see `emulation.network`).
+    """Stream frames on emulated boards and links that change their speed. It needs root (see `emulation.network`).
 
     Args:
         directory: The artifact.
-        changes: When boards become slower or faster.
+        changes: When boards and links become slower or faster.
         adapt: When the session searches for another plan; None: never.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input, the same for all frames. Default: seeded random arrays.
@@ -69,7 +71,7 @@ def emulate_speed_changes(
     Raises:
         DicompilerError: This host cannot emulate these boards.
         RunError: A device failed; the message names it.
-        UsageError: A change names an unknown device, or the target of the artifact supports no sessions.
+        UsageError: A change names an unknown device or host, or the target of the artifact supports no sessions.
     """
     from dicompiler.verify.run_inputs import prepare_inputs
 
@@ -82,6 +84,11 @@ def emulate_speed_changes(
     frame = prepare_inputs(compilation.reference, inputs)
     start = time.perf_counter() + START_S
     speeds = list_speeds(changes, [device.name for device in boards.devices], start)
+    link_changes = sorted(
+        (start + at_s, host, speed)
+        for host, found in list_host_speeds(changes, boards).items()
+        for at_s, speed in found
+    )
     first = compilation.program.devices[0].device
     finished: list[float] = []
 
@@ -93,7 +100,10 @@ def emulate_speed_changes(
             emulation=replace(emulation, min_segments_s=_segment_times(artifact, cost, boards), speeds=speeds),
         )
 
-    with open_boards(boards, {}, first) as emulation:  # `with_segment_times` adds the times of each artifact.
+    with (
+        open_boards(boards, {}, first) as emulation,  # `with_segment_times` adds the times of each artifact.
+        _changing_links(emulation, link_changes),
+    ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
         session: SwappableSession
         if adapt is None:
@@ -109,6 +119,32 @@ def emulate_speed_changes(
 
             finished.extend(time.perf_counter() - start for _ in session.stream(frames()))
     return SpeedTrial(tuple(finished), tuple(session.adaptations) if isinstance(session, AdaptiveSession) else ())
+
+
+@contextlib.contextmanager
+def _changing_links(emulation: Emulation, changes: Sequence[tuple[float, str, float]]) -> Iterator[None]:
+    """Change the speeds of links in a thread until the end of the `with` block.
+
+    Args:
+        emulation: The boards.
+        changes: Time (time.perf_counter), host and speed of each change, in the order of the times.
+    """
+    assert emulation.scale_links is not None
+    scale_links, is_ended = emulation.scale_links, threading.Event()
+
+    def change_links() -> None:
+        for at, host, speed in changes:
+            if is_ended.wait(max(0.0, at - time.perf_counter())):
+                return
+            scale_links(host, speed)
+
+    thread = threading.Thread(target=change_links)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_ended.set()
+        thread.join()
 
 
 def _segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[str, tuple[float, ...]]:

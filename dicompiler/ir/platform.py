@@ -177,6 +177,11 @@ class Platform(Memoizing):
         a, b = (min(1.0, link.bandwidth / self._host_bandwidth(name)) for name in link.hosts)
         return a, b
 
+    @property
+    def shared_link(self) -> str:
+        """Name in `occupied_links` of the medium or gateway that all hosts share."""
+        return f"the {self.network.kind} network"
+
     @memoized
     def occupied_links(self, a: str, b: str) -> Mapping[str, float]:
         """Return the links that a message from one device to another occupies while it is sent.
@@ -197,12 +202,24 @@ class Platform(Memoizing):
         if link is None:
             return {}
         sender, receiver = self.host_of[a], self.host_of[b]
-        names: tuple[str, ...] = (f"the {self.network.kind} network",)
+        names: tuple[str, ...] = (self.shared_link,)
         if self.network.kind == "switch":
-            names = f"the outgoing link of {sender}", f"the incoming link of {receiver}"
+            names = self.host_links(sender)[0], self.host_links(receiver)[1]
         by_host = dict(zip(link.hosts, self._link_shares(link), strict=True))
         shares = dict(zip(names, (by_host[sender], by_host[receiver]), strict=False))
         return shares if max(shares.values()) == 1 else shares | {f"the link from {sender} to {receiver}": 1.0}
+
+    def host_links(self, host: str) -> tuple[str, ...]:
+        """Return the links that belong to a host alone, by their names in `occupied_links`.
+
+        Args:
+            host: Name of the host.
+
+        Returns:
+            The names of its outgoing and its incoming link on a switch; empty for networks of other kinds.
+        """
+        is_switch = self.network.kind == "switch"
+        return (f"the outgoing link of {host}", f"the incoming link of {host}") if is_switch else ()
 
     @memoized
     def _host_bandwidth(self, host: str) -> float:

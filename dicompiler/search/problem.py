@@ -316,6 +316,7 @@ class Problem:
         in_flight: int = 1,
         spans: bool = True,
         speeds: Mapping[str, Speeds] | None = None,
+        link_speeds: Mapping[str, Speeds] | None = None,
     ) -> SimulationResult:
         """Simulate a program that was compiled for this problem.
 
@@ -326,11 +327,13 @@ class Problem:
             spans: True if the result must contain the periods in which devices computed, sent and waited.
             speeds: For devices that change their speed, the times of the changes in seconds, and the speeds from then
                 on as multiples of the device's own speed.
+            link_speeds: The same for links, by their names in `Platform.occupied_links`.
 
         Returns:
             The simulated times.
         """
-        return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans, speeds)
+        workload = self._compilation_workload(compilation)
+        return simulate(workload, self.platform, frames, in_flight, spans, speeds, link_speeds)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
         """Simulate one frame of each replica of a program, without failures, and return the metrics.

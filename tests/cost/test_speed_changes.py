@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import onnx
 import pytest
@@ -12,8 +13,10 @@ from support.commands import command, failed
 from dicompiler import Platform, networks
 from dicompiler.base.errors import UsageError
 from dicompiler.cost.simulator import simulate
-from dicompiler.cost.speed_changes import SpeedChange, end_of_computing, list_speeds, mean_periods
+from dicompiler.cost.speed_changes import SpeedChange, end_of_computing, list_link_speeds, list_speeds, mean_periods
+from dicompiler.cost.workload import DeviceWork, Job, Message, Workload
 from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.partition.tiling import single_device_plan
 
@@ -22,10 +25,11 @@ WRONG_CHANGES = ("pi02", "pi02=1", "=1@3s", "pi02=0@3s", "pi02=x@3s", "pi02=1@3"
 
 def test_parses_changes() -> None:
     for text in WRONG_CHANGES:
-        with pytest.raises(UsageError, match=r"slow: .* is not of the form DEVICE=SPEED@START"):
+        with pytest.raises(UsageError, match=r"slow: .* is not of the form NAME=SPEED@START"):
             SpeedChange.parse(text)
     assert SpeedChange.parse("a=2@500ms-1.5s") == SpeedChange("a", 2.0, 0.5, 1.5)
     assert SpeedChange.parse("a=0.4@20s") == SpeedChange("a", 0.4, 20.0)
+    assert SpeedChange.parse("link:a=0.4@20s").link_host == "a"
 
 
 def test_later_of_overlapping_changes_applies() -> None:
@@ -34,6 +38,41 @@ def test_later_of_overlapping_changes_applies() -> None:
     assert list_speeds(changes, ["a", "b", "c"], 100) == speeds
     with pytest.raises(UsageError, match=r"slow: there is no device 'b' \(known: a, c\)"):
         list_speeds(changes, ["a", "c"])
+
+
+def test_speeds_of_links() -> None:
+    changes = [SpeedChange("link:pi01", 0.5, 10), SpeedChange("link:*", 0.2, 20, 30), SpeedChange("pi02", 3.0, 1)]
+    switch = Platform.load("rpi5x4")
+    shared = replace(switch, network=replace(switch.network, kind="gateway"))
+    speeds = list_link_speeds(changes, switch)
+    assert len(speeds) == 2 * 4
+    assert speeds["the outgoing link of pi01"] == [(10, 0.5), (20, 0.2), (30, 0.5)]
+    assert speeds["the incoming link of pi02"] == [(20, 0.2), (30, 1.0)]
+    assert list_link_speeds(changes[1:], shared) == {"the gateway network": [(20, 0.2), (30, 1.0)]}
+    for platform, host, message in (
+        (switch, "pi9", "there is no host 'pi9'"),
+        (shared, "pi01", "all hosts share the gateway network: use link:*"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            list_link_speeds([SpeedChange(f"link:{host}", 0.5, 1)], platform)
+
+
+@pytest.mark.parametrize("kind", ["switch", "gateway"])
+def test_simulated_messages_follow_the_speed_of_their_links(kind: Literal["switch", "gateway"]) -> None:
+    """A message of 1 MB takes 1 s. The link slows down after half of it, and recovers during the second message."""
+    hosts = tuple(Host(name, 2**30) for name in "ab")
+    devices = tuple(Device(name, name, 1e9) for name in "ab")
+    platform = Platform("two", hosts, devices, Network(kind, 8e6))
+    sender = DeviceWork("a", "a", (), (Job("first", 0.0, (), (0,), 0),))
+    receiver = DeviceWork("b", "b", (), (Job("last", 0.0, (0,), (), 1),))
+    work = Workload((sender, receiver), (Message(0, 1, 1_000_000, "t"),))
+    host = "*" if kind == "gateway" else "b"
+    link_speeds = list_link_speeds([SpeedChange(f"link:{host}", 0.25, 0.5, 3.5)], platform)
+    result = simulate(work, platform, 2, link_speeds=link_speeds)
+    assert result.frames == (pytest.approx((0.0, 2.5)), pytest.approx((2.5, 4.25)))
+    assert result.end_s == pytest.approx(4.25)  # Later changes of the speed do not count.
+    late = list_link_speeds([SpeedChange("link:*", 0.5, 100)], platform)
+    assert simulate(work, platform, 2, link_speeds=late) == simulate(work, platform, 2)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,18 @@ def test_switch_gives_each_host_a_link_with_its_own_limit() -> None:
         assert times(made, "ac")["ac"] >= least(4e6)
 
 
+def test_rates_of_links_can_be_changed() -> None:
+    with emulate_network(platform(Network("switch", 40e6))) as made:
+        made.scale_links("a", 0.2)
+        assert times(made, "ab", "ca")["ab"] >= least(8e6) > times(made, "cd")["cd"]
+        assert times(made, "ca")["ca"] >= least(8e6)
+        made.scale_links("a", 1.0)
+        assert least(40e6) <= times(made, "ab")["ab"] < least(8e6)
+    with emulate_network(platform(Network("gateway", 40e6))) as made:
+        made.scale_links("*", 0.2)
+        assert times(made, "ab")["ab"] >= least(8e6)
+
+
 @pytest.mark.parametrize("kind", ["shared", "gateway"])
 def test_shared_medium_sends_all_bytes_over_one_link(kind: str) -> None:
     with emulate_network(platform(Network(kind, 40e6))) as made:  # type: ignore[arg-type]

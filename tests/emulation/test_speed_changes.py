@@ -38,6 +38,13 @@ def test_board_slows_down_and_recovers(compiled: Path) -> None:
     assert during < 0.7 * before and during < 0.7 * after
 
 
+def test_link_slows_down_and_recovers(compiled: Path) -> None:
+    changes = [SpeedChange("link:*", 0.0003, 3, 6)]
+    finished = emulate_speed_changes(compiled, changes, duration_s=9).finished_s
+    before, during, after = (sum(start < seconds < start + 2 for seconds in finished) for start in (0.5, 3.7, 6.9))
+    assert during < 0.7 * before and during < 0.7 * after
+
+
 def test_command_prints_times_and_adaptations(compiled: Path) -> None:
     words = ["emulate", compiled, "--slow", "pi02=0.2@2s", "--adapt", "--duration", 14, "--in-flight", 4]
     document = json.loads(command(*words, "--json").stdout)
@@ -52,5 +59,7 @@ def test_command_prints_times_and_adaptations(compiled: Path) -> None:
 def test_rejects_unknown_devices_and_options_that_exclude_each_other(compiled: Path) -> None:
     message = failed(2, "emulate", compiled, "--slow", "pi03=0.5@3s")
     assert "slow: there is no device 'pi03' (did you mean 'pi02'?)" in message
+    message = failed(2, "emulate", compiled, "--slow", "link:pi03=0.5@3s")
+    assert "slow: there is no host 'pi03' (did you mean 'pi02'?)" in message
     message = failed(2, "emulate", compiled, "--adapt", "--dilation", 2)
     assert "--slow and --adapt exclude --slower, --dilation and --log" in message
