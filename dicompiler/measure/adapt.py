@@ -1,7 +1,8 @@
-"""Sessions that follow boards whose speed changes: they measure, search for a better plan, and swap to its artifact.
+"""Sessions that follow boards and links whose speed changes: they measure, search for a better plan, and swap to it.
 
-seconds in which each device computes a frame, compared with the prediction ──too different──► search in another process
-with corrected rates ──gain is large enough──► swap ──► compare with the new prediction
+seconds in which each device computes a frame, and seconds in which a byte is sent, compared with the prediction
+──too different──► search in another process with corrected rates and bandwidths ──gain is large enough──► swap
+──► compare with the new prediction
 
 A board that is hot or shared computes more slowly than its platform file says. Each measured difference corrects the
 platform, so a difference that no other plan improves starts no second search.
@@ -21,23 +22,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.driver.artifact import check_frame_count, reopen_artifact
-from dicompiler.driver.swap import Swap, SwappableSession
+from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import platform_to_toml
+from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
+from dicompiler.measure.connection_speeds import ARROW, name_connection
 from dicompiler.target.client import Session, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
-from dicompiler.target.manifest import REFERENCE_FILE
+from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions, RunResult
+from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions, RunResult, default_in_flight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,11 +48,16 @@ log = logging.getLogger("dicompiler")
 
 MIN_FRAMES_OF_REPLICA = 3
 """Least number of frames of each replica over which medians are taken."""
+MIN_TIMED_BYTES = 65536
+"""Least number of timed bytes of a connection in a window. With fewer bytes, its speed is not compared."""
+MAX_NAMED_CONNECTIONS = 2
 CHECKS_PER_WINDOW = 4
 """Number of times that the medians are computed while the window of observed frames moves by its length."""
 MAX_DRIFT = 0.1
-"""Share by which the medians of the whole window and of its newer half may differ. While they differ more, the speed of
-a device is changing, and the session waits."""
+"""Share by which the seconds of computing in the whole window and in its newer half may differ. While they differ more,
+the speed of a device is changing, and the session waits."""
+MAX_LINK_DRIFT = 0.25
+"""The same share for the seconds of a byte, which vary more, because messages share the links."""
 SEARCH_INTERVALS_AFTER_ERROR = 6
 """A search that failed is tried again after this multiple of `AdaptOptions.min_interval_s`."""
 
@@ -62,6 +69,7 @@ class AdaptOptions:
     Attributes:
         deviation: A search starts if the measured seconds of a device exceed the predicted ones by more than this
             share, or if the predicted seconds exceed the measured ones by more than this share.
+        link_deviation: The same for the seconds in which a connection between two devices sends a byte.
         frames: Least number of frames over which the median of the measured seconds is taken. With replicas, it is at
             least three frames of each replica.
         min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
@@ -70,13 +78,14 @@ class AdaptOptions:
     """
 
     deviation: float = 0.25
+    link_deviation: float = 0.5
     frames: int = 20
     min_gain: float = 0.1
     min_interval_s: float = 10.0
-    strategy: str = "auto{budget=3}"
+    strategy: str = "auto{budget=2}"
 
     def __post_init__(self) -> None:
-        for name in ("deviation", "min_gain", "min_interval_s"):
+        for name in ("deviation", "link_deviation", "min_gain", "min_interval_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"adapt: {name} must be 0 or more, not {getattr(self, name)!r}")
         if self.frames < 1:
@@ -89,8 +98,8 @@ class Adaptation:
 
     Attributes:
         at_s: Seconds from the opening of the session to the search.
-        ratios: Measured seconds of computing as a multiple of the predicted ones, for each device that was too fast or
-            too slow.
+        ratios: Measured seconds as a multiple of the predicted ones: seconds of computing for each device that was too
+            fast or too slow, and seconds of a byte for each such connection, with names such as `pi01 → pi02`.
         value: Predicted value of the objective with the artifact in force, for the measured speeds.
         new_value: Predicted value of the objective with the best artifact that was found, for the measured speeds.
         swap: The swap; None if the gain was too small.
@@ -107,8 +116,7 @@ class Adaptation:
     @property
     def message(self) -> str:
         """A one-line description: what was measured, what was done, and what it is predicted to give."""
-        texts = (f"{name} computes {ratio:.2f} times as long as predicted" for name, ratio in self.ratios.items())
-        seen = ", ".join(texts)
+        seen = ", ".join(_describe_ratios(self.ratios))
         if self.error:
             return f"{seen}: no other plan: {self.error}"
         gain = 1 - self.new_value / self.value if self.value else 0.0
@@ -117,12 +125,24 @@ class Adaptation:
         return f"{seen}: {self.swap.new} is predicted to be {gain:.0%} better, from frame {self.swap.first_frame} on"
 
 
+def _describe_ratios(ratios: Mapping[str, float]) -> Iterator[str]:
+    connections = sorted((name for name in ratios if ARROW in name), key=lambda name: -abs(math.log(ratios[name])))
+    for name, ratio in ratios.items():
+        if name not in connections:
+            yield f"{name} computes {ratio:.2f} times as long as predicted"
+    for name in connections[:MAX_NAMED_CONNECTIONS]:
+        yield f"{name} sends {ratios[name]:.2f} times as long as predicted"
+    more = len(connections) - MAX_NAMED_CONNECTIONS
+    if more > 0:
+        yield f"{more} more connections differ"
+
+
 class _Observation:
-    """The measured seconds of computing with one artifact, over the last frames of each replica.
+    """The measured seconds of computing and sending with one artifact, over the last frames of each replica.
 
     Attributes:
         directory: The artifact.
-        expected_s: For each device, the predicted seconds of computing, summed over one frame of each replica.
+        expected_s: The result of `expected_seconds` for the artifact.
         replica_count: Number of replicas; 1 if the plan has none.
     """
 
@@ -138,8 +158,9 @@ class _Observation:
     def add(self, times: FrameTimes) -> dict[str, float] | None:
         """Add a frame.
 
-        Several times in each window, return the median seconds of each device, summed over a frame of each replica.
-        Otherwise, and while the medians of the whole window and of its newer half differ, return None.
+        Several times in each window, return the median seconds of computing of each device, summed over a frame of each
+        replica, and the mean seconds of a byte of each connection. Otherwise, and while the seconds in the whole window
+        and in its newer half differ, return None.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -148,26 +169,41 @@ class _Observation:
             return None
         self._unchecked_frame_count = 0
         windows = [list(frames) for frames in self._frames]
-        medians = self._sum_medians(windows)
-        newer = self._sum_medians([frames[len(frames) // 2 :] for frames in windows])
-        if any(abs(newer[name] - seconds) > MAX_DRIFT * seconds for name, seconds in medians.items()):
-            return None
-        return medians
+        measured = self._measure(windows)
+        newer = self._measure([frames[len(frames) // 2 :] for frames in windows])
+        for name, seconds in measured.items():
+            drift = MAX_LINK_DRIFT if ARROW in name else MAX_DRIFT
+            if name in newer and abs(newer[name] - seconds) > drift * seconds:
+                return None
+        return measured
 
-    def _sum_medians(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
-        return {
+    def _measure(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
+        computing = {
             name: sum(statistics.median(times.compute_s.get(name, 0.0) for times in frames) for frames in windows)
             for name in self.expected_s
+            if ARROW not in name
         }
+        seconds, nbytes = Counter[str](), Counter[str]()
+        for times in itertools.chain.from_iterable(windows):
+            for devices, received in times.received.items():
+                name = name_connection(*devices)
+                seconds[name] += received.timed_s  # type: ignore[assignment]
+                nbytes[name] += received.timed_bytes
+        sending = {name: seconds[name] / nbytes[name] for name in self.expected_s if nbytes[name] >= MIN_TIMED_BYTES}
+        return {**computing, **sending}
 
-    def find_deviations(self, measured: Mapping[str, float], deviation: float) -> dict[str, float]:
-        """Return the ratio of measured and predicted seconds of each device that deviates too much.
+    def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
+        """Return the ratio of measured and predicted seconds of each device and connection that deviates too much.
 
-        `measured` is a result of `add`, and `deviation` the allowed share (`AdaptOptions.deviation`).
+        `measured` is a result of `add`.
         """
-        ratios = {name: seconds / self.expected_s[name] for name, seconds in measured.items()}
-        limit = 1 + deviation
-        return {name: ratio for name, ratio in ratios.items() if not 1 / limit <= ratio <= limit}
+        found = {}
+        for name, seconds in measured.items():
+            ratio = seconds / self.expected_s[name]
+            limit = 1 + (adapt.link_deviation if ARROW in name else adapt.deviation)
+            if not 1 / limit <= ratio <= limit:
+                found[name] = ratio
+        return found
 
     def clear(self) -> None:
         """Forget all frames."""
@@ -176,7 +212,9 @@ class _Observation:
 
 
 class AdaptiveSession(SwappableSession):
-    """A session that swaps to a better artifact if boards become slower or faster. `connect_adaptive` creates it.
+    """A session that swaps to a better artifact if boards or links become slower or faster.
+
+    `connect_adaptive` creates it.
 
     Attributes:
         adaptations: The searches so far.
@@ -213,19 +251,53 @@ class AdaptiveSession(SwappableSession):
         self._search: subprocess.Popen[str] | None = None
         self._written = list[Path]()
         self._first = directory
-        compilation, _, problem = reopen_artifact(directory)
-        assert compilation.platform is not None and compilation.plan is not None
+        self._adapt_lock = threading.RLock()  # Held while the artifact in force changes.
         if load_artifact(directory).get("states"):
             raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
-        self._platform = platform_to_toml(compilation.platform)
-        expected_s, replica_count = expected_seconds(compilation, problem), len(compilation.plan.replica_roles)
-        self._observation = self._observe(directory, expected_s, replica_count)
+        platform = Platform.load(directory / PLATFORM_FILE)
+        self._platform = platform_to_toml(platform)
+        self._in_flight = options.in_flight or default_in_flight(len(platform.devices))
+        self._observation = self._observe_artifact(directory)
         super().__init__(directory, options, self._with_observer)
         self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
         self._thread.start()
 
     def _observe(self, directory: Path, expected_s: Mapping[str, float], replica_count: int) -> _Observation:
         return _Observation(directory, expected_s, replica_count, self._adapt.frames)
+
+    def _observe_artifact(self, directory: Path) -> _Observation:
+        """Return an observation of an artifact that no search has found."""
+        compilation, _, problem = reopen_artifact(directory, platform=platform_from_toml(self._platform))
+        assert compilation.plan is not None
+        expected_s = expected_seconds(compilation, problem, self._in_flight)
+        return self._observe(directory, expected_s, len(compilation.plan.replica_roles))
+
+    def swap(
+        self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
+    ) -> Swap:
+        """Replace the artifact while frames are computed, as `SwappableSession.swap` does.
+
+        Later searches look for plans of the new artifact's model, and a search under way is discarded.
+
+        Args:
+            directory: As in `SwappableSession.swap`.
+            verify: As in `SwappableSession.swap`.
+            pause: As in `SwappableSession.swap`.
+            link_share: As in `SwappableSession.swap`.
+
+        Returns:
+            The replacement.
+
+        Raises:
+            DicompilerError: As in `SwappableSession.swap`.
+            RunError: As in `SwappableSession.swap`.
+            UsageError: As in `SwappableSession.swap`.
+        """
+        with self._adapt_lock:
+            swap = super().swap(directory, verify=verify, pause=pause, link_share=link_share)
+            self._first = Path(directory)
+            self._observation = self._observe_artifact(self._first)
+            return swap
 
     def _with_observer(self, directory: Path, options: RunOptions) -> RunOptions:
         """Return the options for an artifact, with functions that record its failures and the times of its frames."""
@@ -256,7 +328,7 @@ class AdaptiveSession(SwappableSession):
     def _adapt_until_closed(self) -> None:
         while (found := self._measurements.get()) is not None:
             observation, measured = found
-            if ratios := observation.find_deviations(measured, self._adapt.deviation):
+            if ratios := observation.find_deviations(measured, self._adapt):
                 adaptation = self._search_and_swap(observation, measured, ratios)
                 intervals = SEARCH_INTERVALS_AFTER_ERROR if adaptation.error else 1
                 self._next_search_at = time.monotonic() + intervals * self._adapt.min_interval_s
@@ -278,26 +350,35 @@ class AdaptiveSession(SwappableSession):
                     str(self._first),
                     self._platform,
                     measured,
+                    self._in_flight,
                     self._adapt.strategy,
                     str(output),
                 )
             )
-            adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value)
             log.info("adapt: the best plan is that of %s", answer.artifact)
-            self._platform = answer.platform
-            artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
-            if artifact == observation.directory or gain <= self._adapt.min_gain:
-                # The measured seconds are the new expectation, so they start no other search.
-                self._observation = self._observe(observation.directory, measured, observation.replica_count)
-                return adaptation
-            following = self._observe(artifact, answer.expected_s, answer.replica_count)
-            adaptation = replace(adaptation, swap=self.swap(artifact))
-            self._observation = following
+            with self._adapt_lock:
+                if self._observation is not observation:
+                    raise RunError("the artifact was replaced during the search")
+                return self._follow(answer, measured, adaptation)
         except (DicompilerError, OSError) as error:
             return replace(adaptation, error=str(error))
         finally:
             self._remove_unused_artifacts(output)
-        return adaptation
+
+    def _follow(self, answer: SearchAnswer, measured: Mapping[str, float], adaptation: Adaptation) -> Adaptation:
+        """Swap to the artifact that a search has found if the gain is large enough."""
+        observation = self._observation
+        adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value)
+        self._platform = answer.platform
+        artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
+        if artifact == observation.directory or gain <= self._adapt.min_gain:
+            # The measured seconds are the new expectation, so they start no other search.
+            expected_s = {**observation.expected_s, **measured}
+            self._observation = self._observe(observation.directory, expected_s, observation.replica_count)
+            return adaptation
+        swap = super().swap(artifact)
+        self._observation = self._observe(artifact, answer.expected_s, answer.replica_count)
+        return replace(adaptation, swap=swap)
 
     def _run_search(self, request: SearchRequest) -> SearchAnswer:
         """Run a search in a process of its own, and return its answer."""
@@ -322,7 +403,7 @@ class AdaptiveSession(SwappableSession):
     def _remove_unused_artifacts(self, output: Path) -> None:
         """Remove the artifacts of searches, except the one in force and the one that `swap_back` returns to."""
         self._written.append(output)
-        used = {path for swap in self.swaps[-1:] for path in (swap.old, swap.new)}
+        used = {self._first, *(path for swap in self.swaps[-1:] for path in (swap.old, swap.new))}
         for path in [path for path in self._written if path not in used]:
             shutil.rmtree(path, ignore_errors=True)
             self._written.remove(path)
@@ -333,7 +414,7 @@ class AdaptiveSession(SwappableSession):
         self.adaptations.append(adaptation)
         log.warning("adapt: %s", adaptation.message)
         if self._options.on_event is not None:
-            device = next(iter(adaptation.ratios))
+            device = next((name for name in adaptation.ratios if ARROW not in name), "")
             event = RunEvent("adaptation", device, adaptation.message, (), adaptation.at_s, self._frame_count)
             self._options.on_event(event)
 
@@ -361,9 +442,9 @@ def connect_adaptive(
 ) -> AdaptiveSession:
     """Start the devices of an artifact, as `connect` does, for a session that follows changes of the boards' speed.
 
-    Each device reports the seconds in which it computes a frame. If they differ too much from the prediction, the
-    session searches for a better plan in a process of its own, and swaps to its artifact. New artifacts are written
-    next to `directory`, as DIRECTORY.adapted-N.
+    Each device reports the seconds in which it computes a frame, and in which tensors arrive from other devices. If
+    they differ too much from the prediction, the session searches for a better plan in a process of its own, and swaps
+    to its artifact. New artifacts are written next to `directory`, as DIRECTORY.adapted-N.
 
     Args:
         directory: The artifact's directory.

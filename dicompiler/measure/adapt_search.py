@@ -1,6 +1,9 @@
-"""The search for a better plan for boards whose speed has changed. `measure.adapt` runs it in a process of its own.
+"""The search for a better plan for boards and links whose speed has changed.
 
-artifact + measured seconds of computing ⇒ corrected platform ⇒ another artifact, if one is predicted to be better
+artifact + measured seconds of computing and sending ⇒ corrected platform ⇒ another artifact, if one is predicted to be
+better
+
+`measure.adapt` runs the search in a process of its own.
 
 The process reads a `SearchRequest` from stdin as JSON, and prints a `SearchAnswer` or an error as JSON.
 """
@@ -11,19 +14,21 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dicompiler.analysis.prediction_error import segment_seconds
 from dicompiler.base.errors import DicompilerError
+from dicompiler.cost.workload import Workload
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import on_platform
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.calibrate import fit_rates
+from dicompiler.measure.connection_speeds import ARROW, fit_bandwidths, predict_byte_seconds
 from dicompiler.search.problem import Problem
-from dicompiler.target.manifest import REFERENCE_FILE
+from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.target_base import Target
 
 NICENESS = 15
@@ -40,7 +45,8 @@ class SearchRequest:
         artifact: The artifact in force.
         first: The artifact with which the session began.
         platform: The platform before the correction by the measured seconds, as TOML.
-        measured_s: Measured seconds of computing by device, summed over one frame of each replica.
+        measured_s: Measured seconds, as `expected_seconds` predicts them.
+        in_flight: Number of frames in flight.
         strategy: The strategy that searches.
         output: Directory for the new artifact.
     """
@@ -49,6 +55,7 @@ class SearchRequest:
     first: str
     platform: str
     measured_s: Mapping[str, float]
+    in_flight: int
     strategy: str
     output: str
 
@@ -62,8 +69,7 @@ class SearchAnswer:
         artifact: The better artifact: a new one, or the first one; the artifact in force if none is better.
         value: Predicted value of the objective with the artifact in force, on the corrected platform.
         new_value: Predicted value of the objective with the better artifact, on the corrected platform.
-        expected_s: Predicted seconds of computing with the better artifact by device, summed over one frame of each
-            replica.
+        expected_s: The result of `expected_seconds` for the better artifact.
         replica_count: Number of replicas of the better artifact.
     """
 
@@ -75,18 +81,25 @@ class SearchAnswer:
     replica_count: int
 
 
-def expected_seconds(compilation: PipelineState, problem: Problem) -> dict[str, float]:
-    """Return the predicted seconds of computing of each device, summed over one frame of each replica.
+def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: int) -> dict[str, float]:
+    """Return the predicted seconds of computing, and the predicted seconds of sending a byte.
 
     Args:
         compilation: The compilation, with its plan.
         problem: The problem, with the platform.
+        in_flight: Number of frames in flight, whose messages share the links.
 
     Returns:
-        Seconds by device; devices that do not compute are omitted.
+        For each device that computes, its seconds, summed over one frame of each replica. Also the result of
+        `predict_byte_seconds`, by connection.
     """
     assert compilation.plan is not None
-    totals = {name: sum(seconds) for name, seconds in segment_seconds(problem.workload(compilation.plan)[1]).items()}
+    workload = problem.workload(compilation.plan)[1]
+    return {**_computing_seconds(workload), **predict_byte_seconds(workload, problem.platform, in_flight)}
+
+
+def _computing_seconds(workload: Workload) -> dict[str, float]:
+    totals = {name: sum(seconds) for name, seconds in segment_seconds(workload).items()}
     return {name: seconds for name, seconds in totals.items() if seconds}
 
 
@@ -106,7 +119,10 @@ def search_again(request: SearchRequest) -> SearchAnswer:
     plan, provenance = compilation.plan, compilation.decision
     assert plan is not None and provenance is not None
     platform = platform_from_toml(request.platform).with_engines(plan.engines)
-    platform = correct_rates(compilation, on_platform(problem, platform, target), target, request.measured_s)
+    case = _MeasuredCase(compilation, target, on_platform(problem, platform, target), request.in_flight)
+    platform = case.correct_rates(request.measured_s)
+    stated = Platform.load(Path(request.first) / PLATFORM_FILE)
+    platform = replace(case, problem=case.with_platform(platform)).correct_links(request.measured_s, stated)
     candidates = {name: _predicted_value(name, platform) for name in (request.artifact, request.first)}
     result = compile(
         str(Path(request.first) / REFERENCE_FILE),
@@ -133,30 +149,52 @@ def search_again(request: SearchRequest) -> SearchAnswer:
         best,
         candidates[request.artifact],
         candidates[best],
-        expected_seconds(chosen, chosen_problem),
+        expected_seconds(chosen, chosen_problem, request.in_flight),
         len(chosen.plan.replica_roles),
     )
 
 
-def correct_rates(
-    compilation: PipelineState, problem: Problem, target: Target, measured_s: Mapping[str, float]
-) -> Platform:
-    """Return the problem's platform with rates for which the measured seconds of computing are predicted.
+@dataclass(frozen=True)
+class _MeasuredCase:
+    """A compilation whose seconds were measured.
 
-    Args:
-        compilation: The compilation that was measured.
-        problem: The problem, with the platform to correct.
+    Attributes:
+        compilation: The compilation.
         target: The target.
-        measured_s: Measured seconds, as `expected_seconds` predicts them.
-
-    Returns:
-        The corrected platform.
+        problem: The problem, with the platform to correct.
+        in_flight: Number of frames in flight.
     """
 
-    def predict(platform: Platform) -> Mapping[str, float]:
-        return expected_seconds(compilation, on_platform(problem, platform, target))
+    compilation: PipelineState
+    target: Target
+    problem: Problem
+    in_flight: int
 
-    return fit_rates(problem.platform, measured_s, predict)[0]
+    def with_platform(self, platform: Platform) -> Problem:
+        return on_platform(self.problem, platform, self.target)
+
+    def make_workload(self, platform: Platform) -> Workload:
+        assert self.compilation.plan is not None
+        return self.with_platform(platform).workload(self.compilation.plan)[1]
+
+    def correct_rates(self, measured_s: Mapping[str, float]) -> Platform:
+        """Return the platform with rates for which the measured seconds of computing are predicted."""
+        computing = {name: seconds for name, seconds in measured_s.items() if ARROW not in name}
+        return fit_rates(
+            self.problem.platform, computing, lambda platform: _computing_seconds(self.make_workload(platform))
+        )[0]
+
+    def correct_links(self, measured_s: Mapping[str, float], stated: Platform) -> Platform:
+        """Return the platform with bandwidths for which the measured seconds of sending are predicted.
+
+        No bandwidth becomes higher than on the platform `stated`.
+        """
+        return fit_bandwidths(
+            self.problem.platform,
+            stated,
+            measured_s,
+            lambda platform: predict_byte_seconds(self.make_workload(platform), platform, self.in_flight),
+        )
 
 
 def _predicted_value(artifact: str, platform: Platform) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +24,10 @@ from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
 from dicompiler.emulation.emulate import with_failure_segments
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation
-from dicompiler.measure.adapt_search import correct_rates, expected_seconds
+from dicompiler.measure.adapt_search import _MeasuredCase, expected_seconds
 from dicompiler.measure.calibrate import scale_rates
-from dicompiler.target.run_records import Emulation, FrameTimes, RunEvent, RunOptions
+from dicompiler.measure.connection_speeds import name_connection
+from dicompiler.target.run_records import Emulation, FrameTimes, ReceivedBytes, RunEvent, RunOptions
 
 PLATFORM = scale_rates(
     dicompiler.Platform.load('rpi4x4{bandwidth="10 Gbit/s" latency="1 us"}'),
@@ -128,7 +130,7 @@ EXPECTED = {"a": 0.03, "b": 0.04}
 def observe(observation: _Observation, frames: Iterable[FrameTimes]) -> list[dict[str, float]]:
     """Return the deviations that the observation finds in frames, one entry for each check."""
     found = [observation.add(times) for times in frames]
-    return [observation.find_deviations(measured, 0.25) for measured in found if measured is not None]
+    return [observation.find_deviations(measured, AdaptOptions()) for measured in found if measured is not None]
 
 
 def make_frames(count: int, factor: Callable[[str], float], role: int = 0) -> Iterator[FrameTimes]:
@@ -233,18 +235,59 @@ def test_failure_plan_in_use_starts_no_search(compiled: Path) -> None:
 
 def test_rates_are_corrected_to_the_measured_seconds(compiled: Path) -> None:
     compilation, target, problem = reopen_artifact(compiled)
-    expected = expected_seconds(compilation, problem)
-    factors = dict(zip(expected, (1, 2.5, 0.5, 1), strict=True))
-    measured = {name: seconds * factors[name] for name, seconds in expected.items()}
-    platform = correct_rates(compilation, problem, target, measured)
-    corrected = expected_seconds(compilation, on_platform(problem, platform, target))
-    assert corrected == pytest.approx(measured, rel=2e-3)
+    expected = expected_seconds(compilation, problem, 4)
+    computing = [name for name in expected if name in problem.platform.host_of]
+    factors = dict(zip(computing, (1, 2.5, 0.5, 1), strict=True))
+    measured = {name: expected[name] * factors[name] for name in computing}
+    platform = _MeasuredCase(compilation, target, problem, 4).correct_rates(measured)
+    corrected = expected_seconds(compilation, on_platform(problem, platform, target), 4)
+    assert {name: corrected[name] for name in computing} == pytest.approx(measured, rel=2e-3)
+
+
+def test_slow_connection_is_found_in_the_frames() -> None:
+    expected = {**EXPECTED, name_connection("a", "b"): 1e-6, name_connection("b", "a"): 1e-6}
+    observation = _Observation(Path("net"), expected, 1, 20)
+
+    def frame(factor: float) -> FrameTimes:
+        received = {
+            ("a", "b"): ReceivedBytes(30_000, 20_000, factor * 20_000e-6),
+            ("b", "a"): ReceivedBytes(30_000, 0, 0.0),
+        }
+        return FrameTimes(0.1, EXPECTED, 0, received)
+
+    rng = Random(2)
+    assert not any(observe(observation, (frame(rng.uniform(0.7, 1.4)) for _ in range(400))))
+    checks = observe(observation, [frame(3.0)] * 20)
+    assert checks[-1] == {"a → b": pytest.approx(3.0)}
+
+
+def test_swap_by_the_user_changes_the_model_that_is_observed_and_searched(compiled: Path) -> None:
+    """A search that began before the swap is discarded, because its artifact has the old model."""
+    other = compiled.with_name("other")
+    model = make_model()
+    model.graph.node[-1].op_type = "LeakyRelu"
+    dicompiler.compile(model, PLATFORM, "single", output=other, allow_worse=True)
+    try:
+        with open_session(compiled) as session:
+            observation = session._observation
+            session.swap(other)
+            assert session._observation.directory == session._first == other
+            assert session._observation.expected_s.keys() == {"pi01"}
+            measured = {name: 2.5 * seconds for name, seconds in observation.expected_s.items()}
+            found = session._search_and_swap(observation, measured, {"pi01": 2.5})
+            assert found.error == "the artifact was replaced during the search"
+            assert session.directory == other and len(session.swaps) == 1
+            session.swap_back()
+            assert session._observation.directory == session._first == compiled
+    finally:
+        shutil.rmtree(other)
 
 
 def test_rejects_invalid_options_and_states(compiled: Path, tmp_path: Path) -> None:
     for options, words in (
         ({"deviation": -1.0}, "deviation must be 0 or more, not -1.0"),
         ({"min_gain": float("nan")}, "min_gain must be 0 or more, not nan"),
+        ({"link_deviation": -0.5}, "link_deviation must be 0 or more, not -0.5"),
         ({"frames": 0}, "frames must be at least 1, not 0"),
     ):
         with pytest.raises(UsageError, match=f"adapt: {words}"):

@@ -1,0 +1,170 @@
+"""Speeds of connections between devices: their prediction, and bandwidths of hosts that follow from measured speeds.
+
+workload + platform ──predict_byte_seconds──► seconds per byte of each connection
+measured seconds per byte ──fit_bandwidths──► platform with other bandwidths of hosts
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dicompiler.cost.simulator import simulate
+from dicompiler.cost.workload import Workload
+from dicompiler.ir.cluster import Host
+from dicompiler.ir.platform import Platform
+
+ARROW = " → "
+"""Separates sender and receiver in the name of a connection."""
+MIN_MESSAGE_BYTES = 16384
+"""Connections whose messages have fewer bytes on average are not compared, because little of their time is sending."""
+MAX_SIMULATED_FRAMES = 32
+MAX_CORRECTIONS = 5
+TOLERANCE = 0.1
+"""Share by which the measured and the predicted seconds of a connection may differ after the correction."""
+
+
+def name_connection(sender: str, receiver: str) -> str:
+    """Return the name of the connection from one device to another, such as `pi01 → pi02`."""
+    return f"{sender}{ARROW}{receiver}"
+
+
+def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int) -> dict[str, float]:
+    """Return the predicted seconds per byte while a message is being sent.
+
+    Args:
+        workload: The workload of one frame.
+        platform: The platform.
+        in_flight: Number of frames in flight, whose messages share the links.
+
+    Returns:
+        For each connection between hosts whose messages have at least `MIN_MESSAGE_BYTES` on average, the mean over all
+        bytes.
+    """
+    roles, names = workload.roles, [device.device for device in workload.devices]
+    rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(roles))
+    seconds, nbytes, counts = Counter[str](), Counter[str](), Counter[str]()
+    for span in simulate(workload, platform, rounds * len(roles), in_flight).spans:
+        if span.kind == "message":
+            seconds[name_connection(span.device, span.peer)] += span.seconds  # type: ignore[assignment]
+    for role in roles:
+        for message in role.messages:
+            name = name_connection(names[message.sender], names[message.receiver])
+            nbytes[name] += message.nbytes
+            counts[name] += 1
+    return {
+        name: total / (rounds * nbytes[name])
+        for name, total in seconds.items()
+        if nbytes[name] >= MIN_MESSAGE_BYTES * counts[name]
+    }
+
+
+def fit_bandwidths(
+    platform: Platform,
+    stated: Platform,
+    measured_s: Mapping[str, float],
+    predict: Callable[[Platform], Mapping[str, float]],
+) -> Platform:
+    """Change bandwidths of hosts until the measured seconds per byte are predicted.
+
+    A host gets a lower bandwidth if its connections are slower than predicted, and few hosts explain all slow
+    connections. If all hosts share a medium or a gateway and all connections are slow, the bandwidth of the medium or
+    gateway is lowered instead. Bandwidths that were lowered before are raised if their connections are faster than
+    predicted, up to those of `stated`.
+
+    Args:
+        platform: The platform to correct.
+        stated: The platform with the highest bandwidths.
+        measured_s: Measured seconds per byte by connection. Other keys are ignored.
+        predict: Function that returns the predicted seconds per byte by connection for a platform.
+
+    Returns:
+        The corrected platform.
+    """
+    for _ in range(MAX_CORRECTIONS):
+        predicted_s = predict(platform)
+        ratios = {name: measured_s[name] / predicted_s[name] for name in predicted_s if name in measured_s}
+        fit = _BandwidthFit(platform, stated, ratios)
+        # A link that recovers takes bandwidth from the others, so bandwidths are raised before others are lowered.
+        corrected = fit.raise_bandwidths()
+        if corrected == platform:
+            corrected = fit.lower_bandwidths()
+        if corrected == platform:
+            break
+        platform = corrected
+    return platform
+
+
+@dataclass(frozen=True)
+class _BandwidthFit:
+    """A step of the correction of bandwidths.
+
+    Attributes:
+        platform: The platform before the step.
+        stated: The platform with the highest bandwidths.
+        ratios: Measured seconds per byte as a multiple of the predicted ones, by connection.
+    """
+
+    platform: Platform
+    stated: Platform
+    ratios: Mapping[str, float]
+
+    def raise_bandwidths(self) -> Platform:
+        """Raise the bandwidths that are lower than the stated ones and whose connections are faster than predicted."""
+        platform, stated = self.platform, self.stated
+        if platform.network.bandwidth < stated.network.bandwidth and _is_faster(list(self.ratios.values())):
+            return self._scale_network()
+        hosts = [
+            self._scale_host(host, found)
+            if host.bandwidth != stated.host(host.name).bandwidth
+            and _is_faster(found := [self.ratios[name] for name in self._connections(host)])
+            else host
+            for host in platform.hosts
+        ]
+        return replace(platform, hosts=tuple(hosts))
+
+    def lower_bandwidths(self) -> Platform:
+        """Lower the bandwidths of a few hosts that explain all connections that are slower than predicted."""
+        slower = {name for name, ratio in self.ratios.items() if ratio > 1 + TOLERANCE}
+        if self.platform.network.kind != "switch" and slower and slower == self.ratios.keys():
+            return self._scale_network()
+        hosts = {host.name: host for host in self.platform.hosts}
+        connections = {host.name: self._connections(host) for host in self.platform.hosts}
+        while slower:
+            # The host with the most unexplained slow connections, and with few connections that are not slow.
+            name = max(hosts, key=lambda name: 2 * len(connections[name] & slower) - len(connections[name]))
+            hosts[name] = self._scale_host(hosts[name], [self.ratios[found] for found in connections[name] & slower])
+            slower -= connections[name]
+        return replace(self.platform, hosts=tuple(hosts.values()))
+
+    def _connections(self, host: Host) -> set[str]:
+        host_of = self.platform.host_of
+        return {name for name in self.ratios if host.name in (host_of[device] for device in name.split(ARROW))}
+
+    def _scale_network(self) -> Platform:
+        network, limit = self.platform.network, self.stated.network.bandwidth
+        bandwidth = _scale(network.bandwidth, list(self.ratios.values()), limit)
+        return replace(self.platform, network=replace(network, bandwidth=bandwidth))
+
+    def _scale_host(self, host: Host, ratios: Sequence[float]) -> Host:
+        own_limit = self.stated.host(host.name).bandwidth
+        limit = own_limit or self.stated.network.bandwidth
+        bandwidth = _scale(host.bandwidth or self.platform.network.bandwidth, ratios, limit)
+        return replace(host, bandwidth=own_limit if bandwidth == limit else bandwidth)
+
+
+def _is_faster(ratios: Sequence[float]) -> bool:
+    return bool(ratios) and statistics.median(ratios) < 1 - TOLERANCE / 2
+
+
+def _scale(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
+    """Return a bandwidth divided by the median of the ratios; the limit if the result is near or above it.
+
+    A bandwidth to raise is divided by the smallest ratio. If the result is too high, the next step lowers it.
+    """
+    median = statistics.median(ratios)
+    scaled = bandwidth / (median if median > 1 else min(ratios))
+    return limit if scaled > (1 - TOLERANCE) * limit else scaled
