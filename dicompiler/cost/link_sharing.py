@@ -134,7 +134,7 @@ class LinkScheduler(Generic[T]):
         return message, started_at
 
     def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
-        """Update the speeds of all flows on links whose load has just changed."""
+        """Update the speeds of all flows on links after their load has changed."""
         for link in changed_links:
             for flow in link.flows:
                 load = 1.0

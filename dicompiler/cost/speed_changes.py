@@ -34,7 +34,7 @@ class SpeedChange:
 
     @property
     def link_host(self) -> str:
-        """Name of the host whose link changes, or `*` for all links; empty if a device changes."""
+        """Name of the host if its link changes, or `*` for all links; empty if a device changes."""
         return self.name.removeprefix(LINK_PREFIX) if self.name.startswith(LINK_PREFIX) else ""
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Sessions that follow boards and links whose speed changes: they measure, search for a better plan, and swap to it.
+"""Sessions that follow changes of speed of boards and links: they measure, search for a better plan, and swap to it.
 
 seconds in which each device computes a frame, and seconds in which a byte is sent, compared with the prediction
 ──too different──► search in another process with corrected rates and bandwidths ──gain is large enough──► swap

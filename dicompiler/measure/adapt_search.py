@@ -87,7 +87,7 @@ def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: in
     Args:
         compilation: The compilation, with its plan.
         problem: The problem, with the platform.
-        in_flight: Number of frames in flight, whose messages share the links.
+        in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
         For each device that computes, its seconds, summed over one frame of each replica. Also the result of
@@ -156,7 +156,7 @@ def search_again(request: SearchRequest) -> SearchAnswer:
 
 @dataclass(frozen=True)
 class _MeasuredCase:
-    """A compilation whose seconds were measured.
+    """A compilation of which seconds were measured.
 
     Attributes:
         compilation: The compilation.

@@ -20,7 +20,7 @@ from dicompiler.ir.platform import Platform
 ARROW = " → "
 """Separates sender and receiver in the name of a connection."""
 MIN_MESSAGE_BYTES = 16384
-"""Connections whose messages have fewer bytes on average are not compared, because little of their time is sending."""
+"""Connections with messages of fewer bytes on average are not compared, because little of their time is sending."""
 MAX_SIMULATED_FRAMES = 32
 MAX_CORRECTIONS = 5
 TOLERANCE = 0.1
@@ -38,11 +38,11 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
     Args:
         workload: The workload of one frame.
         platform: The platform.
-        in_flight: Number of frames in flight, whose messages share the links.
+        in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
-        For each connection between hosts whose messages have at least `MIN_MESSAGE_BYTES` on average, the mean over all
-        bytes.
+        The mean over all bytes, for each connection between hosts if its messages have at least `MIN_MESSAGE_BYTES` on
+        average.
     """
     roles, names = workload.roles, [device.device for device in workload.devices]
     rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(roles))
@@ -113,7 +113,7 @@ class _BandwidthFit:
     ratios: Mapping[str, float]
 
     def raise_bandwidths(self) -> Platform:
-        """Raise the bandwidths that are lower than the stated ones and whose connections are faster than predicted."""
+        """Raise bandwidths that are lower than the stated ones, if their connections are faster than predicted."""
         platform, stated = self.platform, self.stated
         if platform.network.bandwidth < stated.network.bandwidth and _is_faster(list(self.ratios.values())):
             return self._scale_network()

@@ -216,7 +216,7 @@ class ReceivedBytes:
 
     Attributes:
         nbytes: Bytes of the tensors.
-        timed_bytes: Number of the bytes whose arrival was timed. The first bytes of a tensor are not timed, because
+        timed_bytes: Number of the bytes of which the arrival was timed. The first bytes of a tensor are not timed, because
             their time includes waiting for the sender, nor are bytes that arrived while the device computed.
         timed_s: Seconds in which the timed bytes arrived.
     """
