@@ -216,8 +216,8 @@ class ReceivedBytes:
 
     Attributes:
         nbytes: Bytes of the tensors.
-        timed_bytes: Number of the bytes of which the arrival was timed. The first bytes of a tensor are not timed, because
-            their time includes waiting for the sender, nor are bytes that arrived while the device computed.
+        timed_bytes: Number of timed bytes. The first bytes of a tensor are not timed, because their time includes
+            waiting for the sender, nor are bytes that arrived while the device computed.
         timed_s: Seconds in which the timed bytes arrived.
     """
 
