@@ -36,7 +36,7 @@ MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
 On larger problems, the strategy would use up the whole budget.
 """
 QUICK_STRATEGIES = ("single", "replicate", "pipeline", "modnn")
-"""Strategies that take milliseconds. They are asked first and always, however small the budget is."""
+"""Strategies that take milliseconds. They are asked for a plan first and always, even if the budget is small."""
 SLOW_STRATEGIES = {
     "latency": ("heads", "dp", "cpsat", "gradient"),
     "throughput": ("teams", "genetic", "cpsat"),
@@ -63,7 +63,7 @@ NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
 `heads` finds better plans for these networks in a tenth of the time.
 """
 MOVES_SHARE = 0.2
-"""Share of the remaining budget that may be used to move layers of a plan to other devices."""
+"""Fraction of the remaining budget that may be used to move layers of a plan to other devices."""
 EXACT_OBJECTIVES = ("memory", "communication")
 """Objectives that are counted in bytes, so that they are exact. Seconds and joules are only predicted."""
 PROVEN_RATIO = 1 + 1e-6
@@ -193,7 +193,7 @@ class _AutoSearch:
         return slow if chosen == DEFAULT_STRATEGIES else [*others, *slow]
 
     def _is_asked(self, name: str) -> bool:
-        """Return True if a strategy can improve the best plan and has time for it."""
+        """Return True if a strategy may improve the best plan, and the budget is not used up."""
         if self.problem_size > MAX_PROBLEM_SIZE.get(name, math.inf):
             return False
         if name == "heads" and not has_attention(self.problem):

@@ -20,7 +20,7 @@ MAX_MOVED_LAYERS = 32
 MAX_RUNS = 2500
 """Largest number of runs of consecutive layers that are considered in a step."""
 PLAN_LAYER_DEVICE_S = 2.2e-8
-"""Seconds of the reference computer to evaluate a plan, for each layer and device."""
+"""Seconds of the reference computer to evaluate a plan, divided by the numbers of layers and of devices."""
 MIN_GAIN = 1e-6
 """Smallest relative gain in the objective for which the search goes on."""
 

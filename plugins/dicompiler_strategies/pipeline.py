@@ -15,7 +15,7 @@ from dicompiler_strategies.stages.stage_search import Stage, StageSolution, find
 
 log = logging.getLogger("dicompiler")
 SERVED_OBJECTIVES = ("throughput", "memory")
-"""Objectives that the stages are optimised for."""
+"""Objectives for which the stages are optimised. For all others, the time between frames is minimised."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dicompiler_strategies.trim_parts import trim_parts
 HEADS_KINDS = ("whole", "height", "lop", "lip")
 """Kinds of splits that the strategy uses.
 
-They are: not split, split by rows (of the token sequence), by output channels, or by input channels.
+In this order: not split, split by rows (of the token sequence), by output channels (LOP), and by input channels (LIP).
 """
 KeptChoices = Sequence[NDArray[np.intp]]
 """For each layer, the numbers of the choices that are considered."""

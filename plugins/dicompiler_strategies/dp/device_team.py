@@ -33,9 +33,9 @@ from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
 """How a tensor is distributed over the devices.
 
-- "rows", "channels": each member has a share of the rows or channels.
-- "everywhere": each member has all of it.
-- "whole": only the leader has it.
+- "rows", "channels": each member of the team has a range of the rows or channels.
+- "everywhere": each member has the whole tensor.
+- "whole": only one member, the leader, has the tensor.
 - "source": the devices that hold the network's inputs have it.
 """
 

@@ -35,7 +35,7 @@ The fraction is random. Another device gets the rest of the run.
 """
 
 UNMEASURED_VALUE = 1e30
-"""Objective value of a plan that could not be measured. It is finite, because the search computes with it."""
+"""Value of each objective of a plan that could not be measured. The search cannot compute with infinite values."""
 
 
 class PlanSpace(Protocol):

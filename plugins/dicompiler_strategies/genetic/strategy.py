@@ -15,7 +15,7 @@ log = logging.getLogger("dicompiler")
 GENERATION_S_PER_PLAN = 4e-4
 """Seconds of the reference computer to create and evaluate a plan of a generation (measured: 3.0e-4 to 4.4e-4)."""
 MIN_GENERATIONS = 20
-"""With fewer generations, the search is not worth its time."""
+"""Smallest number of generations of a search; with fewer, its plans are not worth the time."""
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,9 @@ def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Fl
 
     Args:
         space: The opportunities, with the cost B of a byte between each pair of devices.
-        overlap: The bytes that sublayer j needs of sublayer i, shape (P, S, P', S).
+        overlap: The bytes that sublayer j needs of sublayer i, shape (P, S, P', S').
         s_m: Probabilities softmax(W_dev) of the devices of the sublayers i, shape (R, P, S, D).
-        s_n: Probabilities softmax(W_dev) of the devices of the sublayers j, shape (R, P', S, D).
+        s_n: Probabilities softmax(W_dev) of the devices of the sublayers j, shape (R, P', S', D).
 
     Returns:
         The costs L_mov^{m,n}, shape (R, P, P'), and the product s_m B, shape (R, P, S, D), which the gradient needs. By
