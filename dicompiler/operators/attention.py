@@ -16,7 +16,7 @@ from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an Attention: a region reads the rows and heads of the query in the region, and all keys of these heads.
+    """Split an Attention: a region reads its rows and heads of the query, and all keys and values of these heads.
 
     Values are read like keys. Query heads that share a key head stay together. Rows of the query can be split unless
     the mask is causal or the attention is limited to a window of keys, because the keys that a row uses then depend on
@@ -74,7 +74,7 @@ def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MultiHeadAttention by batch, heads and rows of the query.
+    """Split a MultiHeadAttention: by batch, heads and rows of the query; a region reads all keys of its heads.
 
     The node stays whole if its inputs are packed (several of query, key and value in one tensor), or if it has a bias
     or past keys.
@@ -98,7 +98,7 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a GroupQueryAttention by batch and groups of query heads that share a key head.
+    """Split a GroupQueryAttention: by batch, and by groups of query heads that share a key head.
 
     The node stays whole if its inputs are packed (query, key and value in one tensor), or if it has inputs with an
     index above 10.
@@ -121,7 +121,7 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a RotaryEmbedding by batch and heads, and by rows if each row has its own position."""
+    """Split a RotaryEmbedding: by batch and heads, and by rows if each row has its own position."""
     positions_index = 1 if operation.node.domain else 3
     caches = [index for index in (1, 2, 3) if index != positions_index]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)
@@ -198,7 +198,7 @@ def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[S
 
 
 def grouped_query_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of GroupQueryAttention. It is used for SparseAttention too, for which it is an upper bound."""
+    """Return the cost of GroupQueryAttention. For SparseAttention, it is an upper bound."""
     return _attention_cost(operation, out, needs, needs[0], math.prod(out), 3)
 
 

@@ -112,7 +112,7 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Conv: a region reads its rows and columns with a halo, and the weights and input channels of its groups.
+    """Split a Conv: a region reads its rows and columns with a halo, its channels' weights, and its groups' inputs.
 
     A range of channels within one group becomes a convolution without groups, and other ranges are extended to whole
     groups. A partial sum reads a range of input channels and of the weights. The partial sum that starts at channel 0
@@ -186,7 +186,7 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a global pool: each channel reads its whole image. A partial maximum reads only the rows `reduce`."""
+    """Split a global pool: a channel reads its whole image. A partial maximum reads a range of rows (`reduce`)."""
     image = full_region(operation.input_shape(0)[2:])
     return Piece(region, ((*region[:2], *(image if reduce is None else (reduce, *image[1:]))),))
 

@@ -133,13 +133,13 @@ MAX_CONSTANT_INDICES = 64
 
 
 def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an Expand: a region reads the elements that are repeated in it."""
+    """Split an Expand: a region reads the input elements that are repeated in the region."""
     shape = np.array(region_shape(region), np.int64)
     return Piece(region, (broadcast_need(operation.input_shape(0), region), None), {}, {1: shape})
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Tile: a region within one repetition of the input reads the same region of the input.
+    """Split a Tile: a region within one repetition of the input reads the corresponding input region.
 
     A region that overlaps several repetitions is extended to whole repetitions, along each axis.
     """
@@ -155,7 +155,7 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gather: a region reads its indices, and all rows of the table, because indices are known only in a run.
+    """Split a Gather: a region reads its indices and all rows of the table, because indices are not known before a run.
 
     Rows are the elements along the attribute `axis`. If the indices are a few constants, only the smallest interval of
     rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of other rows.

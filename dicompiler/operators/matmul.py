@@ -85,7 +85,7 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMul or Einsum: an operand is read in the region's intervals of the axes that the output has too.
+    """Split a MatMul or Einsum: an operand is read in the region's intervals of the axes shared with the output.
 
     Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
     """
@@ -136,7 +136,7 @@ def _blocks_per_zero_point_byte(operation: Operation) -> int:
 
 
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMulNBits: a region reads its rows, and the weights, scales and zero points of its columns.
+    """Split a MatMulNBits: a region reads its rows of the input, and its columns of weights, scales and zero points.
 
     Partial sums are sums over whole blocks. The partial sum that starts at 0 adds the bias.
     """
@@ -204,7 +204,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an RNN, GRU or LSTM by batch and directions: a region reads its batch, and the weights of its directions.
+    """Split an RNN, GRU or LSTM: by batch and directions; a region reads its sequences and its directions' weights.
 
     All hidden units stay together, because each step needs all units of the previous step.
     """

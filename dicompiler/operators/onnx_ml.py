@@ -60,7 +60,7 @@ def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name
 
 
 def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], flops: int = 2) -> OpCost:  # noqa: ARG001
-    """Return a cost of `flops` FLOP for each element of the output region."""
+    """Return the cost of two or three FLOP (`flops`) for each element of the output region."""
     return OpCost(other_flops=flops * math.prod(out))
 
 

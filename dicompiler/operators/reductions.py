@@ -35,7 +35,7 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an LRN: a region reads a halo of channels. The piece's output also has the halo, which is sliced away."""
+    """Split an LRN: a region reads a halo of channels. The node also writes the halo, which is sliced away."""
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
@@ -48,7 +48,7 @@ def _with_full_axes(operation: Operation, region: Region, axes: Collection[int])
 
 
 def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Softmax, LogSoftmax or Hardmax: its axis stays whole (before opset 13, all axes from `axis` on)."""
+    """Split a Softmax, LogSoftmax or Hardmax: `axis` stays whole (before opset 13, also all axes after it)."""
     count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
     return normalization_from_axis(operation, region, reduce, count, default)
 
@@ -100,7 +100,7 @@ def cumulative(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a TopK: its axis stays whole. If the indices are read, the whole operator stays whole."""
+    """Split a TopK: `axis` stays whole. If a node reads the indices, the operator is not split."""
     axis = operation.attribute("axis", -1) % len(region)
     need = with_interval(region, axis, (0, operation.input_shape(0)[axis]))
     return Piece(_with_full_axes(operation, region, (axis,)), (need, *operation.full_needs()[1:]))

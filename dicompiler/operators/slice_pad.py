@@ -92,7 +92,7 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Pad: a region reads the input elements that lie in it, and pads the rest of it.
+    """Split a Pad: a region reads the input elements that lie in the region, and pads the rest of the region.
 
     Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
     """
