@@ -50,7 +50,7 @@ MAX_EXPLAINED_LAYERS = 20
     "--explain",
     "with_explanation",
     is_flag=True,
-    help="Explain why layers are not split, and from which bandwidth on a split would pay off.",
+    help="For each layer that is not split, print the reason, and the bandwidth from which a split saves time.",
 )
 @click.option(
     "--format",

@@ -40,7 +40,7 @@ from dicompiler.cli.options import (
 @click.option(
     "--fit",
     is_flag=True,
-    help="Use strategy fit: find the fewest boards, or the coarsest tiles on one board, that fit RAM and flash.",
+    help="Use strategy fit: find the fewest boards, or the largest tiles on one board, that fit RAM and flash.",
 )
 @objective_option
 @allow_worse_option

@@ -60,7 +60,9 @@ STREAM = Path("-")
 @click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
 @click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
 @click.option("--verify-each", is_flag=True, help="Run the model after every pass and compare its outputs.")
-@click.option("--statistics", is_flag=True, help="Print parts, halos and redundant work of each layer on stderr.")
+@click.option(
+    "--statistics", is_flag=True, help="Print the parts, halos and redundant multiply-adds of each layer on stderr."
+)
 @click.option(
     "--reproducer", metavar="DIR", type=PATH, help="If a pass fails, write files to DIR that reproduce the failure."
 )

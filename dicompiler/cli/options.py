@@ -208,7 +208,7 @@ target_option = functools.partial(
 cost_options = combine(
     cost_option,
     engine_option,
-    target_option(help="Use the message and call overheads of this target. Default: sockets."),
+    target_option(help="Predict with the costs of messages and calls of this target. Default: sockets."),
     shape_options,
     json_option,
 )
@@ -314,8 +314,8 @@ heartbeat_option = click.option(
     "heartbeat_s",
     metavar="S",
     type=float,
-    help="Send a heartbeat every S seconds; a device that misses three has failed. Default: 0.5 with failure plans "
-    "(target sockets), otherwise 2.",
+    help="Send a heartbeat every S seconds. A device that is silent for three times S has failed. Default: 0.5 with "
+    "failure plans (target sockets), otherwise 2.",
 )
 start_without_option = click.option(
     "--start-without",

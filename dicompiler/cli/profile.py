@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="With --hosts: calibrate with this run. Can be repeated.",
 )
-@click.option("--force", is_flag=True, help="With --hosts: use boards that are busy or throttled.")
+@click.option("--force", is_flag=True, help="With --hosts: use the measurements of boards that were busy or throttled.")
 @timeout_option(help="With --hosts: stop after S seconds per board. Default: 3600.")
 @json_option
 def command(

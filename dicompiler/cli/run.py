@@ -30,7 +30,7 @@ from dicompiler.target.run_records import RunOptions
 @directory_argument
 @stream_options
 @timeout_option(help="Stop the run after S seconds. Default: 600.")
-@click.option("--pin", is_flag=True, help="Pin each process to its share of the processors.")
+@click.option("--pin", is_flag=True, help="Let each device process use only its own part of this host's processors.")
 @keys_option
 @listen_option(help="Listen for devices at this address. Default: 127.0.0.1, any free port.")
 @click.option(

@@ -166,9 +166,14 @@ class AnalyticModel(CostModel):
     """
 
     name: ClassVar[str] = "analytic"
-    pools: bool = field(default=True, metadata={"help": "count pools; they are free in many papers"})
-    elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
-    weights: bool = field(default=True, metadata={"help": "count the time to read weights; it is ignored in papers"})
+    pools: bool = field(default=True, metadata={"help": "count the operations of pools; many papers do not"})
+    elementwise: bool = field(
+        default=True,
+        metadata={"help": "count the operations of activations, additions and other element-wise operators"},
+    )
+    weights: bool = field(
+        default=True, metadata={"help": "count the time to read weights from memory; papers ignore it"}
+    )
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         counts = count_operations(layers, layer, *share)

@@ -53,14 +53,17 @@ class LinearModel(ProfileBasedModel):
 
     name: ClassVar[str] = "linear"
     file: tuple[str, ...] = field(
-        default=(), metadata={"help": "profiles to fit, one for each kind of device", "file": True}
+        default=(),
+        metadata={"help": "profiles to which the coefficients are fitted, one for each kind of device", "file": True},
     )
     coefficients: tuple[str, ...] = field(
         default=(), metadata={"help": "KIND:A:B:C in s/FLOP, s/byte and s, such as Conv:7e-11:1e-10:2e-5,*:1e-10:0:0"}
     )
     rate: str = field(
         default="",
-        metadata={"help": "compute rate of the device for which the coefficients hold, such as 13.6 GFLOP/s"},
+        metadata={
+            "help": "compute rate for which the coefficients hold (13.6 GFLOP/s); times are scaled to other rates"
+        },
     )
     others: bool = field(default=False, metadata={"help": "use the first profile for devices without a profile"})
     force: bool = field(default=False, metadata={"help": "accept profiles that were measured on a busy host"})

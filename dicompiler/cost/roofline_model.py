@@ -32,8 +32,11 @@ class RooflineModel(CostModel):
     bandwidth: str = field(
         default="", metadata={"help": "memory bandwidth of devices for which the platform gives none, such as 4 GB/s"}
     )
-    pools: bool = field(default=True, metadata={"help": "count pools; they are free in many papers"})
-    elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
+    pools: bool = field(default=True, metadata={"help": "count the operations of pools; many papers do not"})
+    elementwise: bool = field(
+        default=True,
+        metadata={"help": "count the operations of activations, additions and other element-wise operators"},
+    )
 
     def __post_init__(self) -> None:
         if self.bandwidth:

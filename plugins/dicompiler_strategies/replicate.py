@@ -26,7 +26,8 @@ class Replicate(Strategy):
 
     name: ClassVar[str] = "replicate"
     group_size: int = field(
-        default=0, metadata={"help": "devices in a group; by default the size with the most frames per second"}
+        default=0,
+        metadata={"help": "number of devices in a group; by default, the number with the most frames per second"},
     )
 
     def __post_init__(self) -> None:

@@ -57,7 +57,8 @@ class Heads(Strategy):
 
     name: ClassVar[str] = "heads"
     device_counts: tuple[int, ...] = field(
-        default=(), metadata={"help": "numbers of devices; by default all, and half of them"}
+        default=(),
+        metadata={"help": "numbers of devices over which layers may be split; by default all, and half of them"},
     )
     waves: bool = field(
         default=True, metadata={"help": "order parts in waves: parts that other devices wait for come first"}

@@ -114,8 +114,9 @@ def _paragraph(text: str) -> str:
 def make_plugins_page() -> str:
     """Return the page with the options of all built-in strategies, passes, targets and cost models."""
     parts = [
-        "# Strategies, passes, targets and cost models\n\nThis page lists the built-in ones; installed plugins can add"
-        " more. Give options in braces, and separate the values of a list by commas:"
+        "# Strategies, passes, targets and cost models\n\nThis page lists the built-in strategies, passes, targets,"
+        " engines and cost models. Installed plugins can add more. Give options in braces, and"
+        " separate the values of a list by commas:"
         " `'tile-height{layers=conv1,conv2 parts=4}'`. `dicompiler list KIND NAME` prints the same.\n"
     ]
     for kind, title, usage in PLUGIN_KINDS:

@@ -65,23 +65,32 @@ class ExplorationOptions:
     )
     encoding: Literal["split", "naive", "tiles"] = field(
         default="split",
-        metadata=_help_metadata("split: runs of layers; naive: a device for each layer; tiles: a split for each layer"),
+        metadata=_help_metadata(
+            "split: a run of layers for each device; naive: a device for each layer; tiles: a split for each layer"
+        ),
     )
     population: int = field(default=100, metadata=_help_metadata("number of plans in a generation"))
     generations: int | None = field(
-        default=None, metadata=_help_metadata("generations of all stages together; by default 150 (autodice: 400)")
+        default=None,
+        metadata=_help_metadata("number of generations of all stages together; by default 150 (autodice: 400)"),
     )
     mutation: float = field(default=0.2, metadata=_help_metadata("probability that a new plan is mutated"))
     crossover: float = field(default=0.5, metadata=_help_metadata("probability that a new plan has two parents"))
     stages: int = field(
         default=0,
-        metadata=_help_metadata("number of stages; 0: the logarithm to base 2 of the number of devices, rounded up"),
+        metadata=_help_metadata(
+            "number of stages (each searches on twice as many devices); 0: log2 of the number of devices, rounded up"
+        ),
     )
     measured: int = field(
         default=16,
-        metadata=_help_metadata("plans of the front that are evaluated one by one (the second level); 0: none"),
+        metadata=_help_metadata(
+            "number of plans of the front that the simulator then evaluates (the second level); 0: none"
+        ),
     )
-    measured_generations: int = field(default=0, metadata=_help_metadata("further generations of the second level"))
+    measured_generations: int = field(
+        default=0, metadata=_help_metadata("number of further generations in the second level")
+    )
     seed: int = field(default=0, metadata=_help_metadata("seed of the random numbers"))
 
     def __post_init__(self) -> None:

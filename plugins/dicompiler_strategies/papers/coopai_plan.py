@@ -38,7 +38,8 @@ class Coopai(Strategy):
 
     name: ClassVar[str] = "coopai"
     method: Literal["mls", "sls"] = field(
-        default="mls", metadata={"help": "mls, or its baseline sls with one layer in each block"}
+        default="mls",
+        metadata={"help": "mls (several layers in a block), or its baseline sls with one layer in each block"},
     )
     devices: int = field(default=0, metadata={"help": "number of devices; 0: the best number"})
 

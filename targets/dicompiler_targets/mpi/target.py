@@ -64,10 +64,12 @@ class MpiTarget(Target):
         default="RGB", metadata={"help": "order of the channels of images that the program reads"}
     )
     mean: tuple[float, ...] = field(
-        default=(0.0,), metadata={"help": "subtracted from pixels (0 to 255): one number, or one for each channel"}
+        default=(0.0,),
+        metadata={"help": "value that is subtracted from pixels (0 to 255): one number, or one for each channel"},
     )
     scale: tuple[float, ...] = field(
-        default=(1.0 / 255,), metadata={"help": "factor after mean was subtracted: one number, or one for each channel"}
+        default=(1.0 / 255,),
+        metadata={"help": "factor for pixels after `mean` was subtracted: one number, or one for each channel"},
     )
 
     def __post_init__(self) -> None:

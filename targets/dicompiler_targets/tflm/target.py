@@ -27,7 +27,12 @@ class TflmTarget(Target):
 
     name: ClassVar[str] = "tflm"
 
-    margin: float = field(default=0.05, metadata={"help": "fraction by which arenas are larger than necessary"})
+    margin: float = field(
+        default=0.05,
+        metadata={
+            "help": "additional size of the arenas (memory of TFLite-micro), as a share of the smallest possible size"
+        },
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 10:
