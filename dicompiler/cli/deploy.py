@@ -100,8 +100,8 @@ def command(
     """
     from dicompiler.target.remote.hosts import Hosts
 
-    if stream.adapt and (as_json or verify or resident):
-        raise UsageError("deploy: --adapt excludes --json, --verify and --resident: omit one of them")
+    if stream.adapt and (verify or resident):
+        raise UsageError("deploy: --adapt excludes --verify and --resident: omit one of them")
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: remove --verify, --outputs, --logs and --log")
     if sum((copy_only, resident, stop, remove)) > 1:
@@ -120,7 +120,7 @@ def command(
         _remove_files(directory, options, as_json)
         return
     expected = stream.predict(directory, cost, options)
-    _copy_and_run(directory, stream, options, copy_only, resident, verify, expected, as_json)
+    _copy_and_run(directory, stream, options, copy_only, resident, verify, cost, expected, as_json)
 
 
 def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
@@ -155,6 +155,7 @@ def _copy_and_run(
     copy_only: bool,
     resident: bool,
     verify: bool,
+    cost: str | None,
     expected: ExpectedTiming | None,
     as_json: bool,
 ) -> None:
@@ -177,13 +178,9 @@ def _copy_and_run(
     if resident:
         report["resident"] = list(open_service(directory, options).start())
     if not copy_only:
-        result = stream.run(directory, inputs, options)
-        if stream.adapt:
-            click.echo()
-            show_run(result, options.in_flight)
-            if stream.outputs is not None:
-                write_npz(stream.outputs, result.outputs[0])
-            return
+        last, result = stream.run(directory, inputs, options)
+        if last != directory:
+            directory, expected = last, stream.predict(last, cost, options)
         verification = verify_run(directory, result, inputs) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)
         report["run"] = stream.write_log(directory, result, options, expected)

@@ -369,14 +369,17 @@ class StreamOptions:
     metrics: str = ""
 
     def check_paths(self) -> None:
-        """Raise DicompilerError if an output file cannot be written, and UsageError if options exclude each other."""
-        if self.adapt and self.log is not None:
-            raise UsageError("run: --adapt excludes --log, because a log describes a single artifact: omit one of them")
+        """Raise DicompilerError if an output file cannot be written."""
         check_output_file(self.outputs)
         check_output_file(self.log)
 
-    def run(self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
-        """Run the artifact with these inputs; only the outputs of the first frame are kept."""
+    def run(
+        self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
+    ) -> tuple[Path, RunResult]:
+        """Run the artifact with these inputs; only the outputs of the first frame are kept.
+
+        Return the artifact that the result describes. With --adapt, it is the one in force at the end.
+        """
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
 
@@ -388,7 +391,7 @@ class StreamOptions:
                 from dicompiler.measure.adapt import run_adaptive
 
                 return run_adaptive(directory, inputs, self.frames, options)
-            return run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
+            return directory, run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
 
     @contextlib.contextmanager
     def _serve_metrics(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:

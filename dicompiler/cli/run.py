@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     StreamOptions,
     cost_option,
@@ -64,17 +63,14 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     from dicompiler.ir.plan import load_plan
     from dicompiler.target.manifest import PLAN_FILE
 
-    if stream.adapt and as_json:
-        raise UsageError("run: --adapt excludes --json, because a log describes a single artifact: omit one of them")
     stream.check_paths()
     warn_of_expiry(options.keys)
     expected = stream.predict(directory, cost, options)
-    result = stream.run(directory, read_inputs(stream.inputs), options)
+    last, result = stream.run(directory, read_inputs(stream.inputs), options)
     if stream.outputs is not None:
         write_npz(stream.outputs, result.outputs[0])
-    if stream.adapt:
-        show_run(result, options.in_flight)
-        return
+    if last != directory:
+        directory, expected = last, stream.predict(last, cost, options)
     log = stream.write_log(directory, result, options, expected)
     if as_json:
         print_json(log)

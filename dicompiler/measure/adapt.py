@@ -470,13 +470,52 @@ def connect_adaptive(
     )
 
 
+class _RunRecorder:
+    """Records the events of an adaptive run, and the times of the frames that the last artifact computes.
+
+    Attributes:
+        events: The events, with times since the start of the recording.
+    """
+
+    events: list[RunEvent]
+
+    def __init__(self) -> None:
+        self.events = []
+        self._start, self._frame_count = time.perf_counter(), 0
+        self._times: dict[Path, list[tuple[float, float]]] = {}
+
+    def specialize(self, directory: Path, options: RunOptions) -> RunOptions:
+        """Return the options for an artifact, with a function that records its frames."""
+        on_frame, found = options.on_frame, list[tuple[float, float]]()
+        self._times[directory] = found
+
+        def record_frame(times: FrameTimes) -> None:
+            found.append((time.perf_counter(), times.frame_s))
+            self._frame_count += 1
+            if on_frame is not None:
+                on_frame(times)
+
+        return replace(options, on_frame=record_frame)
+
+    def record_event(self, event: RunEvent) -> None:
+        is_of_session = event.kind in ("swap", "adaptation")
+        count = event.finished_frames if is_of_session else self._frame_count
+        self.events.append(replace(event, at_s=time.perf_counter() - self._start, finished_frames=count))
+
+    def frames_of(self, directory: Path) -> tuple[tuple[float, ...], float]:
+        """Return the seconds of each frame that an artifact has computed, and the seconds of all together."""
+        found = self._times[directory]
+        frames_s = tuple(seconds for _, seconds in found)
+        return frames_s, found[-1][0] - found[0][0] + found[0][1] if found else 0.0
+
+
 def run_adaptive(
     directory: str | Path,
     inputs: Mapping[str, NDArray[Any]] | None = None,
     frames: int = 1,
     options: RunOptions | None = None,
     adapt: AdaptOptions | None = None,
-) -> RunResult:
+) -> tuple[Path, RunResult]:
     """Run an artifact in an adaptive session, and give every frame the same inputs.
 
     Args:
@@ -487,7 +526,8 @@ def run_adaptive(
         adapt: When to search and to swap. Default: `AdaptOptions()`.
 
     Returns:
-        The outputs of the first frame, the times of all frames, and the reports of the devices of the last artifact.
+        The artifact in force at the end, and the result of the run: the outputs of the first frame, all events, and the
+        times of the last artifact's frames and devices.
 
     Raises:
         DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.
@@ -498,19 +538,20 @@ def run_adaptive(
 
     check_frame_count(frames)
     options = options or RunOptions(in_flight=0)
-    on_frame, frames_s = options.on_frame, list[float]()
+    on_event, recorder = options.on_event, _RunRecorder()
 
-    def record(times: FrameTimes) -> None:
-        frames_s.append(times.frame_s)
-        if on_frame is not None:
-            on_frame(times)
+    def record(event: RunEvent) -> None:
+        recorder.record_event(event)
+        if on_event is not None:
+            on_event(event)
 
     frame = prepare_inputs(Model.load(Path(directory) / REFERENCE_FILE), inputs)
-    with AdaptiveSession(Path(directory), replace(options, on_frame=record), adapt) as session:
-        start = time.perf_counter()
+    with AdaptiveSession(Path(directory), replace(options, on_event=record), adapt, recorder.specialize) as session:
         outputs = session.stream(itertools.repeat(frame, frames))
         first = next(outputs)
         for _ in outputs:
             pass
-        total_s = time.perf_counter() - start
-    return RunResult((first,), session.reports, frames_s=tuple(frames_s), total_s=total_s)
+    last = session.swaps[-1].new if session.swaps else Path(directory)
+    frames_s, total_s = recorder.frames_of(last)
+    events = tuple(recorder.events)
+    return last, RunResult((first,), session.reports, frames_s=frames_s, total_s=total_s, events=events)

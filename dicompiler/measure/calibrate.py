@@ -256,7 +256,9 @@ def _load_run(path: Path, directory: Path, program: Program, platform: Platform)
             "of the artifact"
         )
     if log.get("events"):
-        raise DicompilerError(f"{path}: a device failed or returned in this run: run it again without failures")
+        raise DicompilerError(
+            f"{path}: a device failed or returned in this run, or another plan was used: run it again without that"
+        )
     hosts = {platform.host_of[device.device] for device in program.devices}
     if log["location"] == "local" and len(hosts) > 1:
         raise DicompilerError(

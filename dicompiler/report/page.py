@@ -262,12 +262,12 @@ def _render_timelines(data: ReportData) -> list[Markup]:
 
 
 def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a list of a run's failures, takeovers and returns of devices."""
+    """Return a list of a run's failures, takeovers, returns, swaps and adaptations."""
     rows = [
         (
             format_seconds(event["at_s"]),
             event["kind"],
-            replace_unprintable(event["device"]),
+            replace_unprintable(event["device"]) or "-",
             ", ".join(map(replace_unprintable, event["down"])) or "none",
             str(event["finished_frames"]),
             f"{event['replayed_frames']} frames computed again, no output for {format_seconds(event['interruption_s'])}"
@@ -276,7 +276,7 @@ def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for event in events
     ]
-    return html_table(("time", "event", "device", "devices down", "frames finished", ""), rows, "failures and returns")
+    return html_table(("time", "event", "device", "devices down", "frames finished", ""), rows, "events")
 
 
 def _render_memory_key() -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import time
@@ -22,11 +23,13 @@ from dicompiler.analysis.prediction_error import segment_seconds
 from dicompiler.base.errors import UsageError
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
+from dicompiler.driver.run_log import load_log, run_document
 from dicompiler.emulation.emulate import with_failure_segments
-from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation
+from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation, run_adaptive
 from dicompiler.measure.adapt_search import _MeasuredCase, expected_seconds
 from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
+from dicompiler.target.integrity import load_artifact
 from dicompiler.target.run_records import Emulation, FrameTimes, ReceivedBytes, RunEvent, RunOptions
 
 PLATFORM = scale_rates(
@@ -281,6 +284,33 @@ def test_swap_by_the_user_changes_the_model_that_is_observed_and_searched(compil
             assert session._observation.directory == session._first == compiled
     finally:
         shutil.rmtree(other)
+
+
+def test_log_of_a_run_with_a_swap_describes_the_last_artifact(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, log = tmp_path / "other", tmp_path / "run.json"
+    dicompiler.compile(make_model(), PLATFORM, "single", output=other, allow_worse=True)
+
+    class SwappingSession(AdaptiveSession):
+        def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+            for number, outputs in enumerate(super().stream(frames)):
+                yield outputs
+                if number == 4:
+                    self.swap(other)
+
+    monkeypatch.setattr("dicompiler.measure.adapt.AdaptiveSession", SwappingSession)
+    last, result = run_adaptive(compiled, frames=30, options=RunOptions(in_flight=2), adapt=replace(FAST, deviation=1e9))
+    (event,) = result.events
+    assert last == other and event.kind == "swap" and event.reason == str(other)
+    assert 5 <= event.finished_frames <= 8 and len(result.frames_s) == 30 - event.finished_frames
+    document = run_document(last, result, log_path=log)
+    assert document["artifact_digest"] == load_artifact(other)["digest"]
+    log.write_text(json.dumps(document))
+    load_log(log, other, load_artifact(other))
+    page = tmp_path / "report.html"
+    dicompiler.write_report(other, page, run_log=log)
+    assert "<td>swap</td>" in page.read_text() and str(other) in page.read_text()
 
 
 def test_rejects_invalid_options_and_states(compiled: Path, tmp_path: Path) -> None:
