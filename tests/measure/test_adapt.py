@@ -300,7 +300,8 @@ def test_log_of_a_run_with_a_swap_describes_the_last_artifact(
                     self.swap(other)
 
     monkeypatch.setattr("dicompiler.measure.adapt.AdaptiveSession", SwappingSession)
-    last, result = run_adaptive(compiled, frames=30, options=RunOptions(in_flight=2), adapt=replace(FAST, deviation=1e9))
+    adapt = replace(FAST, deviation=1e9, link_deviation=1e9)
+    last, result = run_adaptive(compiled, frames=30, options=RunOptions(in_flight=2), adapt=adapt)
     (event,) = result.events
     assert last == other and event.kind == "swap" and event.reason == str(other)
     assert 5 <= event.finished_frames <= 8 and len(result.frames_s) == 30 - event.finished_frames
