@@ -179,16 +179,16 @@ def _attention_cost(
 
 
 def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of Attention or MultiHeadAttention. Keys and values can be packed into the query's tensor.
+    """Return the cost of attention: the products Q Kᵀ and P V, and one FLOP per score.
 
-    `past` is the index of the optional input with past keys.
+    Keys and values can be packed into the query's tensor. `past` is the index of the optional input with past keys.
     """
     query, key = needs[0], needs[1] if operation.has_input(1) else needs[0]
     return _attention_cost(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 
 
 def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of onnxruntime's own Attention, including the projections to queries, keys and values.
+    """Return the cost of onnxruntime's own Attention: attention, and the projections to queries, keys and values.
 
     `past` is the index of the optional input with past keys.
     """
@@ -198,7 +198,7 @@ def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[S
 
 
 def grouped_query_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of GroupQueryAttention. For SparseAttention, it is an upper bound."""
+    """Return the cost of attention with grouped queries. For SparseAttention, it is an upper bound."""
     return _attention_cost(operation, out, needs, needs[0], math.prod(out), 3)
 
 

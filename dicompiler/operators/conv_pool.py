@@ -196,7 +196,7 @@ def global_pool_row_count(operation: Operation) -> int:
 
 
 def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight_index: int = 1) -> OpCost:  # noqa: ARG001
-    """Return the cost of a convolution.
+    """Return the cost of a convolution: one multiply-add per output element and weight of its filter.
 
     Each output element is a sum over one filter of the weights, which have the shape (M, C / groups, kernel…) and are
     the input with index `weight_index`.
@@ -205,7 +205,7 @@ def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight_i
 
 
 def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of a transposed convolution.
+    """Return the cost of a transposed convolution: one multiply-add per input element and weight of its channel.
 
     Each input element is multiplied by all weights of its channel, which have the shape (C, M / groups, kernel…).
     """
@@ -213,13 +213,13 @@ def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]
 
 
 def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a convolution with an addition and an activation."""
+    """Return the cost of a convolution, and one FLOP per output element for an addition and an activation each."""
     extra = bool(operation.attribute("activation")) + operation.has_input(3)
     return conv_cost(operation, out, needs)._replace(other_flops=extra * math.prod(out))
 
 
 def deform_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a deformable convolution.
+    """Return the cost of a deformable convolution: a convolution, and one FLOP per interpolated input element.
 
     In addition to the products, the operator interpolates one input element per channel, weight position and output
     position.

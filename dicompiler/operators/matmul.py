@@ -168,10 +168,9 @@ def contraction_length(operation: Operation) -> int | None:
 
 
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of an Einsum.
+    """Return the cost of an Einsum: one multiply-add for each combination of indices of all axes in the equation.
 
-    A letter of the equation is an axis. There is one multiply-add for each combination of indices of all letters. An
-    Einsum of one tensor only sums or moves elements.
+    A letter of the equation is an axis. An Einsum of one tensor only sums or moves elements.
     """
     terms = equation_of(operation)
     if len(needs) == 1:
@@ -182,18 +181,18 @@ def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpC
 
 
 def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a product: each output element is a sum over the last axis of the first operand."""
+    """Return the cost of a product: one multiply-add per output element and position of the summed axis."""
     axis = 0 if operation.attribute("transBatchA", 0) else -2
     return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
 
 
 def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a product with an activation."""
+    """Return the cost of a product, and one FLOP per output element for an activation."""
     return matmul_cost(operation, out, needs)._replace(other_flops=math.prod(out))
 
 
 def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of an RNN, GRU or LSTM.
+    """Return the cost of an RNN, GRU or LSTM: per step, one multiply-add per weight and one FLOP per gate element.
 
     Each step of the input, of shape (steps, batch, features), is multiplied by all weights, and each element of each
     gate needs one more FLOP.
@@ -229,7 +228,7 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of MoE: each token is multiplied by the weights of k experts."""
+    """Return the cost of MoE: per token, one multiply-add for each weight of k experts."""
     weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
     return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
 

@@ -112,9 +112,9 @@ def lrn_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost
 
 
 def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Shape], bias: int) -> OpCost:  # noqa: ARG001
-    """Return the cost of a normalization of the sum of two tensors, or of three if the optional bias is present.
+    """Return the cost of an addition and a normalization: two FLOP per output element, or three with a bias.
 
-    The bias is the input with index `bias`.
+    The optional bias is the input with index `bias`.
     """
     return OpCost(other_flops=(2 + operation.has_input(bias)) * math.prod(out))
 
