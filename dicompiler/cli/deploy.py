@@ -100,8 +100,8 @@ def command(
     """
     from dicompiler.target.remote.hosts import Hosts
 
-    if stream.adapt and (verify or resident):
-        raise UsageError("deploy: --adapt excludes --verify and --resident: omit one of them")
+    if (stream.adapt or stream.follow) and (verify or resident):
+        raise UsageError("deploy: --adapt and --follow exclude --verify and --resident: omit one of them")
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
         raise UsageError("deploy: --copy-only runs nothing: remove --verify, --outputs, --logs and --log")
     if sum((copy_only, resident, stop, remove)) > 1:
@@ -170,7 +170,8 @@ def _copy_and_run(
 
     inputs = read_inputs(stream.inputs)
     with progress(f"{directory}: copying to the hosts"):
-        installed = install(directory, options)
+        # On boards, an artifact has the name of its directory, and not that of a symbolic link to it.
+        installed = install(directory.resolve() if stream.follow else directory, options)
     report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:
         _show_installed(installed)
@@ -179,7 +180,7 @@ def _copy_and_run(
         report["resident"] = list(open_service(directory, options).start())
     if not copy_only:
         last, result = stream.run(directory, inputs, options)
-        if last != directory:
+        if last.resolve() != directory.resolve():
             directory, expected = last, stream.predict(last, cost, options)
         verification = verify_run(directory, result, inputs) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)

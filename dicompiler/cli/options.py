@@ -296,7 +296,12 @@ stream_options = combine(
     click.option(
         "--adapt",
         is_flag=True,
-        help="Search for another plan and swap to it if boards become slower or faster. Excludes --log and --json.",
+        help="Search for another plan and swap to it if boards or links become slower or faster.",
+    ),
+    click.option(
+        "--follow",
+        is_flag=True,
+        help="DIR is a symbolic link to an artifact. When it points to another one, swap to that without stopping.",
     ),
     click.option(
         "--metrics",
@@ -357,7 +362,8 @@ class StreamOptions:
         inputs: File with the inputs; None for random inputs.
         outputs: File for the first frame's outputs; None to write nothing.
         log: File for measurements and predictions; None to write nothing.
-        adapt: Whether to search for another plan if boards change their speed.
+        adapt: Whether to search for another plan if boards or links change their speed.
+        follow: Whether the artifact is given as a symbolic link, which may change during the run.
         metrics: Address at which metrics are served; empty for none.
     """
 
@@ -366,6 +372,7 @@ class StreamOptions:
     outputs: Path | None = None
     log: Path | None = None
     adapt: bool = False
+    follow: bool = False
     metrics: str = ""
 
     def check_paths(self) -> None:
@@ -378,7 +385,7 @@ class StreamOptions:
     ) -> tuple[Path, RunResult]:
         """Run the artifact with these inputs; only the outputs of the first frame are kept.
 
-        Return the artifact that the result describes. With --adapt, it is the one in force at the end.
+        Return the artifact that the result describes. After swaps, it is the one in force at the end.
         """
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
@@ -387,10 +394,11 @@ class StreamOptions:
             self._serve_metrics(directory, options) as options,
             progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"),
         ):
-            if self.adapt:
-                from dicompiler.measure.adapt import run_adaptive
+            if self.adapt or self.follow:
+                from dicompiler.measure.adapt import AdaptOptions, run_with_swaps
 
-                return run_adaptive(directory, inputs, self.frames, options)
+                adapt = AdaptOptions() if self.adapt else None
+                return run_with_swaps(directory, inputs, self.frames, options, adapt, self.follow)
             return directory, run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
 
     @contextlib.contextmanager

@@ -69,7 +69,7 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     last, result = stream.run(directory, read_inputs(stream.inputs), options)
     if stream.outputs is not None:
         write_npz(stream.outputs, result.outputs[0])
-    if last != directory:
+    if last.resolve() != directory.resolve():
         directory, expected = last, stream.predict(last, cost, options)
     log = stream.write_log(directory, result, options, expected)
     if as_json:

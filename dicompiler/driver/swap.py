@@ -33,7 +33,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import host_memory_needs
 from dicompiler.target.client import Session, connect, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
-from dicompiler.target.manifest import PLATFORM_FILE
+from dicompiler.target.manifest import ARTIFACT_FILE, PLATFORM_FILE
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import DeviceReport, ReplacedArtifact, RunEvent, RunOptions
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dicompiler")
 
+FOLLOW_INTERVAL_S = 0.5
+"""Seconds between two checks whether a symbolic link points to another artifact."""
 LINK_SHARE = 0.05
 """Default share of the network's bandwidth that the copying of a new artifact's files to boards may use."""
 
@@ -105,7 +107,11 @@ class SwappableSession(Session):
     swaps: list[Swap]
 
     def __init__(
-        self, directory: Path, options: RunOptions, specialize: Callable[[Path, RunOptions], RunOptions] | None = None
+        self,
+        directory: Path,
+        options: RunOptions,
+        specialize: Callable[[Path, RunOptions], RunOptions] | None = None,
+        link: Path | None = None,
     ) -> None:
         """Start the devices of an artifact and wait until they are ready.
 
@@ -113,6 +119,7 @@ class SwappableSession(Session):
             directory: The artifact.
             options: Options of the session, and of the sessions of all later artifacts.
             specialize: Function that returns the options for one artifact, given its directory and the options of all.
+            link: A symbolic link to the artifact. When it points to another one, the session swaps to that.
 
         Raises:
             DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
@@ -129,6 +136,11 @@ class SwappableSession(Session):
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
         self._current: _Version | None = self._start(directory, self._options_of(directory))
+        self._end_requested = threading.Event()
+        self._follower: threading.Thread | None = None
+        if link is not None:
+            self._follower = threading.Thread(target=self._follow, args=(link,), daemon=True)
+            self._follower.start()
 
     @property
     def directory(self) -> Path:
@@ -252,6 +264,20 @@ class SwappableSession(Session):
             raise UsageError("swap: no artifact was replaced: call swap() first")
         return self.swap(self.swaps[-1].old, verify=verify, pause=pause)
 
+    def _follow(self, link: Path) -> None:
+        """Swap whenever a symbolic link points to another artifact. Each artifact is tried once."""
+        followed = self._first_directory
+        while not self._end_requested.wait(FOLLOW_INTERVAL_S):
+            target = link.resolve()
+            if target == followed or not (target / ARTIFACT_FILE).is_file() or self._swap_lock.locked():
+                continue
+            followed = target
+            try:
+                if target != self.directory.resolve():
+                    self.swap(target)
+            except DicompilerError as error:
+                log.warning("swap: %s points to %s, which is not used: %s", link, target, error)
+
     def _options_of(self, directory: Path) -> RunOptions:
         """Return the options for an artifact. On boards, each artifact has a directory of its own."""
         options, path = self._options, directory.resolve()
@@ -364,6 +390,9 @@ class SwappableSession(Session):
     def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:
         if os.getpid() != self._process:
             return
+        self._end_requested.set()
+        if self._follower is not None:
+            self._follower.join()
         with self._swap_lock:
             if self._end_reason:
                 return
@@ -425,6 +454,7 @@ def connect_swappable(
     keys: str | Path | None = None,
     in_flight: int | None = None,
     on_event: Callable[[RunEvent], None] | None = None,
+    follow: bool = False,
 ) -> SwappableSession:
     """Start the devices of an artifact, as `connect` does, for a session that can change to other artifacts.
 
@@ -437,6 +467,7 @@ def connect_swappable(
         keys: As for `connect`.
         in_flight: As for `connect`.
         on_event: As for `connect`. It is also called after each swap, in the thread that has called `swap`.
+        follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -444,12 +475,33 @@ def connect_swappable(
     Raises:
         DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
         RunError: A device cannot be started.
-        UsageError: An argument has the wrong type, or devices are to be started manually.
+        UsageError: An argument has the wrong type, devices are to be started manually, or `directory` is not a symbolic
+            link and `follow` is True.
     """
     check_type(directory, (str, Path), "connect_swappable: directory", "a path")
-    return SwappableSession(
-        Path(directory), resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
-    )
+    artifact, link = resolve_link(Path(directory), follow)
+    options = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    return SwappableSession(artifact, options, link=link)
+
+
+def resolve_link(directory: Path, follow: bool) -> tuple[Path, Path | None]:
+    """Return an artifact and the symbolic link to follow.
+
+    Args:
+        directory: The artifact, or a symbolic link to it.
+        follow: Whether to follow the link.
+
+    Returns:
+        If `follow` is True, the artifact to which the link points, and the link. Otherwise `directory` and None.
+
+    Raises:
+        UsageError: `directory` is not a symbolic link, and `follow` is True.
+    """
+    if not follow:
+        return directory, None
+    if not directory.is_symlink():
+        raise UsageError(f"{directory}: only a symbolic link can be followed: create one (ln -s ARTIFACT {directory})")
+    return directory.resolve(), directory
 
 
 def check_replacement(old: Path, new: Path, options: RunOptions) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.driver.artifact import check_frame_count, reopen_artifact
-from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession
+from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession, resolve_link
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
@@ -228,6 +228,7 @@ class AdaptiveSession(SwappableSession):
         options: RunOptions,
         adapt: AdaptOptions | None = None,
         specialize: Callable[[Path, RunOptions], RunOptions] | None = None,
+        link: Path | None = None,
     ) -> None:
         """Start the devices of an artifact and wait until they are ready.
 
@@ -236,6 +237,7 @@ class AdaptiveSession(SwappableSession):
             options: Options of the session.
             adapt: When to search and to swap.
             specialize: As for `SwappableSession`.
+            link: As for `SwappableSession`.
 
         Raises:
             DicompilerError: The directory is not a valid artifact.
@@ -258,7 +260,7 @@ class AdaptiveSession(SwappableSession):
         self._platform = platform_to_toml(platform)
         self._in_flight = options.in_flight or default_in_flight(len(platform.devices))
         self._observation = self._observe_artifact(directory)
-        super().__init__(directory, options, self._with_observer)
+        super().__init__(directory, options, self._with_observer, link)
         self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
         self._thread.start()
 
@@ -359,13 +361,13 @@ class AdaptiveSession(SwappableSession):
             with self._adapt_lock:
                 if self._observation is not observation:
                     raise RunError("the artifact was replaced during the search")
-                return self._follow(answer, measured, adaptation)
+                return self._apply_answer(answer, measured, adaptation)
         except (DicompilerError, OSError) as error:
             return replace(adaptation, error=str(error))
         finally:
             self._remove_unused_artifacts(output)
 
-    def _follow(self, answer: SearchAnswer, measured: Mapping[str, float], adaptation: Adaptation) -> Adaptation:
+    def _apply_answer(self, answer: SearchAnswer, measured: Mapping[str, float], adaptation: Adaptation) -> Adaptation:
         """Swap to the artifact that a search has found if the gain is large enough."""
         observation = self._observation
         adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value)
@@ -439,6 +441,7 @@ def connect_adaptive(
     keys: str | Path | None = None,
     in_flight: int | None = None,
     on_event: Callable[[RunEvent], None] | None = None,
+    follow: bool = False,
 ) -> AdaptiveSession:
     """Start the devices of an artifact, as `connect` does, for a session that follows changes of the boards' speed.
 
@@ -455,6 +458,7 @@ def connect_adaptive(
         keys: As for `connect`.
         in_flight: As for `connect`.
         on_event: As for `connect`. It is also called after each swap and each search, in the thread that searches.
+        follow: As for `connect_swappable`.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -462,16 +466,17 @@ def connect_adaptive(
     Raises:
         DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
         RunError: A device cannot be started.
-        UsageError: An argument has the wrong type, or the artifact has states.
+        UsageError: An argument has the wrong type, the artifact has states, or `directory` is not a symbolic link and
+            `follow` is True.
     """
     check_type(directory, (str, Path), "connect_adaptive: directory", "a path")
-    return AdaptiveSession(
-        Path(directory), resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event), adapt
-    )
+    artifact, link = resolve_link(Path(directory), follow)
+    options = resolve_connect_options(options, timeout, hosts, keys, in_flight, on_event)
+    return AdaptiveSession(artifact, options, adapt, link=link)
 
 
 class _RunRecorder:
-    """Records the events of an adaptive run, and the times of the frames that the last artifact computes.
+    """Records the events of a run with swaps, and the times of the frames that the last artifact computes.
 
     Attributes:
         events: The events, with times since the start of the recording.
@@ -509,21 +514,23 @@ class _RunRecorder:
         return frames_s, found[-1][0] - found[0][0] + found[0][1] if found else 0.0
 
 
-def run_adaptive(
+def run_with_swaps(
     directory: str | Path,
     inputs: Mapping[str, NDArray[Any]] | None = None,
     frames: int = 1,
     options: RunOptions | None = None,
     adapt: AdaptOptions | None = None,
+    follow: bool = False,
 ) -> tuple[Path, RunResult]:
-    """Run an artifact in an adaptive session, and give every frame the same inputs.
+    """Run an artifact in a swappable session, and give every frame the same inputs.
 
     Args:
         directory: The artifact.
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
         frames: Number of frames.
         options: Options of the run.
-        adapt: When to search and to swap. Default: `AdaptOptions()`.
+        adapt: When to search and to swap; None: never.
+        follow: As for `connect_swappable`.
 
     Returns:
         The artifact in force at the end, and the result of the run: the outputs of the first frame, all events, and the
@@ -532,7 +539,7 @@ def run_adaptive(
     Raises:
         DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.
         RunError: A device failed; the message names it.
-        UsageError: The artifact has states.
+        UsageError: The artifact has states, or `directory` is not a symbolic link and `follow` is True.
     """
     from dicompiler.verify.run_inputs import prepare_inputs
 
@@ -545,13 +552,20 @@ def run_adaptive(
         if on_event is not None:
             on_event(event)
 
-    frame = prepare_inputs(Model.load(Path(directory) / REFERENCE_FILE), inputs)
-    with AdaptiveSession(Path(directory), replace(options, on_event=record), adapt, recorder.specialize) as session:
+    artifact, link = resolve_link(Path(directory), follow)
+    frame = prepare_inputs(Model.load(artifact / REFERENCE_FILE), inputs)
+    options = replace(options, on_event=record)
+    session: SwappableSession
+    if adapt is None:
+        session = SwappableSession(artifact, options, recorder.specialize, link)
+    else:
+        session = AdaptiveSession(artifact, options, adapt, recorder.specialize, link)
+    with session:
         outputs = session.stream(itertools.repeat(frame, frames))
         first = next(outputs)
         for _ in outputs:
             pass
-    last = session.swaps[-1].new if session.swaps else Path(directory)
+    last = session.swaps[-1].new if session.swaps else artifact
     frames_s, total_s = recorder.frames_of(last)
     events = tuple(recorder.events)
     return last, RunResult((first,), session.reports, frames_s=frames_s, total_s=total_s, events=events)

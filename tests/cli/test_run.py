@@ -206,6 +206,10 @@ def test_run_serves_metrics_and_adapts(open_model: Path, tmp_path: Path) -> None
     assert read_npz(tmp_path / "y.npz")["y"].shape == (1, 4, 16, 16)
     log = json.loads(command("run", directory, "--frames", 20, "--adapt", "--json").stdout)
     assert len(log["frames_s"]) == 20 and log["total_s"] >= max(log["frames_s"])
+    (tmp_path / "current").symlink_to(directory)
+    log = json.loads(command("run", tmp_path / "current", "--frames", 20, "--follow", "--json").stdout)
+    assert len(log["frames_s"]) == 20 and "events" not in log
+    assert "only a symbolic link can be followed" in failed(2, "run", directory, "--follow")
 
 
 def frame_count(address: str) -> float:

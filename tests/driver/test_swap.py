@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import re
@@ -438,3 +439,37 @@ def test_swaps_with_killed_devices_lose_no_frame(seed: int, count: int, tmp_path
 def kill_device(directory: Path, name: str) -> None:
     if (pid := pids(directory).get(name)) is not None:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_session_follows_symbolic_link(three: Path, five: Path, single: Path, tmp_path: Path) -> None:
+    """A target without an artifact, and one that cannot be used, leave the old artifact in force."""
+    link, other, messages = tmp_path / "current", tmp_path / "other", list[str]()
+    with pytest.raises(UsageError, match="only a symbolic link can be followed: create one"):
+        dicompiler.connect_swappable(three, follow=True)
+    dicompiler.compile(times(3, size=8), "rpi4x4", "single", output=other)
+
+    def point_to(target: Path) -> None:
+        (tmp_path / "new").symlink_to(target)
+        (tmp_path / "new").replace(link)
+
+    point_to(three)
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dicompiler").addHandler(handler)
+    try:
+        with dicompiler.connect_swappable(link, follow=True) as session:
+            point_to(five)
+            outputs = stream_until(session, lambda: session.directory == five.resolve())
+            assert artifact_changes(outputs)[-1][1] == 5
+            point_to(tmp_path)
+            stream_until(session, lambda: True)
+            point_to(other)
+            stream_until(session, lambda: any("which is not used" in message for message in messages))
+            point_to(single)
+            outputs = stream_until(session, lambda: session.directory == single.resolve())
+            assert artifact_changes(outputs)[-1][1] == 7
+            assert [found.new for found in session.swaps] == [five.resolve(), single.resolve()]
+    finally:
+        logging.getLogger("dicompiler").removeHandler(handler)
+    warning = f"swap: {link} points to {other}, which is not used: swap: {other}: input 'x' has shape"
+    assert any(message.startswith(warning) for message in messages)

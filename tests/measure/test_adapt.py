@@ -25,7 +25,7 @@ from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
 from dicompiler.driver.run_log import load_log, run_document
 from dicompiler.emulation.emulate import with_failure_segments
-from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation, run_adaptive
+from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation, run_with_swaps
 from dicompiler.measure.adapt_search import _MeasuredCase, expected_seconds
 from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
@@ -301,7 +301,7 @@ def test_log_of_a_run_with_a_swap_describes_the_last_artifact(
 
     monkeypatch.setattr("dicompiler.measure.adapt.AdaptiveSession", SwappingSession)
     adapt = replace(FAST, deviation=1e9, link_deviation=1e9)
-    last, result = run_adaptive(compiled, frames=30, options=RunOptions(in_flight=2), adapt=adapt)
+    last, result = run_with_swaps(compiled, frames=30, options=RunOptions(in_flight=2), adapt=adapt)
     (event,) = result.events
     assert last == other and event.kind == "swap" and event.reason == str(other)
     assert 5 <= event.finished_frames <= 8 and len(result.frames_s) == 30 - event.finished_frames
