@@ -146,7 +146,7 @@ class CostModel(ABC):
 
 @dataclass(frozen=True)
 class AnalyticModel(CostModel):
-    """Time as the number of operations divided by the compute rate.
+    """Time as the larger of operations / compute rate and bytes of weights / memory bandwidth.
 
     The compute rate is that of the device's engine. For an engine other than onnxruntime, the platform can state a
     rate for each kind of layer.

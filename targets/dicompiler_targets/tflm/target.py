@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TflmTarget(Target):
-    """Firmware for microcontrollers: TFLite-micro models, C++ sources, memory (needs the extra `tflm`).
+    """Firmware for microcontrollers: TFLite-micro models, C++ sources, memory sizes (needs the extra `tflm`).
 
     Inputs, outputs and sent tensors with four axes have channels last (N, H, W, C). All other tensors have ONNX's order
     of axes.
