@@ -73,7 +73,8 @@ def command(
 ) -> None:
     """Compile a model into programs for the devices of a platform.
 
-    Prints the share of each device. Use 'dicompiler verify DIR' to check that the programs compute the model's outputs.
+    Prints the segments, weights and transfers of each device, and the predicted times. Use 'dicompiler verify DIR' to
+    check that the programs compute the model's outputs.
 
     Example: dicompiler compile model.onnx --platform rpi4x4 --strategy dp -o build
     """

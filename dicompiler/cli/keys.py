@@ -33,9 +33,9 @@ def command(
 ) -> None:
     """Create the TLS keys of an artifact's devices.
 
-    Creates a certificate for the coordinator (this host) and for each device, signed by the cluster's own authority.
-    Existing keys are kept. Copy only KEYS/devices/NAME to the device NAME. After --revoke, copy the keys to all devices
-    again, as 'dicompiler deploy' does.
+    Creates a certificate for the coordinator (this host) and for each device. A certificate authority (CA) that is
+    created for this cluster signs them. Existing keys are kept. Copy only KEYS/devices/NAME to the device NAME. After
+    --revoke, copy the keys to all devices again, as 'dicompiler deploy' does.
 
     Example: dicompiler keys build --days 365
     """
