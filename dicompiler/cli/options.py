@@ -307,7 +307,8 @@ stream_options = combine(
         "--metrics",
         metavar="HOST:PORT",
         default="",
-        help="Serve metrics for Prometheus at this loopback address during the run (target sockets).",
+        help="Serve metrics for Prometheus at this address during the run (target sockets). If other hosts can reach "
+        "the address, --keys is needed, and clients need a certificate of the cluster.",
     ),
 )
 keys_option = click.option("--keys", metavar="KEYS", type=PATH, help="Use TLS with these keys (see 'dicompiler keys').")
@@ -412,7 +413,7 @@ class StreamOptions:
 
         if (target := load_artifact(directory)["target"]) != "sockets":
             raise UsageError(f"run: target {target!r} reports no times of frames: omit --metrics")
-        with MetricsServer(self.metrics) as metrics:
+        with MetricsServer(self.metrics, keys=options.keys) as metrics:
             yield replace(options, on_frame=metrics.record_frame, on_event=metrics.record_event)
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:

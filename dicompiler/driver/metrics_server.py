@@ -13,15 +13,17 @@ from __future__ import annotations
 import http.server
 import ipaddress
 import socket
+import ssl
 import threading
 from collections import Counter, deque
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self, get_args, get_type_hints
 
 from dicompiler.base.addresses import is_ip_address, join_address, split_address
 from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.run_records import FrameTimes, RunEvent
+from dicompiler.target.remote import COORDINATOR_DIRECTORY
+from dicompiler.target.run_records import BoardState, FrameTimes, RunEvent
 
 QUANTILES = (0.5, 0.9, 0.99)
 KEPT_FRAMES = 1024
@@ -39,37 +41,46 @@ class MetricsServer:
 
     address: str
 
-    def __init__(self, address: str = "127.0.0.1:9464", insecure: bool = False) -> None:
+    def __init__(self, address: str = "127.0.0.1:9464", insecure: bool = False, keys: str | Path | None = None) -> None:
         """Listen for requests.
 
         Args:
             address: HOST:PORT; port 0 means any free port.
             insecure: Whether to allow an address that other hosts can reach. Requests are neither encrypted nor
                 authenticated.
+            keys: Directory of the cluster's keys (`dicompiler keys`). At an address that other hosts can reach, the
+                server uses TLS with them, and answers only clients with a certificate of the cluster.
 
         Raises:
             RunError: The address cannot be used, for example because another program uses the port.
-            UsageError: The address is invalid, or other hosts can reach it and `insecure` is False.
+            UsageError: The address is invalid, or the keys cannot be used. Or other hosts can reach the address, and
+                neither `keys` nor `insecure` is given.
         """
         try:
             host, port = split_address(address)
         except ValueError as error:
             raise UsageError(f"metrics: {address!r}: {error}: give HOST:PORT, such as 127.0.0.1:9464") from None
         is_local = host == "localhost" or (is_ip_address(host) and ipaddress.ip_address(host).is_loopback)
-        if not is_local and not insecure:
+        if not is_local and not insecure and keys is None:
             raise UsageError(
-                f"metrics: other hosts can reach {address!r}, and metrics are not encrypted: use a loopback address "
-                "and an ssh tunnel, or allow it (insecure=True)"
+                f"metrics: other hosts can reach {address!r}, and metrics are not encrypted: give the cluster's keys, "
+                "use a loopback address and an ssh tunnel, or allow it (insecure=True)"
             )
+        context = None if keys is None or is_local else _load_keys(Path(keys))
         self._lock = threading.Lock()
         self._frame_count, self._frame_seconds = 0, 0.0
         self._last_frames_s = deque[float](maxlen=KEPT_FRAMES)
         self._compute_s, self._events, self._down_count = Counter[str](), Counter[str](), 0
+        self._received_bytes, self._boards = Counter[tuple[str, str]](), dict[str, BoardState]()
         try:
             self._server = _Server((host, port), self._make_handler())
         except OSError as error:
             cause = error.strerror or error
             raise RunError(f"metrics: {address!r} cannot be used ({cause}): use another port") from None
+        if context is not None:
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.address = join_address(host, self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -98,6 +109,9 @@ class MetricsServer:
             self._last_frames_s.append(times.frame_s)
             for device, seconds in times.compute_s.items():
                 self._compute_s[device] += seconds  # type: ignore[assignment]
+            for devices, received in times.received.items():
+                self._received_bytes[devices] += received.nbytes
+            self._boards |= times.boards
 
     def record_event(self, event: RunEvent) -> None:
         """Add an event. Pass this method as `on_event`.
@@ -116,6 +130,7 @@ class MetricsServer:
         with self._lock:
             frames_s = sorted(self._last_frames_s)
             quantiles = {q: frames_s[min(int(q * len(frames_s)), len(frames_s) - 1)] for q in QUANTILES if frames_s}
+            boards = [(f'{{device="{_escape(device)}"}}', state) for device, state in sorted(self._boards.items())]
             lines = [
                 *_describe("dicompiler_frame_seconds", "summary", "Seconds from sending a frame to its last output."),
                 *(f'dicompiler_frame_seconds{{quantile="{q}"}} {value}' for q, value in quantiles.items()),
@@ -125,6 +140,23 @@ class MetricsServer:
                 *(
                     f'dicompiler_compute_seconds_total{{device="{_escape(device)}"}} {seconds}'
                     for device, seconds in sorted(self._compute_s.items())
+                ),
+                *_describe("dicompiler_sent_bytes_total", "counter", "Bytes of tensors from a device to another one."),
+                *(
+                    f'dicompiler_sent_bytes_total{{sender="{_escape(sender)}",receiver="{_escape(receiver)}"}} {nbytes}'
+                    for (sender, receiver), nbytes in sorted(self._received_bytes.items())
+                ),
+                *_describe("dicompiler_board_temperature_celsius", "gauge", "Temperature of a device's board."),
+                *(
+                    f"dicompiler_board_temperature_celsius{labels} {state.temperature_c}"
+                    for labels, state in boards
+                    if state.temperature_c is not None
+                ),
+                *_describe("dicompiler_board_throttled", "gauge", "1 if a device's board lowers its clock."),
+                *(
+                    f"dicompiler_board_throttled{labels} {int(state.throttled & 15 > 0)}"
+                    for labels, state in boards
+                    if state.throttled is not None
                 ),
                 *_describe(
                     "dicompiler_events_total", "counter", "Failures, takeovers, returns, swaps and adaptations."
@@ -166,6 +198,24 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
+
+
+def _load_keys(keys: Path) -> ssl.SSLContext:
+    """Return the TLS settings of a server that accepts only clients with a certificate of the cluster."""
+    directory = keys / COORDINATOR_DIRECTORY
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_3, ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+        for name in ("ca.pem", "crl.pem"):
+            context.load_verify_locations(directory / name)
+    except OSError as error:  # ssl.SSLError is an OSError.
+        raise UsageError(
+            f"metrics: the keys in {directory} cannot be used ({error.strerror or error}): create them with "
+            "'dicompiler keys'"
+        ) from None
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return context
 
 
 def _describe(name: str, kind: str, text: str) -> tuple[str, str]:

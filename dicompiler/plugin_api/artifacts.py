@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dicompiler.target.remote import DEVICES_DIRECTORY, ssh
     from dicompiler.target.remote.hosts import DeviceLocation, Hosts
     from dicompiler.target.run_records import (
+        BoardState,
         CopyFunction,
         DeviceStatus,
         Emulation,
@@ -51,6 +52,7 @@ __all__ = [
     "DEVICES_DIRECTORY",
     "SENDABLE_TYPES",
     "BoardPackage",
+    "BoardState",
     "CopyFunction",
     "DeviceLocation",
     "DeviceState",

@@ -227,6 +227,20 @@ class ReceivedBytes:
 
 
 @dataclass(frozen=True)
+class BoardState:
+    """The state of a board, as its kernel tells it.
+
+    Attributes:
+        temperature_c: Temperature in °C; None if it is unknown.
+        throttled: The flags of `vcgencmd get_throttled` on a Raspberry Pi; None on other boards. If one of bits 0 to 3
+            is set, the board computes more slowly now.
+    """
+
+    temperature_c: float | None = None
+    throttled: int | None = None
+
+
+@dataclass(frozen=True)
 class FrameTimes:
     """Measured times of a finished frame.
 
@@ -235,12 +249,14 @@ class FrameTimes:
         compute_s: For each device that takes part in the frame, the seconds in which it computed.
         role: Index of the replica that computed the frame. Replicas of failure plans follow those of the plan.
         received: For each pair of sender and receiver, the tensors that were sent since the receiver's previous frame.
+        boards: For each device that takes part in the frame, the state of its board.
     """
 
     frame_s: float
     compute_s: Mapping[str, float]
     role: int = 0
     received: Mapping[tuple[str, str], ReceivedBytes] = field(default_factory=dict)
+    boards: Mapping[str, BoardState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

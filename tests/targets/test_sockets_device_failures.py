@@ -45,7 +45,7 @@ from dicompiler_targets.sockets.runtime.handshake import RunCredentials
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
-    COMPUTE_SECONDS,
+    DONE_FIELDS,
     RECEIVED_TENSORS,
     FrameWindow,
     MessageHeader,
@@ -57,7 +57,7 @@ from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 from dicompiler_targets.sockets.session import COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S, ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 
-NO_SECONDS = COMPUTE_SECONDS.pack(0.0)
+NO_SECONDS = DONE_FIELDS.pack(0.0, 0.0, 0)
 """The payload of DONE of a device that has not computed."""
 HEARTBEAT_S = 0.3
 MAX_DETECTION_S = 3.75 * HEARTBEAT_S
@@ -381,7 +381,7 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
         (MessageType.ROLES_CHANGED, 1, b"", "received ROLES_CHANGED for frame 1, at which no roles change"),
         (MessageType.DONE, 0, NO_SECONDS, "received DONE twice for frame 0"),
         (MessageType.DONE, 0, b"123", "received DONE of 3 bytes, which is not the length of a valid one"),
-        (MessageType.DONE, 0, NO_SECONDS + b"1", "received DONE of 9 bytes, which is not the length of a valid one"),
+        (MessageType.DONE, 0, NO_SECONDS + b"1", "received DONE of 17 bytes, which is not the length of a valid one"),
         (
             MessageType.DONE,
             0,
@@ -394,7 +394,7 @@ def test_each_change_has_its_own_number(start_messages: StartMessages, double_fa
             NO_SECONDS + RECEIVED_TENSORS.pack(0, 1, 1, float("inf")),
             "field 'timed_s' of the report is inf: .*",
         ),
-        (MessageType.DONE, 0, COMPUTE_SECONDS.pack(float("nan")), "field 'compute_s' of the report is nan: .*"),
+        (MessageType.DONE, 0, DONE_FIELDS.pack(float("nan"), 0.0, 0), "field 'compute_s' of the report is nan: .*"),
     ],
 )
 def test_rejects_repeated_and_wrong_device_messages(

@@ -29,7 +29,7 @@ from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import (
-    COMPUTE_SECONDS,
+    DONE_FIELDS,
     RECEIVED_TENSORS,
     FrameWindow,
     MessageHeader,
@@ -299,7 +299,7 @@ class DeviceMessages:
         if message_type is MessageType.OUTPUT:
             output_filter.check(header)
         elif message_type is MessageType.DONE:
-            count, rest = divmod(header.length - COMPUTE_SECONDS.size, RECEIVED_TENSORS.size)
+            count, rest = divmod(header.length - DONE_FIELDS.size, RECEIVED_TENSORS.size)
             if rest or not 0 <= count < len(self._names):
                 raise ProtocolError(f"received DONE of {header.length} bytes, which is not the length of a valid one")
             if not self._is_late(header):

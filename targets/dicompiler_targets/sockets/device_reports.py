@@ -5,14 +5,16 @@ A device may be compromised. Therefore each field is checked, and an error names
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from dicompiler.plugin_api import DeviceReport
-from dicompiler.plugin_api.artifacts import DeviceStatus, ReceivedBytes, TimelineEntry
+from dicompiler.plugin_api.artifacts import BoardState, DeviceStatus, ReceivedBytes, TimelineEntry
 from dicompiler.plugin_api.utilities import one_line
-from dicompiler_targets.sockets.runtime.protocol import COMPUTE_SECONDS, RECEIVED_TENSORS, ProtocolError
+from dicompiler_targets.sockets.runtime.board_sensors import UNKNOWN_FLAGS
+from dicompiler_targets.sockets.runtime.protocol import DONE_FIELDS, RECEIVED_TENSORS, ProtocolError
 
 MAX_NUMBER = 2**53
 """Upper limit of the numbers in reports, because a float represents all integers below it exactly."""
@@ -46,10 +48,12 @@ class DoneReport:
     Attributes:
         compute_s: Seconds in which the device computed the frame.
         received: For each pair of sender and receiver, the tensors that the device received since its last DONE.
+        board: The state of the device's board.
     """
 
     compute_s: float
     received: Mapping[tuple[str, str], ReceivedBytes]
+    board: BoardState
 
 
 def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
@@ -58,12 +62,13 @@ def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
     Raise ProtocolError if a number is invalid.
     """
     raw, received = bytes(payload), dict[tuple[str, str], ReceivedBytes]()
-    (compute_s,) = COMPUTE_SECONDS.unpack_from(raw)
-    for index, nbytes, timed_bytes, timed_s in RECEIVED_TENSORS.iter_unpack(raw[COMPUTE_SECONDS.size :]):
+    compute_s, temperature, flags = DONE_FIELDS.unpack_from(raw)
+    board = BoardState(temperature if math.isfinite(temperature) else None, None if flags == UNKNOWN_FLAGS else flags)
+    for index, nbytes, timed_bytes, timed_s in RECEIVED_TENSORS.iter_unpack(raw[DONE_FIELDS.size :]):
         if index >= len(names) or (names[index], device) in received:
             raise ProtocolError(f"field 'received' of the report has an invalid device index {index}")
         received[names[index], device] = ReceivedBytes(nbytes, timed_bytes, _check_number("timed_s", timed_s))
-    return DoneReport(_check_number("compute_s", compute_s), received)
+    return DoneReport(_check_number("compute_s", compute_s), received, board)
 
 
 def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:

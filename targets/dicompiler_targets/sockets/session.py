@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
-from dicompiler.plugin_api.artifacts import FrameTimes, ReceivedBytes, RunEvent
+from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
@@ -61,6 +61,7 @@ class InFlightFrame:
         compute_s: The devices that have reported the end of their work on the frame, with the seconds in which they
             computed.
         received: For each pair of sender and receiver, the tensors that the receiver has reported with this frame.
+        boards: For each device in `compute_s`, the state of its board.
     """
 
     inputs: Mapping[str, Any] | None
@@ -76,6 +77,7 @@ class InFlightFrame:
     missing_outputs: int = 0
     compute_s: dict[str, float] = field(default_factory=dict)
     received: dict[tuple[str, str], ReceivedBytes] = field(default_factory=dict)
+    boards: dict[str, BoardState] = field(default_factory=dict)
 
     @property
     def queue_wait_s(self) -> float:
@@ -397,7 +399,8 @@ class ClusterSession(Session):
         frame.role = self._cluster.schedule.role_index(frame.number)
         frame.role_io = role_io = self._role_ios[frame.role]
         frame.active_devices = tuple(name for name in self._cluster.up if name in role_io.active_devices)
-        frame.compute_s, frame.received, frame.deadline = {}, {}, deadline - self._caller_s
+        frame.compute_s, frame.received, frame.boards = {}, {}, {}
+        frame.deadline = deadline - self._caller_s
         frame.outputs = {name: {} for name, values in role_io.outputs.items() if values}
         frame.missing_outputs = sum(map(len, role_io.outputs.values()))
         self._in_flight_frames[frame.number] = frame
@@ -517,6 +520,7 @@ class ClusterSession(Session):
         else:
             frame.compute_s[event.device] = event.payload.compute_s
             frame.received |= event.payload.received
+            frame.boards[event.device] = event.payload.board
             if event.header.index:  # The microseconds since the device started its first segment of the frame.
                 frame.computing_since = min(frame.computing_since, event.received_at - event.header.index / 1e6)
         if frame.missing_outputs == 0 and len(frame.compute_s) == len(frame.active_devices):
@@ -524,7 +528,7 @@ class ClusterSession(Session):
             self._window.finish(frame.number)
             if self.options.on_frame is not None:
                 frame_s = frame.finished_at - frame.sent_at
-                self.options.on_frame(FrameTimes(frame_s, frame.compute_s, frame.role, frame.received))
+                self.options.on_frame(FrameTimes(frame_s, frame.compute_s, frame.role, frame.received, frame.boards))
 
     def _log_event(
         self,

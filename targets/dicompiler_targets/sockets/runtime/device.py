@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .addresses import bind_socket
+from .board_sensors import BoardSensors
 from .channel import MessageChannel
 from .event_loop import EventLoop
 from .executor import (
@@ -33,7 +34,7 @@ from .integrity import FileIntegrity
 from .mailbox import DeviceError, Mailbox
 from .peers import MAX_HANDSHAKE_S, ChannelCallbacks, ConnectionSettings, PeerConnections
 from .protocol import (
-    COMPUTE_SECONDS,
+    DONE_FIELDS,
     MAX_FRAMES_IN_FLIGHT,
     FrameWindow,
     MessageHeader,
@@ -93,6 +94,7 @@ class DeviceRun:
         self._min_segment_s, self._emulated_speed = min_segment_s, emulated_speed
         self._files = FileIntegrity(directory, manifest)
         self._loop, self._mailbox = EventLoop(settings.heartbeat_s), Mailbox()
+        self._sensors = BoardSensors()
         self._loop.can_spin &= not min_segment_s
         self._schedule = RoleSchedule.from_manifest(manifest)
         self._control: MessageChannel | None = None  # The channel to the coordinator.
@@ -486,7 +488,7 @@ class DeviceRun:
         self.finished_frames += 1
         self._unacknowledged_change = None
         duration_us = int(1e6 * (time.perf_counter() - frame.started_at)) + 1 if frame.started_at else 0
-        payload = COMPUTE_SECONDS.pack(frame.compute_s) + received
+        payload = DONE_FIELDS.pack(frame.compute_s, *self._sensors.read()) + received
         self._get_control().post(MessageType.DONE, payload, min(duration_us, 2**32 - 1), frame.number)
 
     def _finish_run(self, executor: StepExecutor) -> None:

@@ -20,8 +20,12 @@ from .role_schedule import RoleSchedule
 MAGIC, PROTOCOL_VERSION = b"DICO", 7
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
 """Fields: magic, protocol version, message type, flags (0), index, frame number, length of the payload."""
-COMPUTE_SECONDS = struct.Struct("<d")
-"""The start of the payload of DONE: the seconds in which the device computed the frame."""
+DONE_FIELDS = struct.Struct("<dfI")
+"""The start of the payload of DONE.
+
+Fields: seconds in which the device computed the frame, temperature of the board in °C (NaN if unknown), and throttling
+flags (see `board_sensors`).
+"""
 RECEIVED_TENSORS = struct.Struct("<HQQd")
 """An entry in the payload of DONE, for a peer that has sent tensors since the previous DONE message.
 
@@ -54,7 +58,7 @@ class MessageType(IntEnum):
     TENSOR = 6  # D to D: a transfer of a frame.
     OUTPUT = 7  # D to C: an output of a frame.
     DONE = 8  # D to C: a frame is finished. Header.index: microseconds since its first segment began; 0: no segment.
-    # The payload of DONE is COMPUTE_SECONDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
+    # The payload of DONE is DONE_FIELDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
     FINISH = 9  # C to D: there are no more frames.
     BYE = 10  # D to D: the sender sends no more tensors.
     REPORT = 11  # D to C: measurements of the run (JSON).
