@@ -31,7 +31,6 @@ from dicompiler.target.run_records import RunOptions
 if TYPE_CHECKING:
     from dicompiler.cost.speed_changes import SpeedChange
     from dicompiler.emulation.emulate import EmulationResult
-    from dicompiler.emulation.speed_changes import SpeedTrial
 
 
 @click.command("emulate")
@@ -96,6 +95,7 @@ def command(
     """
     from dicompiler.cli.file_io import read_inputs, write_json
     from dicompiler.cli.progress import progress
+    from dicompiler.cli.run_output import show_trial
     from dicompiler.driver.run_log import run_document
     from dicompiler.emulation.emulate import emulate
     from dicompiler.emulation.speed_changes import emulate_speed_changes
@@ -117,7 +117,7 @@ def command(
                 cost=cost or "",
                 options=options,
             )
-        _show_trial(trial, duration, as_json)
+        show_trial(trial, duration, as_json)
         return
     with progress(f"{directory}: {stream.frames} frames"):
         inputs = read_inputs(stream.inputs)
@@ -130,21 +130,6 @@ def command(
     if stream.log is not None:
         write_json(stream.log, log)
     _show_emulation(result, log, as_json)
-
-
-def _show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
-    """Print the time between frames in each interval of a stream, and the adaptations."""
-    from dicompiler.cli.run_output import show_periods
-    from dicompiler.cli.table import print_entries, print_json
-
-    if as_json:
-        adaptations = [{"at_s": found.at_s, "message": found.message} for found in trial.adaptations]
-        print_json({"finished_s": list(trial.finished_s), "adaptations": adaptations})
-        return
-    show_periods(trial.finished_s, duration_s)
-    if trial.adaptations:
-        click.echo()
-        print_entries([f"adaptation: {found.message}" for found in trial.adaptations])
 
 
 def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bool) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.units import format_seconds
-from dicompiler.cli.table import print_entries, print_table, wrap_text
+from dicompiler.cli.table import print_entries, print_json, print_table, wrap_text
 
 if TYPE_CHECKING:
     from dicompiler.analysis.prediction_error import ExpectedTiming
     from dicompiler.driver.compile_summary import CompileSummary
+    from dicompiler.measure.adapt import SpeedTrial
     from dicompiler.target.run_records import RunResult
 
 
@@ -61,6 +62,18 @@ def show_periods(finished_s: Sequence[float], duration_s: float) -> None:
         for start_s, count, period_s in mean_periods(finished_s, max(1.0, round(duration_s / 20)))
     ]
     print_table(("from", "frames", "time between frames"), rows, right=(0, 1, 2))
+
+
+def show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
+    """Print the time between frames in each interval of a stream of `duration_s` seconds, and the adaptations."""
+    if as_json:
+        adaptations = [{"at_s": found.at_s, "message": found.message} for found in trial.adaptations]
+        print_json({"finished_s": list(trial.finished_s), "adaptations": adaptations})
+        return
+    show_periods(trial.finished_s, duration_s)
+    if trial.adaptations:
+        click.echo()
+        print_entries([f"adaptation: {found.message}" for found in trial.adaptations])
 
 
 def show_queueing(

@@ -28,6 +28,9 @@ from dicompiler.cli.options import (
 
 if TYPE_CHECKING:
     from dicompiler.cost.speed_changes import SpeedChange
+    from dicompiler.driver.compile_result import CompileResult
+    from dicompiler.ir.plan import Plan
+    from dicompiler.ir.platform import Platform
 
 
 @click.command("simulate")
@@ -52,6 +55,11 @@ if TYPE_CHECKING:
     "repeated.",
 )
 @slow_option(help=SLOW_HELP + "Prints the time between frames. Can be repeated.")
+@click.option(
+    "--adapt",
+    is_flag=True,
+    help="With --slow: search for another plan and swap to it when boards or links change their speed.",
+)
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
 @cost_options
@@ -62,6 +70,7 @@ def command(
     in_flight: int,
     failures: tuple[str, ...],
     changes: Sequence[SpeedChange],
+    adapt: bool,
     trace: Path | None,
     as_json: bool,
 ) -> None:
@@ -76,10 +85,13 @@ def command(
     from dicompiler.cli.compile_output import show_simulation
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.run_output import show_periods
+    from dicompiler.cli.run_output import show_periods, show_trial
     from dicompiler.cost.failure_timeline import parse_outage
     from dicompiler.cost.perfetto_trace import dumps
     from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
+    from dicompiler.measure.adapt import AdaptOptions
+    from dicompiler.measure.simulate_adaptation import simulate_adaptation
+    from dicompiler.plugin.registry import registry
     from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
 
@@ -87,6 +99,8 @@ def command(
     outages = [parse_outage(text) for text in failures]
     if outages and changes:
         raise UsageError("simulate: --slow and --fail cannot be combined: omit one of them")
+    if adapt and (not changes or trace is not None):
+        raise UsageError("simulate: --adapt needs --slow and excludes --trace: change these options")
     more_options = {}
     # The option is the integer 0 only if the user did not give it: a given option is a string.
     if outages and request.options.plan is None and request.options.tolerate_failures == 0:
@@ -97,6 +111,17 @@ def command(
         devices = [device.device for device in result.program.devices]
         tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")
         max_in_flight = in_flight or default_in_flight(len(devices))
+        if adapt:
+            options = AdaptOptions()
+            strategy = registry().resolve("strategies", options.strategy)
+
+            def plan_for(platform: Platform, plan: Plan | None) -> CompileResult:
+                chosen = strategy if plan is None else None
+                return request.plan(platform=platform, plan=plan, strategy=chosen, allow_worse=True)
+
+            trial = simulate_adaptation(result, plan_for, changes, frames, max_in_flight, options)
+            show_trial(trial, trial.finished_s[-1], as_json)
+            return
         simulation = result.problem.simulate_compilation(
             result,
             frames,

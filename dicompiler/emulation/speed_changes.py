@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,11 @@ from dicompiler.driver.swap import SwappableSession
 from dicompiler.emulation.boards import open_boards, options_on_boards
 from dicompiler.emulation.emulate import with_failure_segments
 from dicompiler.ir.platform import Platform
-from dicompiler.measure.adapt import Adaptation, AdaptiveSession, AdaptOptions
+from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, SpeedTrial
 from dicompiler.target.run_records import Emulation, RunOptions
 
 START_S = 5.0
 """Seconds allowed for the start of the devices. The times of speed changes count from the end of this period."""
-
-
-@dataclass(frozen=True)
-class SpeedTrial:
-    """A stream on boards and links that change their speed.
-
-    Attributes:
-        finished_s: For each frame, the seconds from the start of the stream until its outputs were complete.
-        adaptations: The searches of the session; empty if it does not adapt.
-    """
-
-    finished_s: tuple[float, ...]
-    adaptations: tuple[Adaptation, ...]
 
 
 def emulate_speed_changes(

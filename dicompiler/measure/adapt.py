@@ -125,6 +125,19 @@ class Adaptation:
         return f"{seen}: {self.swap.new} is predicted to be {gain:.0%} better, from frame {self.swap.first_frame} on"
 
 
+@dataclass(frozen=True)
+class SpeedTrial:
+    """A stream on boards and links that change their speed, emulated or simulated.
+
+    Attributes:
+        finished_s: For each frame, the seconds from the start of the stream until its outputs were complete.
+        adaptations: The searches of the session; empty if it does not adapt.
+    """
+
+    finished_s: tuple[float, ...]
+    adaptations: tuple[Adaptation, ...]
+
+
 def _describe_ratios(ratios: Mapping[str, float]) -> Iterator[str]:
     connections = sorted((name for name in ratios if ARROW in name), key=lambda name: -abs(math.log(ratios[name])))
     for name, ratio in ratios.items():

@@ -1,0 +1,173 @@
+"""Simulation of an adaptive session: its frames, searches and swaps, while boards and links change their speed.
+
+plan in force ──simulate until a change is measured──► search on the changed platform ──if the gain is large enough──►
+next plan
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dicompiler.cost.simulation_result import SimulationResult
+from dicompiler.cost.speed_changes import (
+    ALL_LINKS,
+    SpeedChange,
+    Speeds,
+    list_host_speeds,
+    list_link_speeds,
+    list_speeds,
+)
+from dicompiler.driver.compile_result import CompileResult
+from dicompiler.driver.swap import Swap
+from dicompiler.ir.plan import Plan
+from dicompiler.ir.platform import Platform
+from dicompiler.measure.adapt import Adaptation, AdaptOptions, SpeedTrial
+from dicompiler.measure.adapt_search import FIRST_TOLERANCE
+from dicompiler.measure.calibrate import scale_rates
+from dicompiler.measure.connection_speeds import name_connection
+
+SWAP_S = 7.0
+"""Seconds from the start of a search until its plan is in force.
+
+The search takes 4 s, and the start and the verification of the new devices 3 s (docs/reference/results.md).
+"""
+
+
+def simulate_adaptation(
+    first: CompileResult,
+    plan_for: Callable[[Platform, Plan | None], CompileResult],
+    changes: Sequence[SpeedChange],
+    frames: int,
+    in_flight: int,
+    adapt: AdaptOptions,
+) -> SpeedTrial:
+    """Simulate a stream in an adaptive session.
+
+    A search starts when `adapt.frames` frames were finished after a change of speed. It uses the changed speeds
+    exactly, and its plan is in force after `SWAP_S`.
+
+    Args:
+        first: The plan with which the session begins, on the platform without changes.
+        plan_for: Function that makes a plan for a platform, or evaluates the given plan on it.
+        changes: The changes of speed.
+        frames: Number of frames.
+        in_flight: Number of frames in flight.
+        adapt: When to search and to swap.
+
+    Returns:
+        The times of the frames and the searches.
+
+    Raises:
+        UsageError: A change names an unknown device or host.
+    """
+    stated, current, plan_count = first.platform, first, 1
+    list_speeds(changes, [device.name for device in stated.devices])  # It rejects unknown names.
+    finished, found = list[float](), list[Adaptation]()
+    assumed, start_s, seen_s = stated, 0.0, -math.inf
+    simulation = _simulate(current, changes, start_s, frames, in_flight)
+    while True:
+        ends = sorted(start_s + end for _, end in simulation.frames)
+        seen_s = _find_search(ends, changes, seen_s, adapt)
+        if seen_s == math.inf:
+            return SpeedTrial(_in_order((*finished, *ends)), tuple(found))
+        changed = _change_platform(stated, changes, seen_s)
+        ratios = _find_ratios(assumed, changed, adapt)
+        if not ratios:
+            continue
+        assumed, objective = changed, first.decision.objective
+        candidates = [plan_for(changed, current.plan), plan_for(changed, first.plan), plan_for(changed, None)]
+        values = [candidate.metrics.objective_value(objective) for candidate in candidates]
+        best = min(range(3), key=lambda i: values[i])
+        if values[1] <= (1 + FIRST_TOLERANCE) * values[best]:
+            best = 1
+        adaptation = Adaptation(seen_s, ratios, values[0], values[best])
+        if candidates[best].plan == current.plan or 1 - values[best] / values[0] <= adapt.min_gain:
+            found.append(adaptation)
+            continue
+        swap_s = seen_s + SWAP_S
+        finished += sorted(start_s + end for start, end in simulation.frames if start_s + start < swap_s)
+        plan_count += 1
+        swap = Swap(Path(f"plan {plan_count - 1}"), Path(f"plan {plan_count}"), len(finished), SWAP_S)
+        found.append(replace(adaptation, swap=swap))
+        if len(finished) >= frames:
+            return SpeedTrial(_in_order(finished), tuple(found))
+        current, start_s = plan_for(stated, candidates[best].plan), swap_s
+        simulation = _simulate(current, changes, start_s, frames - len(finished), in_flight)
+
+
+def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
+    """Return the times at which a session delivers frames, given the times at which they are finished.
+
+    It delivers all frames of an old plan before those of the next one.
+    """
+    return tuple(itertools.accumulate(finished, max))
+
+
+def _simulate(
+    result: CompileResult, changes: Sequence[SpeedChange], start_s: float, frames: int, in_flight: int
+) -> SimulationResult:
+    """Simulate frames of a plan that is in force from `start_s` on."""
+    devices = [device.device for device in result.program.devices]
+    link_speeds = list_link_speeds(changes, result.platform)
+    return result.problem.simulate_compilation(
+        result,
+        frames,
+        in_flight,
+        False,
+        list_speeds([change for change in changes if change.name in devices or change.link_host], devices, -start_s),
+        {link: [(at_s - start_s, speed) for at_s, speed in speeds] for link, speeds in link_speeds.items()},
+    )
+
+
+def _find_search(ends: Sequence[float], changes: Sequence[SpeedChange], seen_s: float, adapt: AdaptOptions) -> float:
+    """Return the time of the next search; infinity if there is none.
+
+    `ends` are the times of finished frames, and `seen_s` is the time of the last search.
+    """
+    times = [time_s for change in changes for time_s in (change.start_s, change.end_s) if seen_s < time_s < math.inf]
+    if not times:
+        return math.inf
+    earliest = max(min(times), seen_s + adapt.min_interval_s)
+    after = [end for end in ends if end > min(times)]
+    return next((end for end in after[adapt.frames - 1 :] if end >= earliest), math.inf)
+
+
+def _change_platform(stated: Platform, changes: Sequence[SpeedChange], at_s: float) -> Platform:
+    """Return the platform with the rates and bandwidths at a time."""
+    names = [device.name for device in stated.devices]
+    speeds = {name: _speed_at(found, at_s) for name, found in list_speeds(changes, names).items()}
+    links = {name: _speed_at(found, at_s) for name, found in list_host_speeds(changes, stated).items()}
+    platform, network = scale_rates(stated, speeds), stated.network
+    if ALL_LINKS in links:
+        return replace(platform, network=replace(network, bandwidth=links[ALL_LINKS] * network.bandwidth))
+    hosts = tuple(
+        replace(host, bandwidth=links[host.name] * (host.bandwidth or network.bandwidth))
+        if links.get(host.name, 1.0) != 1.0
+        else host
+        for host in stated.hosts
+    )
+    return replace(platform, hosts=hosts)
+
+
+def _speed_at(speeds: Speeds, at_s: float) -> float:
+    return next((speed for time_s, speed in reversed(speeds) if time_s <= at_s), 1.0)
+
+
+def _find_ratios(assumed: Platform, changed: Platform, adapt: AdaptOptions) -> Mapping[str, float]:
+    """Return the ratio of the seconds on two platforms for each device and host that differs too much."""
+    ratios = {
+        before.name: before.rate / after.rate
+        for before, after in zip(assumed.devices, changed.devices, strict=True)
+        if after.rate
+    }
+    links = {
+        name_connection(before.name, "others"): (before.bandwidth or assumed.network.bandwidth)
+        / (after.bandwidth or changed.network.bandwidth)
+        for before, after in zip(assumed.hosts, changed.hosts, strict=True)
+    }
+    limits = {**dict.fromkeys(ratios, 1 + adapt.deviation), **dict.fromkeys(links, 1 + adapt.link_deviation)}
+    return {name: ratio for name, ratio in {**ratios, **links}.items() if not 1 / limits[name] <= ratio <= limits[name]}
