@@ -1,4 +1,4 @@
-"""Files that several targets write: segments, and one file of weights for each device.
+"""Files that several targets write: segments (ONNX sub-models), and one file of weights for each device.
 
 Segments and weights of a Program ⇒ files. The same program gives the same bytes. Weights are written without a copy in
 memory.
@@ -21,11 +21,14 @@ from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 WEIGHT_ALIGNMENT_BYTES = 64
 """Each weight starts at a multiple of this offset, so that onnxruntime can use the weight in the mapped file."""
 NETWORK_SUFFIX = ".net"
-"""Suffix of the files with the operators of a segment in the format of an engine."""
+"""Suffix of the file with a segment's operators, if the segment is converted for another engine than onnxruntime."""
 
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
-    """Return the inputs of the network that a device reads, sends or delivers, by index among all inputs."""
+    """Return the network's inputs that a device reads, sends to another device or delivers as outputs.
+
+    The keys of the result are the indices of the inputs among all inputs of the network.
+    """
     used = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     used |= {transfer.value.name for transfer in program.transfers if transfer.sender == device.device}
     used &= set(device.model_inputs)
@@ -36,15 +39,16 @@ class DeviceContents:
     """The segments and weights of a device for all its roles, each stored once.
 
     A role is the normal plan, a replica of it, or a failure plan. All roles use the same name for the same piece of a
-    weight, and segments that are equal in several roles share a file. With failure plans, a weight that is a contiguous
-    piece of a larger weight is stored only as a piece of the larger one.
+    weight, and segments that are equal in several roles share a file. With failure plans, a device may need both a
+    weight and a piece of it. If the piece is contiguous, it is not stored again: it is an offset into the larger
+    weight.
 
     Attributes:
         weights: Weights by name.
         nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
             bytes.
         segments: Segments by file name.
-        networks: Segments in the format of an engine by file name, instead of their ONNX files.
+        networks: Segments that are converted for another engine than onnxruntime, by file name. They have no ONNX file.
         segment_files: For each role, the file name of each segment.
     """
 
@@ -53,7 +57,7 @@ class DeviceContents:
     ) -> None:
         """Collect the contents of the device with the given index.
 
-        `networks` has the segments in the format of an engine by their serialized models.
+        `networks` has the segments that are converted for another engine than onnxruntime, by their serialized models.
         """
         roles = [(role, role.devices[index].segments) for role in program.roles]
         self.weights = {
@@ -104,7 +108,7 @@ def serialize_model(segment: Segment) -> bytes:
 
 
 def network_weights_file(file: str) -> str:
-    """Return the file name of a converted segment's weights, given the name of its other file."""
+    """Return the name of the file with a converted segment's weights, given the name of its file of operators."""
     return f"{file.removesuffix(NETWORK_SUFFIX)}.bin"
 
 
@@ -118,7 +122,8 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Json:
 def _find_nested_weights(weights: Mapping[str, Weight]) -> dict[str, tuple[str, int]]:
     """Return the weights that are contiguous pieces of larger weights, at an aligned offset.
 
-    The result has, for the name of each such weight, the larger one's name and the offset in it in bytes.
+    A weight is a piece of another if its memory lies within the other's memory. The result has, for the name of each
+    such weight, the larger one's name and the offset in it in bytes.
     """
     ranges = [
         (int(np.frombuffer(weight.content, np.uint8).ctypes.data), -weight.nbytes, name)

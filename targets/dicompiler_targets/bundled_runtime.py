@@ -1,7 +1,8 @@
 """The runtime's source files in artifacts, and the check that they are identical to the installed ones.
 
 Boards need no installed package, because the artifact contains the runtime. On this host, only the installed runtime is
-run or compiled, because artifacts must not bring their own code. This module does not import onnx.
+run or compiled, because artifacts must not bring their own code. This module does not import onnx, so that processes
+that only run artifacts need few packages.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, by
 
 
 def read_benchmark_player(target: str, suffixes: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Return the content, by name, of the files of a target's benchmark player (see `Target.benchmark_player`).
+    """Return the content, by name, of the files of a target's benchmark player.
 
-    The result includes the runtime's files with these suffixes, which the player imports.
+    The player is a program that runs artifacts on a board and prints the times of their frames. The result includes the
+    runtime's files with these suffixes, which the player imports.
     """
     package = resources.files(f"dicompiler_targets.{target}")
     sources = read_runtime_sources(target, suffixes) if suffixes else {}
@@ -43,7 +45,7 @@ def check_bundled_sources(
     """Raise DicompilerError unless an artifact's source files are identical to the installed ones.
 
     `found` and `expected` have the digest of each file in the artifact and in the installed package. `directory` and
-    `document`, the content of artifact.json, are for the message.
+    `document`, the content of artifact.json, are used in the error message.
     """
     wrong = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
     if wrong:

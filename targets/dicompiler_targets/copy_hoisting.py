@@ -26,7 +26,7 @@ from dicompiler.plugin_api.onnx import is_placeholder, raw_nbytes
 from dicompiler.plugin_api.regions import full_region, intersect, is_empty, region_shape, with_interval
 
 MAX_AXES = 64
-"""A limit for the number of axes that no tensor exceeds."""
+"""Default limit for the axes of tensors that are copied. No tensor has more axes, so the default excludes no tensor."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class HoistedSegment:
 
     @property
     def copied_inputs(self) -> dict[str, CopiedTensor]:
-        """The model's inputs that must be copied. The other inputs are tensors that the device stores."""
+        """The model's inputs that the runtime assembles by copies. All other inputs are stored tensors themselves."""
         return _select_copied(self.input_tensors)
 
     @property
     def copied_outputs(self) -> dict[str, CopiedTensor]:
-        """The segment's outputs that must be copied. The other outputs are outputs of the model."""
+        """The segment's outputs that the runtime assembles by copies. The model computes all other outputs itself."""
         return _select_copied(self.output_tensors)
 
 
@@ -144,7 +144,7 @@ def _select_copied(tensors: Mapping[str, CopiedTensor]) -> dict[str, CopiedTenso
 def hoist_copies(
     segment: Segment, dtypes: Container[int], max_axes: int = MAX_AXES, kept_outputs: Collection[str] = ()
 ) -> HoistedSegment:
-    """Hoist the Slice, Concat and Identity nodes at a segment's inputs and outputs.
+    """Move the Slice, Concat and Identity nodes at a segment's inputs and outputs out of its model.
 
     The segment stays as it is if one of its inputs or outputs has an unknown shape or an element type that is not in
     `dtypes`. It also stays as it is if it has control flow, because the graph of a branch may read any tensor.
@@ -198,7 +198,7 @@ def make_copies(
     """Return the copies that fill a tensor.
 
     Args:
-        target: The tensor: a name or an index, see `StridedCopy`.
+        target: The tensor to fill: its name, or its index among the model's inputs or outputs.
         copied: The regions of other tensors that the tensor consists of.
         values: The source tensors, by name.
         order: The order of the axes in memory, if it is not the order of ONNX.
@@ -226,8 +226,8 @@ def make_box_copy(
     """Return the copy of a region from one tensor to another, with as few loops as possible.
 
     Args:
-        source: The tensor that is read: a name or an index, see `StridedCopy`.
-        target: The tensor that is written.
+        source: The tensor that is read: its name, or its index among the model's outputs.
+        target: The tensor that is written: its name, or its index among the model's inputs.
         ends: For the source and then for the target: the tensor's shape, and the first index of the region in it.
         extent: Extent of the region.
         itemsize: Bytes of an element.
@@ -248,7 +248,7 @@ def make_box_copy(
 
 
 def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
-    """Return the region that a Slice node takes of its input, whose shape is `shape`.
+    """Return the region of its input that a Slice node returns. `shape` is the shape of the input.
 
     Return None if the region is empty, has steps other than 1, or depends on a tensor that is not in `constants`.
     """
@@ -274,9 +274,9 @@ def _find_copied_tensors(
 ) -> tuple[dict[str, CopiedTensor], dict[str, CopiedTensor]]:
     """Return the tensors that the runtime can copy before the model runs, and those that it can copy afterwards.
 
-    The first group has the segment's inputs and the tensors that nodes only move from inputs. The second group has the
-    tensors that nodes only move to the segment's outputs. `identities` has the tensors that the runtime can copy, each
-    as a copy of itself.
+    The first group has the segment's inputs, and results of Slice, Concat and Identity nodes that follow them. The
+    second group has results of such nodes that lead to the segment's outputs. `identities` has the tensors that the
+    runtime can copy, each as a copy of itself.
     """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -305,7 +305,7 @@ def _find_copied_tensors(
 
 
 def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
-    """Return the tensor as a copy of itself."""
+    """Return the tensor `name` as a copy of itself, with one region that covers it."""
     zero = (0,) * len(shape)
     return CopiedTensor(shape, dtype, (CopiedRegion(name, zero, zero, shape),))
 
@@ -356,9 +356,11 @@ def _concat_copied_tensors(parts: Sequence[CopiedTensor], axis: int) -> CopiedTe
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
     """Return the tensors that are only copied into segment outputs, so that they can be hoisted.
 
-    `movable` has the outputs of all nodes that only move data. A tensor in `movable` is not returned if a node that
-    stays in the model reads it. It is not returned either if such a node reads one of the tensors from which it is
-    moved, unless that tensor is an output of the segment. Hoisting would keep that tensor in memory for longer.
+    `movable` has the outputs of all nodes that only move data. Two kinds of them are not returned:
+
+    - tensors that are read by a node that stays in the model;
+    - copies of a source that is also read by a node that stays in the model, unless the source is an output of the
+      segment. Hoisting such a copy would keep its source in memory for longer.
     """
     readers: dict[str, list[str]] = {}
     for node in nodes:
@@ -384,7 +386,7 @@ def _make_inner_segment(
     outputs: Sequence[str],
     infos: Mapping[str, onnx.ValueInfoProto],
 ) -> Segment:
-    """Return a segment of `nodes`, which are not hoisted, with the copied inputs and the given outputs."""
+    """Return the remaining segment: `nodes`, which are not hoisted, with the given inputs and outputs."""
     source, proto = segment.model, onnx.ModelProto()
     proto.CopyFrom(source)
     del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]

@@ -82,7 +82,7 @@ class _SegmentConverter:
     """Converts segments to the format of one engine, each of them once.
 
     Attributes:
-        engine: The engine.
+        engine: The engine to which segments are converted.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -93,7 +93,10 @@ class _SegmentConverter:
     def convert(
         self, hoisted: HoistedSegment, weights: Mapping[str, Weight], tensors: Mapping[str, NDArray[Any]]
     ) -> EngineFiles | None:
-        """Return the files of a segment; None if onnxruntime computes it. `tensors` has the tensors of the device."""
+        """Return the engine's files of a segment; None if onnxruntime must compute the segment.
+
+        `tensors` has example values of the device's tensors by name, for the comparison with onnxruntime.
+        """
         assert hoisted.segment is not None
         key = serialize_model(hoisted.segment)
         if key not in self._converted:
@@ -107,10 +110,10 @@ class _SegmentConverter:
     def _convert_checked(
         self, hoisted: HoistedSegment, weights: Mapping[str, Weight], tensors: Mapping[str, NDArray[Any]]
     ) -> EngineFiles | None:
-        """Convert a segment, and compare it with onnxruntime.
+        """Convert a segment, and compare the engine's outputs with those of onnxruntime.
 
-        Raise UnsupportedByEngine if the engine cannot compute the segment, or if its results differ by more than the
-        tolerance.
+        Return None if the engine leaves the segment to onnxruntime. Raise UnsupportedByEngine if the engine cannot
+        compute the segment, or if its results differ by more than the tolerance.
         """
         assert hoisted.segment is not None
         engine, model = self.engine, Model(hoisted.segment.model, weights)
@@ -149,7 +152,7 @@ def describe_network(engine: str, graph: onnx.GraphProto, weights_file: str) -> 
 
 
 def describe_packages(engine: str) -> list[Json]:
-    """Return the Python packages that a device needs for an engine, for its manifest."""
+    """Return the entries of a device's manifest for the Python packages that an engine needs."""
     return [
         {"name": package.name, "min_version": ".".join(map(str, package.min_version))}
         for package in make_engine(engine).packages
@@ -157,7 +160,10 @@ def describe_packages(engine: str) -> list[Json]:
 
 
 def predict_engine_bytes(program: Program) -> dict[str, int]:
-    """Return the bytes that engines need on each device in addition to onnxruntime, for the segments of all roles."""
+    """Return the bytes that engines need on each device in addition to onnxruntime.
+
+    The segments of all roles (the normal plan, its replicas and the failure plans) are counted.
+    """
     return {
         device.device: 0
         if device.engine == DEFAULT_ENGINE

@@ -27,9 +27,9 @@ MIN_WORKSPACE_BYTES, FLOAT_BYTES = MIB_BYTES, 4
 TEMPORARY_WEIGHT_COPIES = 3
 """Number of temporary weight copies while a session is created, each at most as large as the largest weight.
 
-A session multiplies the weights of a convolution by those of a following BatchNormalization. At level "all", it also
-reorders the weights in blocks of channels. The temporary copies exist in addition to the results of these steps. Below
-level "all", weights that are multiplied twice are copied once more."""
+A session multiplies the weights of a convolution by those of a following BatchNormalization. At optimization level
+"all", it also reorders the weights in blocks of channels. The temporary copies exist in addition to the results of
+these steps. Below level "all", weights that are multiplied twice are copied once more."""
 FOLDED_OPERATORS = ("BatchNormalization", "Mul")
 """Operators that onnxruntime multiplies into the weights of a preceding convolution."""
 PACKED_OPERATORS = ("Gemm", "MatMul")
@@ -75,7 +75,7 @@ class WeightLoading:
 
 
 def predict_memory_overhead(program: Program, process_bytes: int, optimization: Optimization) -> dict[str, int]:
-    """Predict the memory of each device's process in addition to the memory that `program_memory` counts.
+    """Predict the memory of each device's process in addition to weights, activations and buffers.
 
     The peak is reached either while sessions are created or while a frame is computed; the larger one is returned.
 
@@ -101,7 +101,8 @@ def predict_memory_overhead(program: Program, process_bytes: int, optimization: 
 def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
     """Return the additional bytes of a runtime that keeps sent and delivered tensors until their frame ends.
 
-    The result includes the states (tensors that the device keeps for the next frame).
+    The bytes are additional to those of a runtime that frees each tensor after its last use. The result includes the
+    states (tensors that the device keeps for the next frame).
     """
     end = len(device.segments)
     sizes = {name: size for segment in device.segments for name, size in segment_value_sizes(segment).items()}
@@ -171,9 +172,9 @@ def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
 
 
 def workspace_bytes(segment: Segment) -> int:
-    """Return the most bytes of scratch memory that a node of the segment needs.
+    """Return the bytes of scratch memory that the segment's most demanding node needs.
 
-    An LRN needs two copies of its output, and a Conv its unfolded input.
+    An LRN needs two copies of its output, and a Conv needs its unfolded input (im2col).
     """
     sizes = segment_value_sizes(segment)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in segment.model.graph.initializer}

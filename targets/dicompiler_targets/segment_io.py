@@ -54,9 +54,9 @@ def make_device_contents(
 ) -> tuple[DeviceContents, list[list[str]]]:
     """Return the segment and weight files of a device, and for each role the file name of each segment.
 
-    A role is the normal plan, a replica or a failure plan. `hoisted` has the device's segments for each role. A segment
-    that only moves data has no file; its file name is "". `networks` has the segments in the format of an
-    engine by their serialized models.
+    A role is the normal plan, a replica or a failure plan. `hoisted` has, for each role, the device's segments without
+    the copies at their inputs and outputs. A segment that only moves data has no file; its file name is "". `networks`
+    has the segments that are converted for another engine than onnxruntime, by their serialized models.
     """
     roles = []
     for role, role_segments in zip(program.roles, hoisted, strict=True):
@@ -99,7 +99,7 @@ def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
 
 
 def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a segment's remaining model by name, copied from the tensors that the device stores."""
+    """Return the inputs of a hoisted segment's model by name, copied from `values`, the device's tensors."""
     memory = {name: np.ascontiguousarray(values[name]) for name in values}
     for name, copied in hoisted.copied_inputs.items():
         memory[name] = np.zeros(copied.shape, tensor_dtype_to_np_dtype(copied.dtype))
@@ -108,7 +108,7 @@ def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]
 
 
 def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
-    """Return the model and the copy functions of each segment of a device; see `Target.segment_calls`."""
+    """Return the model and the copy functions of each segment of a device, so that they can be timed."""
     hoisted = hoist_device_copies(device)
     return tuple(SegmentCall(entry.segment, partial(_make_copy_functions, entry)) for entry in hoisted)
 
