@@ -70,7 +70,11 @@ def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subpr
 
 
 def main() -> None:
-    """Run the relay process with rules from stdin and namespaces as arguments. It prints a line when it is ready."""
+    """Forward packets from one network namespace to another, with the latency and rate of each pair of hosts.
+
+    The names of the two namespaces are the command-line arguments. The first line of stdin has the rules as JSON, one
+    for each pair of hosts. The process prints "ready" and then runs until it is killed.
+    """
     uplink, downlink = sys.argv[1:]
     table: dict[bytes, tuple[float, float | None]] = {}
     for sender, receiver, latency, rate in json.loads(sys.stdin.readline()):

@@ -212,8 +212,10 @@ class _LinkFit:
     def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
         """Return, by name, the bandwidths and latencies that the observed pauses do not determine, with the reasons.
 
-        Such a figure (bandwidth or latency) hardly affects the pauses between segments, or its effects resemble those
-        of a bandwidth. The effects are the derivatives of the simulated pauses at the point `coordinates`.
+        A pause is the time from the end of one of a device's segments to the start of the next one. A bandwidth or
+        latency is undetermined if it hardly affects the pauses. A latency is also undetermined if it affects them
+        almost as a bandwidth does, because the two cannot then be told apart. Effects are the derivatives of the
+        simulated pauses at the point `coordinates`.
         """
         import numpy as np
 

@@ -100,10 +100,11 @@ def describe_zero_costs(costs: dict[str, float]) -> str:
 
 
 def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """Return the shortest frame time of each program in seconds, and the seconds to send one message.
+    """Run the benchmark programs `names`; return the shortest frame time of each one and the time to send a message.
 
-    Sending ends when the operating system has accepted the message. The seconds of sending are None if the player does
-    not report them.
+    Times are in seconds. `directory` has the programs and `play.py`, the script that runs them with the target's
+    runtime. Sending ends when the operating system has accepted the message. The time to send is None if `play.py` does
+    not report it.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []

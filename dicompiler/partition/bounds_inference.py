@@ -142,7 +142,9 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
     task_nodes, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        del demands[layers.cut_output(anchor)]  # Routing decides which partial sums the task reads.
+        # The task adds up partial sums; it does not read the whole output of the anchor (the layer's main operator).
+        # Routing, a later step, decides which partial sums the task reads.
+        del demands[layers.cut_output(anchor)]
     state_needs = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}
     return ShareTask(layer.name, kind, task_nodes, {key: region}, needs, state_needs)

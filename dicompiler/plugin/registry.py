@@ -393,8 +393,9 @@ def _call_hook(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iter
 
 
 def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
-    """Return the entry of a class, rule or family, wrapped if a third party provides it.
+    """Return the registry entry of a class, operator rule or platform family that a plugin provides.
 
+    If a third party provides the value, it is wrapped, so that its exceptions become errors that name the plugin.
     Raises TypeError if the value is not of this kind.
     """
     name = _get_valid_name(PLUGIN_KINDS[kind], value)

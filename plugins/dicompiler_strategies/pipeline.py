@@ -79,14 +79,16 @@ class Pipeline(Strategy):
         return devices
 
     def _stage_plans(self, problem: Problem, order: tuple[Device, ...], limits_memory: bool) -> Iterator[Plan]:
-        """Yield the best plans for each term of the objective, if stages can be optimised for it.
+        """Yield the plans with the best stages for throughput and for memory, if they are terms of the objective.
 
-        On a switch, a device sends a tensor once to each device that reads it. How often it is sent therefore depends
-        on the stages, and up to two plans are found. For the first plan, each tensor counts as sent once, which may be
-        too few times. For the second plan, it counts as sent once to each layer that reads it, which may be too many
-        times. Nothing is yielded if no stages fit into memory.
+        If neither is a term, the stages are optimised for throughput.
 
-        `order` are the devices in the order of their stages, or () for the best order.
+        On a switch, a device sends a copy of a tensor to each device that reads it. The number of copies is not known
+        before the stages are. Throughput is therefore optimised twice, with two estimates: one copy for each tensor
+        (may be too few), and one copy for each layer that reads the tensor (may be too many).
+
+        `order` are the devices in the order of their stages, or () for the best order. If `limits_memory` is True, each
+        stage must fit into the memory of its host. Nothing is yielded if no stages fit.
         """
         terms = [name for name in objective_terms(problem.objective) if name in SERVED_OBJECTIVES]
         can_turn = problem.target is None or problem.target.can_run_replicas

@@ -141,10 +141,11 @@ def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
 
 
 def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
-    """Return nodes that compute `mark{i}` of shape (batch, heads, rows, 1).
+    """Return nodes that compute the tensor `mark{i}`: for each row of the query, a number that depends on mask input i.
 
-    It is the sum of mask input i over the keys. Each element is first multiplied by a weight that depends on its
-    position.
+    The stand-in adds this number to the row, so that each mask element affects the result. The number is the sum of the
+    row's mask elements over the keys. Each element is first multiplied by a weight that depends on its position, so
+    swapped elements change the sum. The shape is (batch, heads, rows, 1); axes that the mask lacks have length 1.
     """
     prefix, rank = f"mark{i}", call.input_ranks[i]
     nodes = [
@@ -159,7 +160,8 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
         ]
         nodes += reduce_sum(call, f"{prefix}_w", rank - 1, f"{prefix}_s")
         weighted = f"{prefix}_s"
-    # A sequence mask has no axis of heads. It has an axis of rows if its rank is 3.
+    # A sequence mask marks the valid keys of each sequence of the batch. Its shape is (batch, rows, keys), (batch,
+    # keys) or (batch,) for lengths: it has no axis of heads. The sums over keys get the shape (batch, 1, rows or 1, 1).
     if _SEQUENCE_MASK_INPUTS.get(call.op) == i:
         aligned = constant_node(f"{prefix}_to", np.array([0, 1, -1, 1] if rank == 3 else [-1, 1, 1, 1], np.int64))
         return [*nodes, aligned, helper.make_node("Reshape", [weighted, f"{prefix}_to"], [prefix])]

@@ -78,9 +78,11 @@ def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int
 
 
 def add_replacements(proto: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Insert an Add behind each excluded node that computes a tensor in `arrays`.
+    """Insert an Add of random integers behind each excluded node that computes a tensor in `arrays`.
 
-    The Add adds random integers (the initializer with the suffix NUMBERS_SUFFIX) to the zeros of the stand-in.
+    An excluded node is one that cannot compute exact numbers. A function that returns zeros (its stand-in) replaces it.
+    The Add turns the zeros into integers that differ by position, so that pieces from a wrong place are noticed. The
+    integers are the initializer with the suffix NUMBERS_SUFFIX.
     """
     nodes = list(_nodes_with_adds(proto.graph.node, arrays))
     del proto.graph.node[:]

@@ -199,10 +199,11 @@ def ones_body(call: StandInCall) -> list[NodeProto]:
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute integers from positions, in place of an excluded operator that no plan splits.
+    """Return nodes that replace an excluded operator, which no plan splits, and which cannot compute exact numbers.
 
-    Only float outputs are replaced. The operator itself computes its outputs of other types. These outputs are the same
-    in the whole model and in the split model, because the operator is not split and so has the same inputs.
+    Each element of a float output becomes an integer that is computed from its position, so that pieces that are read
+    from a wrong place change the result. The operator itself computes its outputs of other types. They are the same in
+    the whole model and in the split model, because the operator is not split and so has the same inputs.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [

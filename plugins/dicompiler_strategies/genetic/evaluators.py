@@ -96,8 +96,8 @@ class WholeLayerSpace:
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
         """Return `count` plans, each of which is a random plan of `rows` with layers moved to unused devices.
 
-        A run is a sequence of consecutive layers on one device. Each of the `devices` fastest devices that has no
-        layers gets a part of a run.
+        Unused are those of the `devices` fastest devices that have no layers. Each of them gets the second part of a
+        run (consecutive layers on one device): the run that takes longest, or the one with the most weights.
         """
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 

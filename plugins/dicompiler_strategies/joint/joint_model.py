@@ -133,7 +133,7 @@ def build_joint_model(
 ) -> JointModel:
     """Return the model for the objective of the tables' problem.
 
-    - latency: seconds of the barrier model.
+    - latency: seconds if each layer begins when all devices have finished the layer before (the barrier model).
     - communication: bytes that are sent.
     - energy: J. Each device draws active power while it computes, and idle power during the rest of the latency. The
       power of the network is omitted.
@@ -143,7 +143,8 @@ def build_joint_model(
     Args:
         tables: The cost tables.
         limits: Bytes that weights may occupy, by name of the host; None without limits.
-        powered: For energy, the devices that draw idle power; None for all. Choices must not use other devices.
+        powered: For energy, the devices that are switched on and so draw idle power; None for all. A solution of the
+            model must not use the other devices.
         limited_layers: Positions of layers whose inputs and outputs must fit within the limits together with all
             weights.
     """

@@ -128,9 +128,12 @@ def min_marginals(
 ) -> tuple[Floats, ...]:
     """Return, for each choice of each variable, the least sum of all tables if the variable has that choice.
 
-    The elimination is the same as in `minimise_exactly`: each step sends a message to a later step (its parent). Then,
-    from the last step to the first, each parent returns a table to each child. It is the sum of the parent's tables,
-    minimised over the variables that the child does not have, minus the message of that child.
+    There are two passes. The first eliminates the variables in order, as `minimise_exactly` does. Each step eliminates
+    one variable: it adds up its tables, minimises the sum over that variable, and sends the result (the message) to a
+    later step, its parent. The second pass goes from the last step to the first. Each step adds up all its tables,
+    including messages and the table that its parent returned; from this sum it reads the result for its variable. To
+    each child it returns this sum, minimised over the variables that the child does not have, minus the message of that
+    child.
     """
     factors, messages, least_total = _eliminate(order, node, edge)
     marginals: list[Floats] = [np.zeros(0)] * len(order.choice_counts)

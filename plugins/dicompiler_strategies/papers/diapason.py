@@ -71,14 +71,15 @@ class Diapason(Strategy):
         check_descent_options(self, self.learning_rate)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with the most probable opportunities and devices after gradient descent.
+        """Return the plan that gradient descent finds: the most probable split of each layer and its devices.
 
         If there are several restarts, the plan with the best estimated objective is returned. The losses of restarts
         cannot be compared instead, because a loss is a sum of costs and not the time of a frame.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
-            DicompilerError: No restart has a plan that fits into the hosts' memory. The method does not consider it.
+            DicompilerError: No restart has a plan that fits into the hosts' memory. The descent itself does not
+                consider memory.
         """
         check_objective(self.name, problem.objective)
         energy = problem.objective == "energy"

@@ -69,12 +69,14 @@ class PartitionOpportunity:
 class OpportunitySpace:
     """All partition opportunities (POs, ways to split a layer) of a problem, as arrays.
 
-    A layer has P POs, each padded to S sublayers. There are D devices. All POs of a group use the same logits W_dev of
-    their sublayers' devices.
+    A layer has P POs. A PO splits it into sublayers, each on one device; the arrays have room for S sublayers. There
+    are D devices. A group consists of a PO and the fused POs that are derived from it. The POs of a group share one
+    matrix of logits, W_dev, from which the devices of their sublayers are chosen.
 
-    Every element that a sublayer needs is sent to it once. The sender is the sublayer of the previous layer with the
-    same number, if it computes the element; otherwise it is the one that has the element in its share. Other copies of
-    an element, which overlapping fused slices compute, are not sent.
+    Slices that are fused with a later layer overlap, so several sublayers may compute the same element. A sublayer that
+    needs the element receives it only once. If the sublayer of the previous layer with the same number computes the
+    element, that sublayer sends it. Otherwise the sublayer that has the element in its share (the slices without
+    overlap) sends it.
 
     Attributes:
         problem: The problem whose layers are split.
@@ -85,7 +87,7 @@ class OpportunitySpace:
         cost: For each layer, the cost of computing each sublayer on each device in ms or mJ (L_dev of eq. 3), shape
             (P, S, D).
         overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
-            of i, shape (P, S, P', S').
+            of i, shape (P, S, P', S'). P' and S' are the P and S of layer j.
         inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads
             (overlap_in of eq. 12), shape (P, S).
         outputs: For each layer that computes network outputs, the bytes of these outputs that each sublayer sends
@@ -386,12 +388,14 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     Args:
         produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities.
         shares: The same boxes without overlap (see `PartitionOpportunity.shares`).
-        wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2).
+        wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2). P' and S' are the
+            numbers of opportunities and sublayers of the second layer.
 
     Returns:
         The numbers of elements, shape (P, S, P', S').
     """
-    # The part of a sublayer's share that another sublayer computes as well, as boxes: shape (P, S, S', axes + 1, 2).
+    # The elements that sublayer s has in its share and sublayer t of the same layer computes too. Sublayer t of the
+    # next layer does not receive them from s. The boxes have the shape (P, S for s, S for t, axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(

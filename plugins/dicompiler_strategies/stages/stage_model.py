@@ -359,7 +359,8 @@ class _ModelBuilder:
         incoming, outgoing = share * self._received(kind).weighted(*times), share * self.sent.weighted(*times)
         inputs, outputs = traffic.inputs.weighted(*times), traffic.outputs.weighted(*times)
         if kind.is_source:
-            # If the devices of a unit take frames in turn, the source sends inputs for the other devices' frames.
+            # This device is in the unit (the devices that compute the stage in turn) and has the network's inputs. It
+            # sends the inputs of the frames that the other devices of the unit compute: a fraction of 1 - share.
             outgoing = outgoing + traffic.other_inputs.weighted(*times) + (1 - share) * inputs
         else:
             incoming = incoming + share * inputs

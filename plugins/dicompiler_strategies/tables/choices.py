@@ -73,11 +73,14 @@ class ChoiceSet:
             means every number from 2 on.
         extra_rows: Largest number of rows (for grids also columns) that a tile computes beyond its share on each side.
             With extra rows, several consecutive layers need no exchange.
-        shares: Kinds of shares, from SHARE_KINDS and SOURCE_SHARE. Devices of one host share its memory equally.
+        shares: How much of a layer each device computes. "equal": the same amount. "rate": in proportion to its compute
+            rate. "memory": in proportion to its host's memory, which the host's devices share equally. "source": the
+            device that has the network's input computes more rows of the first layers.
         row_cuts: How borders between rows and columns are placed. "balanced": every share has the same number of rows,
             or one more for the first shares. "nearest": at the row nearest to the exact border, so that the borders of
-            layers of different sizes lie within a row of each other. "coarser": at the borders of the next smaller
-            layer; extra rows are then multiplied by the stride (doubled before a pool of stride two).
+            layers of different sizes lie within a row of each other. "coarser": at the borders of the next layer that
+            has fewer rows, multiplied by the stride (the ratio of the two numbers of rows). The limit `extra_rows` is
+            also multiplied by the stride.
         merges: How partial sums are added up: on one device ("one"), in shares of the channels ("channels") or
             rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
             multiplications may also be computed whole on all devices.
@@ -464,7 +467,8 @@ def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
 def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     layers, layer = split.problem.layers, split.layer
     length, run = reduction_length(layers, layer), find_run_before(layers, layer)
-    # A product of two computed tensors (as in QKᵀ) has no channel run, because both tensors have the axis that it sums
+    # A channel run is a sequence of layers that are cut by channels together, without an exchange between them. A
+    # product of two computed tensors (as in QKᵀ) does not end a run, because both tensors have the axis that it sums
     # over. It cannot be cut together with earlier layers, so it is not split into partial sums.
     if length is None or (run is None and count_macs(layers, layer)) or _table_is_small(layers, layer):
         return

@@ -60,7 +60,8 @@ def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
 def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, roles: tuple[int, int]) -> list[str]:
     """Return the command-line arguments of the program that are the same for all ranks.
 
-    `roles` is the index of the first role and the number of roles, see `MpiArtifact.find_roles`.
+    A role is the normal plan, a replica of it, or a failure plan. `roles` is the index of the first role that frames
+    use, and the number of roles that they use in turn.
     """
     flags = {
         "frames": frames,

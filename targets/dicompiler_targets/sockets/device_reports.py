@@ -47,7 +47,8 @@ class DoneReport:
 
     Attributes:
         compute_s: Seconds in which the device computed the frame.
-        received: For each pair of sender and receiver, the tensors that the device received since its last DONE.
+        received: Bytes of the tensors that the device received since its last DONE. The keys are (sender, this device),
+            so that the reports of all devices can be merged into one mapping.
         board: The state of the device's board.
     """
 

@@ -521,7 +521,8 @@ class ClusterSession(Session):
             frame.compute_s[event.device] = event.payload.compute_s
             frame.received |= event.payload.received
             frame.boards[event.device] = event.payload.board
-            if event.header.index:  # The microseconds since the device started its first segment of the frame.
+            # In a DONE message, `index` has the microseconds since the device started its first segment of the frame.
+            if event.header.index:
                 frame.computing_since = min(frame.computing_since, event.received_at - event.header.index / 1e6)
         if frame.missing_outputs == 0 and len(frame.compute_s) == len(frame.active_devices):
             del self._in_flight_frames[frame.number]

@@ -328,7 +328,9 @@ class MessageChannel:
         if self._since_heartbeat_s >= interval_s and not self._queue:
             self._since_heartbeat_s = 0.0
             self.send(MessageType.HEARTBEAT)
-        self.receive()  # Bytes too few to wake the event loop also show that the other end is alive.
+        # The socket wakes the event loop only if a minimum number of bytes has arrived (SO_RCVLOWAT). Fewer bytes also
+        # show that the other end is alive, so they are read here.
+        self.receive()
         self._silence_s = 0.0 if self._reader.has_received or self._is_held else self._silence_s + tick_s
         self._reader.has_received = False
         if self._silence_s > MAX_MISSED_HEARTBEATS * interval_s:

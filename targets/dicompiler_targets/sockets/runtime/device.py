@@ -335,7 +335,9 @@ class DeviceRun:
             self.executor.stop_before(first)
         self._mailbox.drop(first)
         self._peers_to_notify = set(self.peers.channels)
-        self._loop.spin_next()  # The coordinator sends the dropped frames again right after the change.
+        # The coordinator sends the dropped frames again right after CHANGE_ROLES. The loop polls for them without
+        # blocking, because waking up from a blocking wait would take longer.
+        self._loop.spin_next()
         self._resume_peers()
 
     def _resume_peers(self) -> None:

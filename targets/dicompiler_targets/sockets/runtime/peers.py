@@ -245,7 +245,10 @@ class PeerConnections:
         channel.start(self._loop, *self._make_callbacks(peer), at_once=False)
 
     def take_received(self) -> bytes:
-        """Return RECEIVED_TENSORS, for the DONE message, of each peer that has sent tensors since the last call."""
+        """Return the part of a DONE message that says how many bytes of tensors each peer has sent.
+
+        It has a RECEIVED_TENSORS struct for each peer that has sent tensors since the last call.
+        """
         entries = []
         for peer in self._manifest["peers"]:
             channel = self.channels.get(peer["device"])

@@ -81,7 +81,9 @@ class RoleSchedule:
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:
-            raise ValueError(f"there is no role for the failure of {sorted(failed)}")
+            raise ValueError(
+                f"the artifact has no plan for the failure of {sorted(failed)}: compile it with --tolerate-failures"
+            )
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
         self._changes = [*needed, (first_frame, chosen)]  # Other threads read the list, so one assignment replaces it.

@@ -455,7 +455,8 @@ def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) ->
     excluded = {name for name, dtype, shape in candidates if not _is_small(dtype, shape)}
     for name, dtype, shape in candidates:
         if name not in excluded and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
-            # The session and the manifest disagree; `value_to_bytes` reports that when the tensor is computed.
+            # The session and the manifest disagree about the tensor's type or shape. It gets no buffer, because its
+            # size is unclear; `value_to_bytes` reports the difference when the tensor is computed.
             excluded.add(name)
     return {name: value for name, value in found.items() if name not in excluded}
 
