@@ -1,7 +1,8 @@
 """Plugins: registration of passes, strategies, targets, operator rules, cost models and platforms.
 
-    entry points ──load──► Registry of classes, rules and families
+    entry points ──load──► Registry of classes, operator rules and platform families
 
-Classes of third parties are wrapped, so that errors in their code name the plugin. Built-in plugins are registered
-through the same hooks. The package also has the pass manager and its instruments.
+A platform family finds platforms by name, such as `rpi4x3`. Things of third parties are wrapped: exceptions in their
+code become errors that name the plugin. Built-in plugins are registered through the same hooks. The package also has
+the pass manager and its instruments.
 """

@@ -8,8 +8,8 @@ plugins must be fast.
     mine = "my_module"
 
 A module may set `dicompiler_api = 2`, the version of the hooks that it was written for. The default is the current
-version. Plugins for newer versions are not loaded. Names must be unique within their kind:
-a thing whose name an earlier plugin uses is left out, with a warning.
+version. Plugins for newer versions are not loaded. Names must be unique within their kind: if an earlier plugin uses a
+name, the later thing is left out, with a warning.
 
 Declare an option that names an input file with `field(default="", metadata={"file": True})`, so that `--depfile` lists
 the file. The documentation has a page for each hook, and `dicompiler.testing` has a check for each hook.
@@ -64,7 +64,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:  # type: ignore[empty-b
 
 @hookspec
 def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
-    """Yield targets, which write a Program to files: frozen dataclasses derived from `Target`.
+    """Yield targets, which write a Program (steps of each device) to files: frozen dataclasses derived from `Target`.
 
     @hookimpl
     def dicompiler_targets():
@@ -76,7 +76,7 @@ def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
 
 @hookspec
 def dicompiler_engines() -> Iterable[type[Engine]]:  # type: ignore[empty-body]
-    """Yield engines, which compute segments on devices: frozen dataclasses derived from `Engine`.
+    """Yield engines, which compute segments (sub-models) on devices: frozen dataclasses derived from `Engine`.
 
     @hookimpl
     def dicompiler_engines():
@@ -113,7 +113,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty
 
 @hookspec
 def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-body]
-    """Yield platform families (`rpi4xN`), whose members have names (`rpi4x3`), and platform file formats.
+    """Yield platform families, which find platforms by name (`rpi4xN` finds `rpi4x3`), and platform file formats.
 
     @hookimpl
     def dicompiler_platforms():

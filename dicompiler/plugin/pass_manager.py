@@ -95,9 +95,10 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
 
 
 def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:
-    """Return `result`, the state after a pass, with the graph before the first pass in its field `loaded_graph`.
+    """Return `result`, the state after a pass, with the graph as it was loaded in its field `loaded_graph`.
 
-    `before` is the state before the pass. If its own `loaded_graph` is not set, the pass was the first one.
+    `before` is the state before the pass. If `before.loaded_graph` is not set, the pass was the first one, so the graph
+    of `before` is the loaded one.
     """
     loaded = before.model.proto.graph if before.loaded_graph is None else before.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)

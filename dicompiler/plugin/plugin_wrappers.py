@@ -2,8 +2,8 @@
 
     class, operator rule or platform family ⇒ the same with wrapped functions
 
-An error names the plugin, its distribution and version, and the place in its code. Built-in plugins are not wrapped,
-so their calls cost nothing extra.
+A platform family finds platforms by name, such as `rpi4x3`. An error names the plugin, its distribution and version,
+and the place in its code. Built-in plugins are not wrapped, so their calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _frame_package(frame: FrameType) -> str:
 
 
 def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
-    """Return a class, operator rule or platform family of a plugin with wrapped functions."""
+    """Wrap the functions of a class, operator rule or platform family, so that errors in them name the plugin.
+
+    A platform family finds platforms by name. `name` is the operator or the family in error messages.
+    """
     if isinstance(value, OperatorRule):
         name = f"rule {name!r} of {guard.plugin}"
         return replace(
@@ -152,8 +155,8 @@ class WrappedFunction:
 
     Attributes:
         name: Name of the function in errors.
-        guard: The plugin.
-        check: Function that checks the result.
+        guard: Calls the function, and names the plugin in errors.
+        check: Function that checks the result and raises _InvalidResult if it is invalid.
     """
 
     __wrapped__: Callable[..., Any]
@@ -294,9 +297,10 @@ def _instance_check(cls: type, what: str) -> Callable[..., Any]:
 
 
 def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:
-    """Return a description of the mistake in a Piece; '' if there is none.
+    """Return a description of the mistake in the result of an operator rule; '' if there is none.
 
-    `piece` is the result of an operator rule for the region `region` of the output.
+    `piece` is the rule's result for the region `region` of the output. It must be a Piece, which has the input regions
+    from which the output region is computed.
     """
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
@@ -332,13 +336,19 @@ def describe_op_cost_error(cost: Any) -> str:
 
 
 def describe_reduction_length_error(length: Any) -> str:
-    """Return a description of the mistake in a result of `OperatorRule.reduction_length`; '' if there is none."""
+    """Return a description of the mistake in a result of `OperatorRule.reduction_length`; '' if there is none.
+
+    A valid result is the length of the axis over which the operator sums (the input channels), or None.
+    """
     is_valid = length is None or (isinstance(length, Integral) and int(length) >= 0)
     return "" if is_valid else f"its reduction_length is {length!r}: expected None or an integer of at least 0"
 
 
 def describe_read_share_error(share: Any) -> str:
-    """Return a description of the mistake in a result of `OperatorRule.read_share`; '' if there is none."""
+    """Return a description of the mistake in a result of `OperatorRule.read_share`; '' if there is none.
+
+    A valid result is the fraction of the first input that the operator reads.
+    """
     is_valid = isinstance(share, Real) and 0 <= float(share) <= 1
     return "" if is_valid else f"its read_share is {share!r}: expected a number from 0 to 1"
 

@@ -41,7 +41,7 @@ from dicompiler.plugin.entry_points import (
 log = logging.getLogger("dicompiler")
 
 UNINSTALLED_PLUGIN = "uninstalled"
-"""Name of the plugin, and of the distribution, of temporarily registered things."""
+"""Name of plugin and distribution in the entries of temporarily registered things, which no plugin provides."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ PLUGIN_KINDS: Mapping[str, PluginKind] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """A class, operator rule or platform family that a plugin provides.
+    """A class, operator rule or platform family (which finds platforms by name) that a plugin provides.
 
     Attributes:
         name: Its name, unique within its kind.
-        value: The class, rule or family. It is wrapped if it comes from a third party.
+        value: The class, rule or family. If it comes from a third party, it is wrapped, so that errors name the plugin.
         distribution: Distribution of the plugin.
         version: Version of the distribution.
         plugin: Name of the plugin's entry point.
@@ -222,9 +222,9 @@ def registry() -> Registry:
 
 @contextmanager
 def temporarily_registered(*things: Any) -> Iterator[Registry]:
-    """Register classes, rules and families for this thread while the context is open.
+    """Register classes, operator rules and platform families for this thread while the context is open.
 
-    Their plugin has the name "uninstalled". They replace entries of the same kind and name.
+    Errors name their plugin "uninstalled". They replace entries of the same kind and name.
 
     Args:
         *things: Classes of passes, strategies, targets, engines and cost models; operator rules; platform families.
@@ -264,7 +264,7 @@ def plugin_kind(value: Any) -> str:
 
 
 def check_registrable(value: Any) -> None:
-    """Check that a class, operator rule or platform family could be registered.
+    """Check that a class, operator rule or platform family (which finds platforms by name) could be registered.
 
     Args:
         value: The class, rule or family.
@@ -424,7 +424,7 @@ def _get_base_class(kind: PluginKind) -> Any:
 
 
 def _get_valid_name(kind: PluginKind, value: Any) -> str:
-    """Return the name of a class, rule or family.
+    """Return the name of a class, operator rule or platform family.
 
     Raises TypeError if it is of the wrong kind, and ValueError if its name is invalid.
     """
@@ -457,10 +457,11 @@ def _check_pass_fields(step: Any) -> None:
 
 
 def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: RegistryEntry) -> RegistryEntry | None:
-    """Return the known entry of the same name because of which `entry` is left out; None if `entry` can be added.
+    """Return the known entry of the same name if `entry` must be left out; None if `entry` can be added.
 
-    Only an operator rule can replace a known one: if it has `replaces=True`, or if it can split the operator and the
-    known rule only states the operator's cost. A known rule with `replaces=True` is never replaced.
+    Only operator rules can replace known entries. A rule with `replaces=True` replaces a known rule. A rule that can
+    split the operator replaces a rule that only states the operator's cost. A known rule with `replaces=True` is never
+    replaced.
     """
     if kind != "operators":
         same_name = (other for other in known.values() if canonical_name(other.name) == canonical_name(entry.name))

@@ -4,7 +4,7 @@
 
 Functions and less common records are in submodules by topic:
 
-    regions     regions of tensors, tilings of layers, and the tasks and boxes that follow from a plan
+    regions     regions of tensors, tilings of layers, and the computations and transfers that follow from a plan
     costs       operation counts, cost models, memory and metrics
     onnx        ONNX graphs and weights; running models and comparing their outputs
     artifacts   files of artifacts, engines, run records, and access to remote devices

@@ -1,4 +1,4 @@
-"""Regions of tensors, tilings of layers, and the tasks and boxes that follow from a plan."""
+"""Regions of tensors, tilings of layers, and the computations and transfers that follow from a plan."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ class Session(Protocol):
     """Running devices of an artifact that wait for frames. `connect` creates a session.
 
     A session must be closed. Several threads may use it: their calls take turns. A forked child of the process cannot
-    use it: each call raises a RunError there, and the parent's session continues. If a device fails and no failure plan
-    covers that, the session ends all devices and raises a RunError that names the device and the cause.
+    use it: each call raises a RunError there, and the parent's session continues. If a device fails and the artifact
+    has no plan for the remaining devices, the session ends all devices and raises a RunError with the device's name and
+    the cause.
 
     Attributes:
         reports: Measurements of each device. The tuple is empty until the session has been closed without an error.
@@ -87,7 +88,7 @@ class Session(Protocol):
         """
 
     def reset(self) -> None:
-        """Reset all states before the next frame.
+        """Reset all states (tensors that one frame passes to the next) before the next frame.
 
         A state is set to its initial value if the inputs of the next frame contain one, and to zeros otherwise.
         """
@@ -114,7 +115,10 @@ class Session(Protocol):
             yield outputs
 
     def close(self) -> None:
-        """Finish the frames in flight and end the devices, except resident devices, which wait for the next session."""
+        """Finish the frames in flight and end the devices.
+
+        Resident devices (processes that stay up between runs) do not end. They wait for the next session.
+        """
 
     def __enter__(self) -> Session: ...
 
@@ -145,8 +149,8 @@ def connect(
             were copied there. Default: `options.hosts`.
         keys: Directory made by `dicompiler keys`. Default: `options.keys`.
         in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
-        on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
-            Default: `options.on_event`.
+        on_event: Function that is called with each RunEvent, such as the failure or the return of a device, in the
+            thread that uses the session. Default: `options.on_event`.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -177,7 +181,7 @@ def resolve_connect_options(
         hosts: A hosts.toml, or its parsed content.
         keys: Directory made by `dicompiler keys`.
         in_flight: Maximum number of frames in flight.
-        on_event: Function that is called with each event.
+        on_event: Function that is called with each RunEvent, such as the failure of a device.
 
     Returns:
         The options. Each argument that is not None replaces a field of `options`.

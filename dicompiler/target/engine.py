@@ -54,7 +54,7 @@ class EngineFiles:
 
     Attributes:
         network: The operators. Inputs and outputs are in the same order as in the segment's model.
-        weights: The weights. `profile` replaces them by zeros of the same length.
+        weights: The weights. `profile` replaces them by zeros of the same length, because they do not affect times.
     """
 
     network: bytes = field(repr=False)
@@ -105,7 +105,8 @@ class Engine(ABC):
         packages: Python packages that this host and the boards need.
         operators: Operators of ONNX that the engine can compute, if types and shapes allow it; empty: all.
         tolerance: Allowed difference from onnxruntime as a share of max|output|; None: the usual tolerance of `verify`.
-        extra_call_s: Seconds by which a call takes longer than in onnxruntime, on the targets' reference host.
+        extra_call_s: Seconds by which a call takes longer than in onnxruntime, on a host with cores that compute
+            REFERENCE_FLOPS_PER_S. Predictions scale it to each device's speed.
     """
 
     name: ClassVar[str]
@@ -143,7 +144,7 @@ class Engine(ABC):
             weights: The data of initializers that are placeholders, by name.
 
         Returns:
-            For the index of each such node, the reason.
+            Why the engine cannot compute each of these nodes, by index of the node.
         """
         if not self.operators:
             return {}

@@ -95,7 +95,8 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
 def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[list[int]]:
     """Return groups of node indices, in topological order. Groups of supported and unsupported nodes alternate.
 
-    Supported groups without any of WORTHWHILE_OPERATORS count as unsupported and are merged with their neighbours.
+    Supported groups without any of WORTHWHILE_OPERATORS are merged with the unsupported groups next to them, because a
+    call of the engine would cost more than it saves.
     """
     supported = list(is_supported)
     while True:

@@ -22,7 +22,7 @@ CopyFunction = Callable[[], object]
 
 
 def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
-    """Return two functions that copy nothing, for segments without copies by the runtime."""
+    """Return two functions that copy nothing: `SegmentCall.make_copies` of a runtime that copies no tensors."""
     return (lambda: None), (lambda: None)
 
 
@@ -162,15 +162,16 @@ class RunResult:
     """The result of a run.
 
     Attributes:
-        outputs: For each frame, the outputs by name, from the first sink device that delivers them.
+        outputs: For each frame, the outputs by name. A sink is a device that receives outputs. Each output is from the
+            first sink that has it.
         reports: Measurements of the devices, in device order. The report of a device that is down at the end contains
             zeros. The report of a device that failed and returned starts at its return.
         outputs_by_device: For each frame, the outputs by name of each sink device.
         frames_s: For each frame, the seconds from sending its inputs to having all its outputs.
         total_s: Seconds from sending the first frame's inputs to having the last frame's outputs.
         events: Failures, takeovers and returns of devices, in order.
-        queue_wait_s: For each frame, the share of `frames_s` before the first device began to compute it. Empty if the
-            target does not measure these times.
+        queue_wait_s: For each frame, the seconds of `frames_s` before the first device began to compute it. Empty if
+            the target does not measure these times.
         is_remote: Whether the run used resident devices on other hosts, which the run's options do not show.
     """
 
@@ -247,7 +248,8 @@ class FrameTimes:
     Attributes:
         frame_s: Seconds from sending the frame's inputs to having all its outputs.
         compute_s: For each device that takes part in the frame, the seconds in which it computed.
-        role: Index of the replica that computed the frame. Replicas of failure plans follow those of the plan.
+        role: Index of the role that computed the frame: a replica of the plan, or a failure plan. The replicas of the
+            plan come first.
         received: For each pair of sender and receiver, the tensors that were sent since the receiver's previous frame.
         boards: For each device that takes part in the frame, the state of its board.
     """
@@ -270,10 +272,10 @@ class Emulation:
         namespaces: Name of each device's network namespace.
         min_segments_s: For each device, the seconds that each of its segments must take at least: first the segments of
             the normal plan, then those of each other role (a replica or a failure plan).
-        speeds: For devices whose speed changes, the times of the changes (time.perf_counter), and the speeds from then
-            on as multiples of the original speed.
-        scale_links: Function that limits the links of a host, or of `*` for a medium that all hosts share, to a
-            multiple of their original rates. None if the network is not emulated.
+        speeds: For each device with changing speed, a pair for each change: the time of the change
+            (time.perf_counter), and the speed from then on as a multiple of the original speed.
+        scale_links: Function (host, factor) that limits the links of a host to a multiple of their original rates. The
+            host `*` stands for a medium that all hosts share. None if the network is not emulated.
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
@@ -337,10 +339,11 @@ class RunOptions:
             frame.
         emulation: The emulated boards that the devices run on; None without emulation.
         start_without: Devices that are regarded as down at the start. They are not started, but may join later.
-        on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
+        on_event: Function that is called with each RunEvent, such as the failure or the return of a device, in the
+            thread that uses the session.
         on_frame: Function that is called with the times of each finished frame, in the thread that uses the session
             (target `sockets`).
-        replaced: The artifact on the same hosts that this one will replace, for `Target.install`.
+        replaced: For `Target.install`: the running artifact on the same hosts that the new artifact will replace.
     """
 
     in_flight: int = 1

@@ -73,13 +73,16 @@ class Target(ABC):
 
     Attributes:
         name: The target's name in specs such as `sockets{threads=2}`.
-        can_run_replicas: Whether artifacts contain the programs of all replicas of a plan (`Program.roles`). If not,
-            compiling a plan with replicas is an error.
-        can_tolerate_failures: Whether artifacts contain the programs of failure plans (`Program.roles`). Runs must
-            switch to a failure plan when devices fail, and must be able to start with one (`RunOptions.start_without`).
-            If not, compiling a plan with failure plans is an error.
-        can_keep_states: Whether devices keep states from frame to frame (`DeviceProgram.states`). If not, compiling
-            with declared states is an error, and the compiler does not search for states by their usual names.
+        can_run_replicas: Whether artifacts contain the programs of all replicas of a plan (`Program.roles`). Replicas
+            are copies of a plan on other devices, which compute alternate frames. If not, compiling a plan with
+            replicas is an error.
+        can_tolerate_failures: Whether artifacts contain the programs of failure plans (`Program.roles`), which are
+            plans for the remaining devices after a failure. Runs must switch to a failure plan when devices fail, and
+            must be able to start with one (`RunOptions.start_without`). If not, compiling a plan with failure plans is
+            an error.
+        can_keep_states: Whether devices keep states, such as key/value caches, from frame to frame
+            (`DeviceProgram.states`). If not, compiling with declared states is an error, and the compiler does not
+            search for states by their usual names.
         can_check_files: Whether `run` and `install` themselves check the artifact's files against the digests in
             artifact.json, for example while they load the files. If not, the caller checks all files before each run.
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.

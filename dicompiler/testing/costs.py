@@ -33,7 +33,7 @@ def check_cost_model(
     of the input channels), and as the addition of two partial sums. The check requires that:
 
     - seconds are finite and not negative (they may be infinite if the device has no compute);
-    - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (shares, devices);
+    - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (pieces, devices);
     - both functions return equal values when they are called again, in this process and in one with another hash seed;
     - the cost model does not change its arguments, end the process, or run without end.
 
@@ -66,7 +66,7 @@ def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> list[
 
 
 def _checked_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[NDArray[np.float64]]:
-    """Return the seconds that a cost model predicts for sample shares of each layer, of shape (shares, devices).
+    """Return the seconds that a cost model predicts for sample pieces of each layer, of shape (pieces, devices).
 
     Raise an error if they are invalid, or if the cost model needs more than `limit_s` seconds for a layer.
     """
@@ -102,9 +102,9 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
 
 
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
-    """Yield the shares of a layer that `check_cost_model` lets the cost model time.
+    """Yield the shares (pieces without a device) of a layer that `check_cost_model` lets the cost model time.
 
-    They are the whole layer, half of it along each axis that can be cut, the partial sum over half of the input
+    The shares are the whole layer, half of it along each axis that can be cut, the partial sum over half of the input
     channels, and the addition of two partial sums.
     """
     yield LayerShare()

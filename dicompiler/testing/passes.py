@@ -35,8 +35,8 @@ def check_pass(
       the model is partitioned by a plan that the pass makes;
     - has a text form that is parsed to an equal pass.
 
-    A pass that `requires` layers, a platform or a plan receives a normalised network with layers, two devices d0 and
-    d1, and a plan that places everything on d0.
+    A pass that `requires` layers, a platform or a plan receives a network after the passes that form layers, two
+    devices d0 and d1, and a plan that places everything on d0.
 
     Args:
         step: The pass, or its class.

@@ -26,7 +26,8 @@ def check_legal(problem: Problem, plan: Plan) -> None:
 
     Raises:
         AssertionError: The plan does not match the layers, uses unknown devices or devices without compute, omits
-            elements that are read, exceeds a host's memory, or has other sources or sinks than the problem.
+            elements that are read, exceeds a host's memory, or has other sources (devices with the inputs) or sinks
+            (devices that receive the outputs) than the problem.
     """
     expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
     for end, actual, wanted in (("source", plan.source, expected.source), ("sink", plan.sink, expected.sink)):
@@ -75,7 +76,8 @@ def verify_plan(
 
     - exact: models with small integers as weights must give the same bits with and without the split;
     - outputs: every output on every sink must be within the tolerance of `reference`;
-    - bytes: every transfer must have the predicted length, and the sum of all lengths must be that of the routing.
+    - bytes: every transfer must have the predicted length, and the sum of all lengths must be the number that the
+      plan's routing (all exchanged regions) predicts.
 
     `prepared` has model, layers and platform. `inputs` are the inputs of one frame, and `reference` are the outputs of
     the whole model for these inputs. `seeds` are the seeds of the exact check. By default, there are enough seeds to

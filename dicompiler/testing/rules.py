@@ -189,7 +189,11 @@ def _with_argument_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_rule_facts(layers: LayerGraph) -> None:
-    """Check the results of the rule's functions `reduction_length` and `read_share`."""
+    """Check the results of two functions of the rule for the only node.
+
+    `reduction_length` is the length of the axis over which the node sums, and `read_share` is the fraction of the first
+    input that the node reads.
+    """
     operation, rule = _get_operation_and_rule(layers)
     extent = None if rule.reduction_length is None else rule.reduction_length(operation)
     share = 1.0 if rule.read_share is None else rule.read_share(operation)
@@ -211,7 +215,7 @@ def form_layers(model: Model) -> LayerGraph:
 
 
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
-    """Check the piece of a random region; then run the node in random parts, and compare the outputs.
+    """Check the rule's result for a random region; then run the node in random parts, and compare the outputs.
 
     `expected` is the output of the whole node. `choose` chooses the random integers.
     """
@@ -249,9 +253,10 @@ def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
-    """Check that the piece that the rule returns covers `region` and reads only existing elements.
+    """Check the Piece (output region and needed input regions) that the rule returns for `region`.
 
-    `reduce` is a range of input channels if the piece is a partial sum.
+    The piece must cover `region` and read only existing elements. If it is a partial sum, `reduce` is the range of
+    input channels over which it sums.
     """
     operation, rule = _get_operation_and_rule(layers)
     place = f"region {region}{f', input channels {reduce}' if reduce else ''}"

@@ -29,7 +29,7 @@ from dicompiler.verify.run_inputs import reference_outputs, verification_frames
 from dicompiler.verify.tolerances import output_tolerances
 
 SPLIT_STRATEGIES = ("single", "modnn", "pipeline")
-"""Strategies that split the samples: one device; tiles with halos; a pipeline of whole layers."""
+"""Strategies that split the samples: all layers on one device, tiles with halos, and a pipeline of whole layers."""
 FRAME_COUNT = 2
 STATE_FRAME_COUNT = 3
 """Number of consecutive frames of the network with a state."""
@@ -66,9 +66,14 @@ def check_target(
     - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes,
       and returns a report for every device.
 
-    Three more plans are run: one with replicas, one with a failure plan (with and without the device that fails), and
-    one for a network with a state that two devices keep in halves. If the target's attributes say that the target does
-    not support such a plan, the target must refuse it.
+    Three more plans are run:
+
+    - one with replicas: two devices compute alternate frames;
+    - one with a failure plan, which is used if a device fails; it is run with and without this device;
+    - one for a network with a state (a tensor that one frame passes to the next), of which two devices keep one half
+      each.
+
+    If the target's attributes say that the target does not support such a plan, the target must refuse it.
 
     Args:
         target: The target, or its class.
@@ -195,7 +200,7 @@ def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan for the first computing device, with a failure plan that uses the second one."""
+    """Check a plan that uses one device, with a failure plan that uses another one if the first has failed."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     failure = FailurePlan((first,), _single_device_plan(sample, second))
     plan = replace(_single_device_plan(sample, first), failures=(failure,))
@@ -204,7 +209,7 @@ def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
-    """Check a network with a state (a running sum), whose rows two devices keep in halves."""
+    """Check a network with a state: a running sum over frames, of which two devices keep half of the rows each."""
     names = [device.name for device in platform.computing_devices][:2]
     model, states = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=states)
