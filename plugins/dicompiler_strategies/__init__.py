@@ -15,7 +15,10 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
-    """Return the classes of the built-in strategies, except for those of `dicompiler_strategies.papers`."""
+    """Return the classes of the built-in strategies, without the published algorithms.
+
+    The published algorithms are registered as a plugin of their own, `dicompiler_strategies.papers`.
+    """
     from dicompiler_strategies.auto import Auto
     from dicompiler_strategies.cpsat import CpSat
     from dicompiler_strategies.dp import Dp

@@ -202,7 +202,8 @@ class _AutoSearch:
             return False
         if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
             return False
-        # If cpsat has tried plans that are similar to its best one, it has also run gradient and evaluated its plans.
+        # gradient is not asked again if cpsat has tried plans that are similar to its best one, because cpsat then has
+        # also run gradient and evaluated its plans.
         is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
         if is_covered or (self.uses_heads and name in NOT_FOR_ATTENTION):
             return False
@@ -233,7 +234,10 @@ class _AutoSearch:
         return f"{note} and left out: {', '.join(self.left_out)}" if note and self.left_out else note
 
     def _search_tables(self) -> None:
-        """Try plans from the cost tables: optimal ones, and ones that differ a little from the best plan."""
+        """Try plans from the cost tables: optimal ones, and ones that differ a little from the best plan.
+
+        Cost tables have the costs of all ways to split each layer.
+        """
         if self.refined is None and self._has_time("optima with cheaper messages"):
             self.search.try_optima(self.tables)
         best = self.search.best
@@ -246,9 +250,10 @@ class _AutoSearch:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the budget is too small to fill cost tables with all choices that cpsat requests.
+        """True if the budget is too small to fill the cost tables that cpsat requests.
 
-        Small problems, and networks for which `heads` is used, are never too large.
+        These tables have the costs of many choices (ways to split a layer). Small problems, and networks for which
+        `heads` is used, are never too large.
         """
         return (
             not self.uses_heads
@@ -258,7 +263,7 @@ class _AutoSearch:
 
     @cached_property
     def affordable_choices(self) -> ChoiceSet:
-        """The choices for which cpsat's cost tables can be filled within the budget."""
+        """The choices (ways to split a layer) for which cpsat's cost tables can be filled within the budget."""
         return CpSat().affordable_choices(self.problem, self.options.budget)
 
     @cached_property
@@ -291,7 +296,8 @@ class _AutoSearch:
     def tables(self) -> CostTables:
         """The cost tables of `heads` if it is used, else those of cpsat.
 
-        Raises DicompilerError if a plan exists already, and the budget is exceeded before the tables are filled.
+        Cost tables have the costs of all ways to split each layer. Raises DicompilerError if a plan exists already, and
+        the budget is exceeded before the tables are filled.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
@@ -299,7 +305,10 @@ class _AutoSearch:
         return CpSat().build_tables(self.problem, budget, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
-        """Return the error that explains best why there is no plan: that of cpsat, else the first one."""
+        """Return the error that explains best why there is no plan; None if no strategy raised an error.
+
+        It is the error of cpsat if there is one, else the first error.
+        """
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
@@ -320,7 +329,7 @@ class _AutoSearch:
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
             refined = tried.plan_over_tables(self.tables, self.search.budget)
-            # cpsat may return a plan that breaks a constraint if the budget was exceeded.
+            # The constraints are checked, because cpsat may return a plan that breaks one if the budget was exceeded.
             if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])
                 self.refined = refined if self.problem.objective == "latency" else None

@@ -60,9 +60,9 @@ MAX_SPARING_LOSS = 1.02
 Predictions of the objective have larger errors than this factor.
 """
 MAX_SPARED_LAYERS = 8
-"""Number of layers that get another choice to store fewer weights, one after another."""
+"""Number of layers that get another choice (way to split the layer) to store fewer weights, one after another."""
 MAX_RUN_LAYERS = 256
-"""Largest number of consecutive layers whose choices are optimised again together (see `neighbours`)."""
+"""Largest number of consecutive layers whose choices (ways to split them) are optimised again together."""
 MAX_RUN_CHOICES = 48
 """Number of choices of each layer that are considered when consecutive layers are optimised again."""
 MAX_VAIN_TRIES = 100
@@ -113,8 +113,9 @@ def _count_parts(plan: Plan) -> int:
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one choice per layer) in the barrier model for each λ, without repetitions.
 
-    λ is a factor on the times of sending. Nothing is yielded if the layer graph has so many parallel
-    branches that the tables of the exact search (`minimise_exactly`) would be too large.
+    In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times of
+    sending. Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
+    (`minimise_exactly`) would be too large.
     """
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:
@@ -191,7 +192,11 @@ class CandidateSearch:
         return self.budget.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
-        """Evaluate the best selections of the barrier model for all factors λ on the times of sending."""
+        """Evaluate the best selections (one choice per layer) in the barrier model, for all factors λ.
+
+        In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times
+        of sending.
+        """
         for selection in find_optima(tables):
             if self.budget.is_exceeded():
                 return
@@ -227,9 +232,9 @@ class CandidateSearch:
     def reduce_weights(self, tables: CostTables) -> None:
         """Reduce the weights on the fullest device, if the objective grows by less than MAX_SPARING_LOSS.
 
-        Each tried layer gets the choice with which no device stores more of the layer's weights than necessary: the
-        largest number of bytes on a device is as small as possible. The MAX_SPARED_LAYERS layers that can save the most
-        bytes are tried. A layer is skipped if it saves at most 1 % of the sum of all layers' largest numbers.
+        A layer's load is the largest number of bytes of its weights on a device. The MAX_SPARED_LAYERS layers whose
+        load can fall the most are tried one after another. Each gets the choice (way to split the layer) with the
+        smallest load. A layer is skipped if its load falls by at most 1 % of the sum of all layers' loads.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -285,9 +290,10 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.origin)
 
     def _try_wave_shares(self, plan: Plan, origin: str) -> None:
-        """Evaluate a plan in waves (see `try_waves`), with several fractions of rows in the first wave.
+        """Evaluate a plan in waves, with several fractions of rows in the first wave.
 
-        Then fractions ever closer to the best one are evaluated.
+        The first wave has rows that other devices wait for; they are sent while the second wave is computed. After the
+        best of the fractions is found, fractions ever closer to it are evaluated.
         """
         best = 1.0
         for step in (0.0, *SHARE_STEPS):
@@ -302,7 +308,11 @@ class CandidateSearch:
                 return
 
     def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
-        """Return True if the barrier model's latency exceeds the best simulated one more than HOPELESS_RATIO times."""
+        """Return True if a selection's latency in the barrier model is too high to simulate its plan.
+
+        This is the case if it exceeds the best simulated latency by more than the factor HOPELESS_RATIO. In the barrier
+        model, nothing overlaps.
+        """
         if self.best is None or self.problem.objective != "latency":
             return False
         return tables.total_seconds(selection) > HOPELESS_RATIO * self.best.value(self.problem)
@@ -313,8 +323,9 @@ def neighbours(
 ) -> Iterator[tuple[int, ...]]:
     """Yield an endless sequence of selections near `selection`; a selection has one choice per layer.
 
-    Two kinds of changes alternate. The first changes the choice of one layer to one of the four best in the barrier
-    model, with times of sending multiplied by `scale`. The second optimises the choices of consecutive layers again.
+    A choice is one way to split a layer. Two kinds of changes alternate. The first gives one layer one of its four best
+    choices by the cost tables, with times of sending multiplied by `scale`. The second optimises the choices of
+    consecutive layers again.
     """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
@@ -354,7 +365,8 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
     """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest choices.
 
-    The cost of a choice includes that of each edge, with the neighbouring layer's choice that makes the edge cheapest.
+    The cost of a choice includes the transfers from and to each connected layer. For these, the connected layer has the
+    choice with which the transfer is cheapest.
     """
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():

@@ -38,8 +38,8 @@ class CpSat(Strategy):
     devices.
 
     The log states the value of the plan and the lower bound. The bound holds for this set of choices in the barrier
-    model, in which nothing overlaps (see `tables.cost_tables`). The memory of the hosts is a hard limit. Equal options
-    give equal plans.
+    model, in which neither layers nor computing and sending overlap. The memory of the hosts is a hard limit. Equal
+    options give equal plans.
     """
 
     name: ClassVar[str] = "cpsat"
@@ -164,8 +164,9 @@ class CpSat(Strategy):
     def requested_choices(self, problem: Problem) -> ChoiceSet:
         """Return the choices that the options describe, without those that are useless for the objective.
 
-        Extra rows of tiles save messages but not work. For objectives that do not count messages, at most one extra row
-        remains, and one way to place the borders between rows: the second entry of `row_cuts`, or its only one.
+        Tiles with extra rows need fewer messages but more computing. For objectives that do not count messages, tiles
+        therefore have at most one extra row. The borders between tiles are then placed in one way only: by the second
+        entry of `row_cuts`, or by its only one.
         """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):

@@ -219,8 +219,8 @@ class StageEstimates:
         """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
 
         A layer needs at least the smallest RAM of the stages that contain it. All stages that have been estimated
-        before are considered. The shortest possible stages (from one position of `cuts` to the next), in up to `most`
-        tiles, are considered too.
+        before are considered. The shortest possible stages, in up to `most` tiles, are considered too. Such a stage
+        extends from one position at which stages may begin to the next one.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:

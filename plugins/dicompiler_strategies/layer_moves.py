@@ -38,8 +38,8 @@ def is_plan_of_whole_layers(plan: Plan) -> bool:
 def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
     """Return the best plan that is found by moving runs of consecutive layers to other devices.
 
-    If no plan is better, the layers stay on the devices of `plan`. The plan must consist of whole layers (see
-    `is_plan_of_whole_layers`). The objective is that of the problem, as `BatchedModel` estimates it.
+    If no plan is better, the layers stay on the devices of `plan`. The plan must have each layer whole on one device,
+    and no replicas. The objective is that of the problem, as `BatchedModel` estimates it.
     """
     model = build_batched_model(problem)
     position = {device.name: i for i, device in enumerate(problem.platform.devices)}

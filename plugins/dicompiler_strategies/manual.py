@@ -142,8 +142,11 @@ class _MappingResolver:
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
         """Return the devices of each layer.
 
-        A layer without a key gets the device of a layer whose output it reads; if there is none, the device of a layer
-        that reads its output; else the device of the first key.
+        A layer gets the devices of its keys. A layer without a key gets the first of these devices that exists:
+
+        - the first device of a layer whose output it reads,
+        - the first device of a layer that reads its output,
+        - the device of the first key.
         """
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}

@@ -66,7 +66,8 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
     # If the network has states, there is only one group, because other groups lack the states of the previous frame.
     groups = 1 if problem.layers.states else min(MAX_ROUND_FRAMES, len(devices) // size)
-    # The devices with the same position in their groups are as similar in speed as possible.
+    # All groups have the same stages, so devices with the same position in their groups get the same layers. These
+    # devices are therefore as similar in speed as possible.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:

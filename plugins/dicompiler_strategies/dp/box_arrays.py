@@ -79,7 +79,8 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # If there are cuts, a device without a region has an empty interval, so that `common` is 0 already.
+    # `common` must be 0 for senders without a region. With cuts it is 0 already, because such a device then has an
+    # empty interval.
     senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

@@ -151,8 +151,8 @@ def build_candidate_runs(
 ) -> list[list[CandidateRun]]:
     """Return for each layer the candidate runs that begin with it.
 
-    One of them computes the layer as a whole on the team's leader. Raises BudgetExceeded if the budget is exceeded
-    before all runs are built.
+    One of them computes the layer as a whole on the team's leader, the device for layers that are not split. Raises
+    BudgetExceeded if the budget is exceeded before all runs are built.
     """
     weight_bytes, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
@@ -207,8 +207,8 @@ def _single_layer_run(
 ) -> CandidateRun:
     """Return the run of a single layer in which each member of the team computes its entry of `shares`.
 
-    An entry is None if the member computes nothing. `form` says how the output is distributed over the devices
-    afterwards.
+    An entry is a piece of the layer, or None if the member computes nothing. `form` says how the output is distributed
+    over the devices afterwards.
     """
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
@@ -292,9 +292,9 @@ def _row_blocks(
     """Yield blocks of layers in fused height tiles that end before layer `stop`, each one layer longer than the last.
 
     A block is skipped if it is not faster than its layers in separate runs, because these runs are candidates too. The
-    loop ends if a block takes at least twice as long as its layers in separate runs. It also ends if the leader alone
-    would compute the block at least as fast. `singles` caches for each layer two times in seconds: computing its rows
-    on all devices, and sending missing rows before.
+    loop ends if a block takes at least twice as long as its layers in separate runs. It also ends if the leader (the
+    device for layers that are not split) alone would compute the block at least as fast. `singles` caches two times in
+    seconds for each layer: the time to compute its rows on all devices, and the time to send missing rows before that.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -310,8 +310,9 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        # `seconds` has no time to send missing rows before the block's first layer, so `separate_s` must not have it
-        # either. It is added at the end of the loop, when the block gets another layer at the front.
+        # `seconds` and `separate_s` are comparable only if neither includes the sending of missing rows before the
+        # block's first layer. `separate_s` gets this time at the end of the loop, because the layer then is no longer
+        # the first one.
         separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return

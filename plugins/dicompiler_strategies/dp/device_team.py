@@ -122,7 +122,10 @@ class ProblemFacts:
         return result
 
     def row_seconds_of(self, layer: Layer, device: Device) -> Floats:
-        """Return the seconds of a device for 0, 1, … rows of a layer, shape (rows + 1,); see `measure_row_seconds`."""
+        """Return the seconds of a device for 0, 1, … rows of a layer, shape (rows + 1,).
+
+        The cost model is asked for a few numbers of rows; the other values are interpolated.
+        """
         key = (layer.name, self.speed_classes[device.name])
         if key not in self.row_seconds:
             problem, row_map = self.problem, self.row_maps[layer.name]
@@ -243,7 +246,7 @@ class DeviceTeam(Memoizing):
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
         """Return, for each input tensor, the region that each member needs to compute its entry of `shares`.
 
-        A member with the entry None computes nothing and needs no region.
+        An entry is a piece of the layer. A member with the entry None computes nothing and needs no region.
         """
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
@@ -259,7 +262,8 @@ class DeviceTeam(Memoizing):
     def share_seconds(self, layer: Layer, shares: Sequence[LayerShare | None]) -> Floats:
         """Return the seconds that each of the platform's n devices computes on a layer, shape (n,).
 
-        `shares` has the share of the layer for each member of the team, or None if it computes nothing.
+        `shares` has, for each member of the team, the piece of the layer that it computes, or None if it computes
+        nothing.
         """
         total = np.zeros(len(self.problem.platform.devices))
         known: dict[tuple[int, object, object], float] = {}
@@ -284,8 +288,9 @@ class DeviceTeam(Memoizing):
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
         """Return the range of a layer's input channels that each member of the team sums over.
 
-        If the previous layer can be split by channels, these are the channels that the member would then compute
-        (FUSE). Otherwise the ranges are in proportion to the members' weights.
+        If the previous layer can be split by channels, these are the channels that the member would then compute, so
+        that nothing is sent between the two layers (FUSE). Otherwise the ranges are in proportion to the members'
+        weights.
         """
         length = reduction_length(self.layers, layer)
         assert length is not None

@@ -89,8 +89,7 @@ class RowMap:
     def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
         """Return consecutive intervals of output rows in proportion to `weights`.
 
-        Some layers compute rows only in groups. A boundary within a group then moves to the nearer end of the group, as
-        in `split_axis`.
+        Some layers compute rows only in groups. A boundary within a group then moves to the nearer end of the group.
         """
         ends = []
         for _, end in split_proportionally(self.height, weights):

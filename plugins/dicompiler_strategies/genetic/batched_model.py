@@ -105,7 +105,7 @@ class BatchedModel:
         seconds: Seconds of each layer on each device, of shape (layers, devices).
         byte_seconds: Seconds to send a byte, for each pair of devices.
         message_seconds: Seconds to send a message in addition to its bytes, for each pair of devices.
-        latency: Latency of network and runtime in seconds, for each pair of devices (see `pair_times`).
+        latency: Latency of the network plus that of the receiver's runtime in seconds, for each pair of devices.
         link_latency: Latency of the network alone in seconds, for each pair of devices.
         runtimes: Seconds that the runtime of each device takes for messages and calls.
     """
@@ -285,10 +285,10 @@ class _Batch:
     def _first_on_each(
         self, flow: TensorFlow, rows: Iterable[_ReaderRow]
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
-        """Yield each reader of `rows`, its device in each plan, and a mask of plans.
+        """Yield each reader of a tensor, its device in each plan, and a mask of plans in which it receives the tensor.
 
-        The mask is True for a plan if two things hold: no earlier reader in `rows` is on the same device, and the
-        device has neither computed the tensor nor is its source.
+        `rows` has the readers. A reader receives the tensor unless its device already has it. The device has it if it
+        computed the tensor, is the tensor's source, or computes an earlier reader in `rows`.
         """
         before: list[Positions] = []
         for layer, devices in rows:
@@ -305,7 +305,8 @@ class _Batch:
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
         """Return, for each plan, the bytes of a tensor that a device receives for the readers in `group`.
 
-        `devices` has the device in each plan. `rows` has the devices of the readers.
+        `devices` has the device in each plan. `rows` has the readers (layers or sinks), with their devices in each
+        plan.
         """
         total = np.zeros(len(self.plan_numbers))
         for piece in group.shared_bytes:

@@ -110,7 +110,7 @@ def evolve(
     try:
         for generation in range(1, settings.generations + 1):
             offspring = algorithm.ask()
-            if offspring is None or not len(offspring):  # The mating has found no new plan.
+            if offspring is None or not len(offspring):  # The mating has found no new plan, so the search ends.
                 break
             if generation > 1:
                 objectives, limits = evaluate(encoding.decode(offspring.get("X")))
@@ -149,7 +149,7 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 def _find_new_points(objectives: Array, known: Array) -> list[int]:
     """Return the positions of the rows of `objectives` that are neither in `known` nor equal to an earlier row.
 
-    Plans with equal objectives would displace other plans of the front.
+    Only these points may enter the front, because several plans with equal objectives would displace other plans.
     """
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 

@@ -151,9 +151,10 @@ class LocalSearch:
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
         """Return the selections after each sequence of layers was set to its best choices, one after another.
 
-        All other layers are fixed while a sequence (see `_paths`) is set. `prices` are the costs of a byte of weights
-        on each limited host, shape (plans, limited hosts). If they are given, they are added to the cost, and the
-        memory limits are not enforced. Without prices, no change violates a limit that was satisfied before.
+        In a sequence, each layer reads the layer before it. All other layers are fixed while a sequence is set.
+        `prices` are the costs of a byte of weights on each limited host, shape (plans, limited hosts). If they are
+        given, they are added to the cost, and the memory limits are not enforced. Without prices, no change violates a
+        limit that was satisfied before.
         """
         current = selections.copy()
         # Without memory limits, the best choices of a sequence depend only on the choices of its neighbours. Sequences
@@ -175,7 +176,10 @@ class LocalSearch:
 
     @cached_property
     def _known_optimal(self) -> set[tuple[int, bytes]]:
-        """Keys of sequences that are known to have their best choices, as `_surroundings_key` returns them."""
+        """Keys of sequences that are known to have their best choices.
+
+        A key has the sequence's choices and those of all layers that are connected to it (see `_surroundings_key`).
+        """
         return set()
 
     @cached_property
@@ -187,7 +191,7 @@ class LocalSearch:
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a key that tells apart the choices of a sequence and of all layers that are connected to it."""
+        """Return a key of a sequence's choices, together with those of all layers that are connected to it."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:

@@ -2,7 +2,8 @@
 
     CostTables + objective → one ObjectiveTables (latency), or one for each set of powered devices (energy)
 
-A choice is one way to split a layer. The tables also have the memory limits of the hosts.
+A choice is one way to split a layer. Powered devices are those that draw idle power during the frame. The tables also
+have the memory limits of the hosts.
 """
 
 from __future__ import annotations
@@ -143,7 +144,10 @@ def _label_family(label: str) -> str:
 
 
 def _device_sets(tables: CostTables) -> list[frozenset[str]]:
-    """Return the sets of powered devices: the 1, 2, … fastest devices, all devices, and each single device."""
+    """Return the sets of powered devices to try: the 1, 2, … fastest devices, all devices, and each single device.
+
+    Powered devices are those that draw idle power during the frame.
+    """
     devices = [device.name for device in devices_by_rate(tables.problem)]
     counts = tables.options.device_counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})

@@ -46,7 +46,9 @@ def check_descent_options(options: Strategy, learning_rate: float) -> None:
 
 @dataclass(frozen=True)
 class BestSelection:
-    """The best selection (number of each layer's choice) that a search found.
+    """The best selection that a search found.
+
+    A selection has, for each layer, the number of one of its choices (ways to split the layer).
 
     Attributes:
         selection: The selection.
@@ -70,8 +72,8 @@ class Gradient(Strategy):
         conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 
     Local search then improves the most probable splits ("+1" is an extra row of each tile). The objective is latency or
-    energy. Costs are those of the barrier model (see `tables.cost_tables`). The strategy `diapason` is the published
-    method. This strategy differs from it:
+    energy. Costs are those of the barrier model, in which neither layers nor computing and sending overlap. The
+    strategy `diapason` is the published method. This strategy differs from it:
 
     - The loss is normalised.
     - The steps follow the natural gradient.

@@ -178,8 +178,8 @@ def _objective_tables(
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
     """Return the costs of choices and of pairs of choices (`node` and `edge`) whose sum is the objective.
 
-    If the objective is the largest of several loads, all costs are 0. For energy, the devices `powered` draw idle
-    power; None means all devices.
+    If the objective is the largest of several loads (throughput, memory), all costs are 0, because the objective is not
+    a sum of costs. For energy, the devices `powered` draw idle power; None means all devices.
     """
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":

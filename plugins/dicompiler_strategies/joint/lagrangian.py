@@ -227,12 +227,13 @@ def bound_without_elimination(
 ) -> RelaxedProblem:
     """Return a good selection and a lower bound for a graph that is too wide for variable elimination.
 
-    The lower bound of a choice is the sum of the minima of all tables, in which the tables of the choice's layer are
-    minimised over the other layers only. The least bound of a layer's choices is a bound on all selections. The bound
-    is the largest of these over all layers.
+    The lower bound of a choice is the sum of the minima of all tables. In the tables of the choice's layer, only the
+    entries with this choice count. For each layer, the least bound of its choices is a bound on all selections. The
+    returned bound is the largest of these bounds.
 
-    The selection is the best one that local search finds. The search begins with the selections `start` and, unless the
-    objective is the largest load, with the optimum over the few choices of each layer that have the smallest bounds.
+    The selection is the best one that local search finds. The search begins with the selections `start`. Unless the
+    objective is the largest load, it also begins with the optimum over a few choices of each layer, those with the
+    smallest bounds.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}

@@ -90,7 +90,8 @@ def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()
 class _JointSearch:
     def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
         self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
-        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # Choice 0 is the fastest device.
+        # Choice 0 of each layer is the whole layer on the fastest device.
+        self.start_selections = [tuple(0 for _ in cost_tables.choices)]
         self.interrupted = False
         self.powered_devices: set[str] | None = None  # Devices that draw idle power, if the objective is energy.
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}

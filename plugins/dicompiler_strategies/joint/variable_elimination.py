@@ -19,7 +19,7 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 MAX_TABLE_ELEMENTS = 1 << 25
-"""Elements of the largest table that elimination may build (256 MiB), see `EliminationOrder.largest_table`."""
+"""Largest number of elements of a table that elimination may build (256 MiB of 64-bit floats)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,10 @@ class EliminationOrder:
 
     @cached_property
     def parents(self) -> tuple[int | None, ...]:
-        """For each step, the later step that receives its message: the first one that eliminates a neighbour."""
+        """For each step, the later step that uses its message: the first one that eliminates a neighbour.
+
+        The message of a step is the table that results from the elimination of its variable.
+        """
         return tuple(min((self.step_of_variable[v] for v in s.neighbours), default=None) for s in self.steps)
 
     @property

@@ -44,7 +44,13 @@ Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
 - "device": everything on one device.
 """
 DataState = Literal["gateway", "rows", "outputs", "sums"]
-"""Where the data is stored between two rounds. `_Rounds` explains the values."""
+"""Where the data is stored between two rounds.
+
+- "gateway": no data is on a device.
+- "rows": each device has a range of rows.
+- "outputs": each device has a range of a fully connected layer's outputs.
+- "sums": the gateway has the sums of the devices' partial sums.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -262,9 +262,10 @@ class _SpaceBuilder:
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
         """Return the box of one output of a layer that each sublayer computes, shape (P, S, axes + 1, 2).
 
-        `at` is the position of the layer, `pos` are its P opportunities, and `slot` is the index of the output. If
-        `shares` is True, the boxes are the disjoint ones from which sublayers send. The result is None if the output
-        has no static shape.
+        A box is the interval on each axis, and on one more axis 0..1; it is 0..0 on every axis if the sublayer computes
+        nothing. `at` is the position of the layer, `pos` are its P opportunities, and `slot` is the index of the
+        output. If `shares` is True, the boxes are the disjoint ones from which sublayers send. The result is None if
+        the output has no static shape.
         """
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape

@@ -101,13 +101,19 @@ class _Piece:
 
 
 def interval_sums(values: Sequence[float], positions: Sequence[int]) -> Floats:
-    """Return, for each stage, the sum of the `values` of its layers; `values` has one number for each layer."""
+    """Return, for each stage, the sum of the `values` of its layers; `values` has one number for each layer.
+
+    Entry [i, j] of the result is for the stage of the layers positions[i] to positions[j] - 1.
+    """
     total = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))[list(positions)]
     return np.triu(total[None, :] - total[:, None])
 
 
 def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
-    """Return the bytes of constants of each stage. A constant that several layers of a stage share counts once."""
+    """Return the bytes of constants of each stage. A constant that several layers of a stage share counts once.
+
+    Entry [i, j] of the result is for the stage of the layers positions[i] to positions[j] - 1.
+    """
     layers, block = len(positions) - 1, block_of_layers(positions)
     total = np.zeros((layers + 1, layers + 1))
     for nbytes, owners in flows.weights:
@@ -116,7 +122,7 @@ def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
 
 
 def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalTraffic:
-    """Return the tensors that enter and leave each stage."""
+    """Return the tensors that enter and leave each stage. A stage may begin and end at each of `positions`."""
     layers = len(positions) - 1
     counters = [_TrafficCounter(layers) for _ in range(8)]
     received, received_outputs, sent, sent_to_readers, inputs, other_inputs, outputs, other_outputs = counters

@@ -70,7 +70,9 @@ class DeviceKind:
 
 @dataclass(frozen=True, eq=False)
 class StageUnit:
-    """Devices that compute one stage, with arrays of the loads of every possible stage (see `interval_loads`).
+    """One device that computes a stage, or several that take its frames in turn, with the loads of every stage.
+
+    Entry [i, j] of an array belongs to the stage that begins at the model's position number i and ends at number j.
 
     Attributes:
         counts: Number of devices of each kind.
@@ -89,7 +91,7 @@ class StageUnit:
 
 @dataclass(frozen=True, eq=False)
 class StageModel:
-    """All units of a problem.
+    """All units of a problem. A unit is one device, or several devices that take frames in turn.
 
     Attributes:
         kinds: Kinds of devices.
@@ -264,7 +266,10 @@ class _ModelBuilder:
         return kinds
 
     def _list_units(self, kinds: Sequence[DeviceKind]) -> Iterator[tuple[int, ...]]:
-        """Yield the numbers of devices of each unit: single devices first, then larger units up to a limit."""
+        """Yield the number of devices of each kind in each unit: single devices first, then larger units up to a limit.
+
+        A unit is one device, or several devices that take the frames of a stage in turn.
+        """
         singles = [tuple(int(i == k) for k in range(len(kinds))) for i in range(len(kinds))]
         yield from singles
         if not self.rules.takes_turns or self.rules.order or self.is_memory or self.problem.layers.states:

@@ -147,7 +147,8 @@ class _PipelineSearch:
     def transitions(self) -> dict[DeviceCounts, list[tuple[int, DeviceCounts]]]:
         """The possible units of the next stage, by the numbers of devices of each kind that earlier stages use.
 
-        Each unit is a pair: its index in `model.units`, and the numbers of used devices after the unit is added.
+        A unit is one device, or several devices that take frames in turn. Each unit is given as a pair: its index in
+        `model.units`, and the numbers of used devices after the unit is added.
         """
         steps: dict[DeviceCounts, list[tuple[int, DeviceCounts]]] = {}
         for used in self.sets:
@@ -179,7 +180,8 @@ class _PipelineSearch:
     def least_traffic(self, limit: float) -> tuple[tuple[int, int, int], ...] | None:
         """Return the stages with the least traffic among those with no load above the limit; None if there are none.
 
-        A stage is (index of its first position, index of its end, index of its unit).
+        A stage is (index of its first position, index of its end, index of its unit). A unit is the device or devices
+        that compute the stage.
         """
         size = len(self.model.positions)
         costs = [np.where(_above_diagonal(unit.load) <= limit, unit.traffic, np.inf) for unit in self.model.units]

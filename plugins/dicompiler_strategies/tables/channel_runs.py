@@ -60,7 +60,7 @@ class ChannelRun:
 
 @dataclass(frozen=True)
 class ChannelRunCut:
-    """The ranges and regions that a run has on each of several devices.
+    """The ranges and regions that a run (layers that are cut by channels together) has on each of several devices.
 
     Attributes:
         ranges: For each device, the range of the summing layer's reduction axis.

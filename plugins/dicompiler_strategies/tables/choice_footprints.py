@@ -48,8 +48,8 @@ class ChoiceFootprint:
     Attributes:
         produced: By index of a layer output: the box of this output that each device computes.
         shares: The boxes of `produced`, made disjoint: a device sends only elements of its share to other devices.
-        needs: By index of a layer input: the boxes of this input that each device reads. States have negative indices,
-            see `state_slots`.
+        needs: By index of a layer input: the boxes of this input that each device reads. States (inputs that the
+            previous frame computed) have the indices −1, −2, ….
         partial_seconds: Seconds to compute partial sums.
         final_seconds: Seconds to compute everything but partial sums.
         weight_bytes: Bytes of weights that a device stores.
@@ -85,7 +85,7 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class _PartProbe:
-    """The facts about one part that do not depend on its device.
+    """The facts about one part (a piece of a layer on a device) that do not depend on the device.
 
     Attributes:
         task: The piece of the layer that the part computes.
@@ -115,7 +115,8 @@ class _FootprintBuilder:
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
         self.shares = {slot: array.copy() for slot, array in self.produced.items()}
-        self.reads: dict[tuple[int, int], Ints] = {}  # Boxes by (index of the input, 1 if read for partial sums).
+        # Boxes that devices read, by (index of the input, 1 if they are read for partial sums and else 0).
+        self.reads: dict[tuple[int, int], Ints] = {}
         self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
         self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
 
@@ -189,7 +190,8 @@ class _FootprintBuilder:
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
         # A part with `reduce` computes a partial sum. If the layer looks up rows of a table, the partial sum is a
-        # lookup in a range of the table. This lookup has additional nodes that copy data.
+        # lookup in a range of the table. This lookup has additional nodes that copy data, for which the seconds are
+        # added here.
         if part.reduce is None:
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
@@ -205,8 +207,8 @@ class _FootprintBuilder:
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
     """Return a number for each state that a layer reads, by the model input of the state.
 
-    Footprints use these numbers like indices of layer inputs. The numbers are −1, −2, …, so that none of them is the
-    index of an input.
+    A state is an output of the model that becomes an input of the next frame. Footprints use these numbers like indices
+    of layer inputs. The numbers are −1, −2, …, so that none of them is the index of an input.
     """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}

@@ -35,11 +35,18 @@ SPLIT_KINDS = ("whole", "height", "grid", "lop", "lip")
 SHARE_KINDS = ("equal", "rate", "memory")
 """How much each device computes: equal shares, or shares proportional to its compute rate or to its host's memory."""
 SOURCE_SHARE = "source"
-"""An additional kind of share: more rows for the device that has the network's input, see `rows_for_source`."""
+"""An additional kind of share: all devices finish the network's first layer at the same time.
+
+The device that has the network's input gets more rows, because it does not wait for the input.
+"""
 ROW_CUTS = ("balanced", "nearest", "coarser")
-"""Ways to place the borders between the rows of neighbouring devices, explained at `ChoiceSet.row_cuts`."""
+"""Ways to place the borders between the rows of neighbouring devices.
+
+"balanced": each device has as many rows as its share requires, rounded to whole rows. "nearest": at the row nearest to
+the exact border. "coarser": at the borders of the next smaller layer.
+"""
 MERGE_KINDS = ("one", "channels", "rows", "all")
-"""Ways to add up partial sums, explained at `ChoiceSet.merges`."""
+"""Ways to add up partial sums: on one device, in shares of the channels or of the rows, or on all devices."""
 MIN_LAYER_S = 1e-12
 """Seconds that a layer is assumed to take at least, so that its speed is finite."""
 
@@ -149,7 +156,7 @@ def devices_by_rate(problem: Problem) -> tuple[Device, ...]:
 
 def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]:
     devices = devices_by_rate(problem)
-    # The fastest device is always a choice. Without any whole layer there might be no choice at all.
+    # The whole layer on the fastest device is always a choice, because a layer that cannot be split needs one.
     whole_devices = devices if options.each_device and "whole" in options.kinds else devices[:1]
     for device in whole_devices:
         yield Choice("whole", f"whole {device.name}", (Part(device.name),))
@@ -317,8 +324,8 @@ def _grow_tiles(
     """Yield one choice for each number of extra rows in `extra_counts`.
 
     With n extra rows, each tile is extended by n elements at both ends of each axis in `grown_axes`. For grid tiles,
-    these axes are height and width; for all others, only the cut axis. Tiles with extra rows need fewer exchanges, see
-    `ChoiceSet.extra_rows`. The label of each choice begins with `name`.
+    these axes are height and width; for all others, only the cut axis. Tiles with extra rows need fewer exchanges,
+    because consecutive layers can then be computed without one. The label of each choice begins with `name`.
     """
     whole = split.full_region()
     for extra in extra_counts if tiles else ():
@@ -339,7 +346,8 @@ _CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]
 def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str, range]]:
     """Yield, for each row cut: a function that cuts an axis, a label suffix, and the numbers of extra rows to try.
 
-    A row cut is a way to place the borders between the rows of neighbouring devices, see `ChoiceSet.row_cuts`.
+    A row cut is a way to place the borders between the rows of neighbouring devices, such as at the row that is nearest
+    to the exact border.
     """
     layers, layer = split.problem.layers, split.layer
 
@@ -349,8 +357,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
         if cut_kind == "balanced":
             return split_axis(layers, layer, axis, weights)
         extent = split.full_region()[axis][1]
-        # The height may have a smaller extent in a later layer although the width has none: strides such as [2, 1]
-        # reduce only one axis.
+        # If no later layer has a smaller extent of this axis, the extent in this layer is used. This may be so for the
+        # width although the height gets smaller, because strides such as [2, 1] reduce only one axis.
         rows = (next_smaller_extent(layers, layer, label) if cut_kind == "coarser" else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
@@ -400,7 +408,7 @@ def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
     """Yield the choices with a grid of two columns of tiles, and those with the grid that is closest to a square."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
-    # The patches of an image in a sequence have only one axis for both height and width, which has no grid.
+    # If the patches of an image are a sequence, one axis is both height and width, so that no grid is possible.
     if height is None or width is None or height == width:
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)

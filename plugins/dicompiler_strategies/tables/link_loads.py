@@ -120,7 +120,8 @@ class LinkLoads:
         """Return the seconds until the bytes that each device sends to each other device have been received.
 
         The bytes `sent` have the shape (…, senders, receivers), and the result has the shape (…). The latency is
-        counted once. `needed` is explained at `RuntimeArrays.handling_seconds`.
+        counted once. `needed` has the bytes of the tensor that each receiver joins from received pieces, of shape (…,
+        receivers); it is None if nothing is joined.
         """
         seconds = self._network_seconds(sent)
         return seconds if self.runtime is None else seconds + self.runtime.handling_seconds(sent, needed)

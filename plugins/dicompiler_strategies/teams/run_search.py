@@ -78,7 +78,9 @@ class RunObjective:
 
 
 class RunSearch:
-    """Improves selections by moves of runs of layers.
+    """Improves selections (one choice per layer) by moves of runs of consecutive layers.
+
+    A move gives all layers of a run the choice with the same label, such as "height 2 on pi02 pi03".
 
     Args:
         choices: The choices of each layer.
