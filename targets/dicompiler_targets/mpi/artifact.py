@@ -24,7 +24,7 @@ from dicompiler_targets.mpi.codegen import assign_output_files
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE, PROGRAM_FILE, UNBUILT_FILES, make_package_sources
 
 DeliveredFrames = tuple[dict[str, dict[str, NDArray[Any]]], ...]
-"""For each frame: the outputs that each device delivered, by device name and output name."""
+"""For each frame (inference request): the outputs that each device delivered, by device name and output name."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class MpiArtifact:
     Attributes:
         directory: The artifact's directory.
         document: The content of its artifact.json.
-        packages: For each device, in the order of ranks (MPI processes): the directory of its host's package.
+        packages: For each device, in the order of ranks (MPI processes): the directory of its host's package. A package
+            has the sources of the program, and the files of all devices of the host.
     """
 
     directory: Path
@@ -45,7 +46,7 @@ class MpiArtifact:
     def load(cls, directory: Path) -> MpiArtifact:
         """Load an artifact and check its sources.
 
-        Segments and weights are not checked, because the program itself checks them.
+        Segments (ONNX submodels of the devices) and weights are not checked, because the C++ program checks them.
 
         Raises:
             DicompilerError: The artifact is invalid, or another version of dicompiler has written its sources.
@@ -84,8 +85,8 @@ class MpiArtifact:
     def find_roles(self, down: Collection[str]) -> tuple[int, int] | None:
         """Find the plan that computes frames without the devices in `down`, and return its roles.
 
-        A role is the normal plan, a failure plan, or a replica of either. If several plans exclude the devices in
-        `down`, the plan that excludes the fewest devices is used.
+        A role is the normal plan, a failure plan (which does not use certain devices), or a replica of either. If
+        several plans exclude the devices in `down`, the plan that excludes the fewest devices is used.
 
         Returns:
             The index of the plan's first role and the number of its roles, which are consecutive. None if no plan
@@ -108,7 +109,7 @@ class MpiArtifact:
 
 
 def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
-    """Check the sources of all packages, and return the directory of each device's package.
+    """Check the sources of all packages (one for each host), and return the directory of each device's package.
 
     Raise KeyError, TypeError or ValueError if a program.json is invalid or does not match artifact.json. Raise
     DicompilerError if a source or a package is missing or was changed.
@@ -138,7 +139,10 @@ def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Pa
 
 
 def write_inputs(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Write an .npz file for each frame, or a single file if all frames are the same object."""
+    """Write an .npz file for each frame.
+
+    If all frames are the same object, write a single file, which the program reads for all frames.
+    """
     directory.mkdir()
     for index, frame in enumerate(frames[:1] if all(frame is frames[0] for frame in frames) else frames):
         with zipfile.ZipFile(directory / f"{index:08}.npz", "w") as archive:
@@ -154,10 +158,11 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
     """Read the outputs of the first frames of a failed run, up to the first frame with a missing output.
 
     Args:
-        artifact: The artifact.
-        directory: The directory of the outputs.
+        artifact: The artifact that was run.
+        directory: The directory in which the ranks wrote the outputs.
         kept_frames: Number of frames whose outputs the program writes.
-        role: Index of the first role of the run, see `MpiArtifact.find_roles`.
+        role: Index of the first role that the run used. A role is the normal plan, a failure plan (which does not use
+            certain devices), or a replica of either.
     """
     sinks = sum(call[0] == "output" for rank in artifact.program["ranks"] for call in rank["roles"][role])
     for device in artifact.devices:

@@ -1,6 +1,7 @@
-"""Runs benchmark artifacts with mpirun on this host and prints the times of frames; see `Target.benchmark_player`.
+"""Runs benchmark artifacts with mpirun on this host, and prints the seconds of each frame as JSON.
 
-It builds the programs of the artifacts, so it needs the same tools as `dicompiler run`.
+`MpiTarget.benchmark_player` returns this program. It builds the C++ programs of the artifacts, so it needs the same
+tools as `dicompiler run`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MIN_FRAMES, MAX_FRAMES = 5, 2000
 def time_artifact(artifact: Path, seconds: float) -> dict[str, Any]:
     """Run an artifact for about `seconds` seconds and return its measured times.
 
-    "frames" has the seconds of each frame. "send" is the median time of passing a message to MPI in the last frame.
+    "frames" has the seconds of each frame. "send" is the median duration of a send in the last frame, in seconds: from
+    the call of MPI_Isend until the program finds the send complete. It is None if nothing is sent.
     """
     frame = {"x": np.zeros((1, 1, 1, 1), np.float32)}
     first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions())

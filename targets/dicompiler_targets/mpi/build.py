@@ -1,4 +1,6 @@
-"""Builds the C++ program of a package. Executables are cached by the content of their sources.
+"""Builds the C++ program of a package (a host's directory of an artifact).
+
+Executables are cached by the content of their sources.
 
 The runtime sources, which are the same for all programs, are compiled once for each set of tools. Each program then
 only needs its main.cc to be compiled and linked.
@@ -60,7 +62,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
 
 
 def _link_libraries(programs: Path, libraries: Path) -> None:
-    """Link `libraries` as `lib` in the directory `programs`, because programs load their libraries from there."""
+    """Link the directory `libraries` as `lib` in the directory `programs`; programs load their libraries from there."""
     link = programs / "lib"
     if libraries.is_dir() and not link.is_symlink():
         link.symlink_to(Path(os.path.relpath(libraries, programs)))

@@ -2,9 +2,9 @@
 
     Program ──describe_program──► program.json ──generate_main──► main.cc
 
-Each rank runs one device. main.cc has a function for each rank, which lists the rank's work. main.cc is generated from
-program.json alone. An artifact may come from someone else, so its main.cc is built only if it is exactly the text that
-this module generates from its program.json.
+Each rank runs one device. program.json lists the work of each rank as calls, and main.cc has a function with these
+calls for each rank. main.cc is generated from program.json alone. An artifact may come from someone else, so its
+main.cc is built only if it is exactly the text that this module generates from its program.json.
 runtime/program.hpp documents the functions that main.cc calls.
 """
 
@@ -47,7 +47,9 @@ CALL_ARGUMENTS = {
     "send": ("count", "tensor", "count"),
     "output": ("tensor", "output_file"),
 }
-"""The kinds of the arguments of each call in program.json. A call becomes a C++ call of the same name."""
+"""For each call that program.json can contain: the kinds of its arguments.
+
+A call becomes a C++ call of the function with the same name in the class `Rank`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,13 @@ class RankPlacement:
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """The order, mean and scale of the channels when images become input tensors; see runtime/image.hpp."""
+    """How image files become input tensors: each channel becomes (pixel - mean) * scale, with pixels from 0 to 255.
+
+    Attributes:
+        order: Order of the channels: "RGB", "BGR" or "GRAY".
+        mean: One number for all channels, or one for each channel.
+        scale: One number for all channels, or one for each channel.
+    """
 
     order: str
     mean: tuple[float, ...]
@@ -192,17 +200,18 @@ def describe_program(
     preprocessing: ImagePreprocessing,
     ncnn_version: str = "",
 ) -> Json:
-    """Return the content of program.json.
+    """Return the content of program.json, which describes the work of all ranks (MPI processes).
 
     The element types of sent tensors, inputs and outputs must be in SENDABLE_TYPES. Sent tensors must have static
     shapes.
 
     Args:
         program: The program.
-        placements: The placement of each rank.
-        files: The file name of each segment, for each device and each role (the normal plan, a replica or a failure
-            plan).
-        hoisted: The segments and their copies, for each device and each role.
+        placements: The device, host and cores of each rank.
+        files: The file name of each segment (an ONNX submodel), for each device and each role (the normal plan, a
+            replica or a failure plan).
+        hoisted: For each device and each role: the segments, and the copies that were moved out of them, which the C++
+            program makes before and after it runs a segment.
         optimization: The optimization level of onnxruntime.
         provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.
@@ -238,8 +247,8 @@ def _describe_role(
 ) -> list[list[Any]]:
     """Return the calls in a rank's function for one role (the normal plan, a replica or a failure plan).
 
-    The role's transfers are numbered from `first_transfer`. `files` and `hoisted` have the file name and the copies of
-    each segment of the rank's device.
+    The role's transfers (tensors from one device to another) are numbered from `first_transfer`, so that the numbers of
+    two roles differ. `files` and `hoisted` have the file name and the copies of each segment of the rank's device.
     """
     calls: list[list[Any]] = []
     device = program.devices[rank]
@@ -278,7 +287,7 @@ def _describe_tensor(value: TensorSpec) -> list[Any]:
 
 
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
-    """Return the calls that declare a segment's tensors, run it, and make the copies before and after it."""
+    """Return the calls that declare the tensors of a segment, copy its inputs, run it, and copy its outputs."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
     inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.copied_inputs.items()]
     inner += [hoisted.values[name] for name in hoisted.outputs if name not in types]
@@ -291,7 +300,8 @@ def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[
         calls.append(["tensor", name, *([dtype, dims] if is_known else [])])
     inputs, outputs = list(hoisted.inputs), list(hoisted.outputs)
     if file.endswith(NETWORK_SUFFIX) and hoisted.segment is not None:
-        # The files of converted segments have no tensor names, so tensors are listed in the order of the model.
+        # Files of segments that were converted for ncnn have no tensor names, so the order of the tensors in the model
+        # identifies them.
         graph = hoisted.segment.model.graph
         inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
     return [

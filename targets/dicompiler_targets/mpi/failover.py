@@ -25,8 +25,9 @@ Frames = Sequence[Mapping[str, NDArray[Any]]]
 RunOnce = Callable[[Frames, RunOptions, Collection[str], tuple[int, int]], tuple[Mapping[str, Any], DeliveredFrames]]
 """A function that runs mpirun once. It returns the report of rank 0 and the outputs of the frames.
 
-Arguments: the frames, the options, the failed devices, and the roles (see `MpiArtifact.find_roles`). It raises
-UnfinishedRun if a rank fails."""
+Arguments: the frames, the options, the failed devices, and a pair for the roles: the index of the first role and their
+number. A role is the normal plan, a failure plan, or a replica of either. The function raises UnfinishedRun if a rank
+fails."""
 
 
 class UnfinishedRun(Exception):
@@ -66,7 +67,8 @@ class _FailoverRun:
 
     Attributes:
         down: The devices that are down.
-        roles: Index and number of the roles by which the next call computes its frames (see `MpiArtifact.find_roles`).
+        roles: Index of the first role that the next call uses, and number of roles. A role is the normal plan, a
+            failure plan, or a replica of either. If n roles are used, number i mod n of them computes frame i.
         finished: The outputs of the frames that earlier calls have finished.
         events: The failures and takeovers so far.
     """
@@ -84,7 +86,10 @@ class _FailoverRun:
         self.roles = roles
 
     def options_of_next_call(self) -> RunOptions:
-        """Return the options of the next call of mpirun, with the time that is left."""
+        """Return the options of the next call of mpirun, with the remaining time as the timeout.
+
+        If there are failure plans, the outputs of all frames are kept, because they show which frames are finished.
+        """
         elapsed_s = time.perf_counter() - self._start if self.events else 0.0
         has_failure_plans = "failed" in self._artifact.program
         return replace(
@@ -103,7 +108,8 @@ class _FailoverRun:
         if roles is None:
             raise unfinished.failure from None
         self.roles = roles
-        if unfinished.finished_frames or not self.events:  # Otherwise the previous interruption continues.
+        # If no frame was finished since the previous failure, the interruption that began with that failure continues.
+        if unfinished.finished_frames or not self.events:
             self._noticed_at = unfinished.failure.noticed_at
             self._working_until = self._noticed_at - failed.silent_s
         self.finished += unfinished.finished_frames
@@ -116,7 +122,10 @@ class _FailoverRun:
         self.finished = self.finished[: self._frame_count - 1]
 
     def report_takeover(self, result: RunResult) -> None:
-        """Report when the remaining devices finished a frame; `result` is that of the last call of mpirun."""
+        """Report when the remaining devices finished their first frame.
+
+        `result` is the result of the last call of mpirun.
+        """
         continued_at = time.perf_counter() - result.total_s + result.frames_s[0]
         # The number of replayed frames is an upper bound, because ended ranks do not report the frames they had begun.
         in_flight = self._options.resolve_in_flight(len(self._artifact.devices))

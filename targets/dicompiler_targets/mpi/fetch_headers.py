@@ -92,7 +92,7 @@ def _fetch_headers(target: Path) -> None:
         _run_command([*command, "download", DEBIAN_PACKAGE], scratch)
         _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # Another process has fetched them in the meantime.
+        with contextlib.suppress(OSError):  # The target exists if another process has just fetched the headers.
             (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 ARCHIVE_PATTERN = "ncnn-*.tar.gz"
 DIRECTORY_VARIABLE = "NCNN_DIRECTORY"
-"""Name of the environment variable with the directory of an ncnn installation to use on this machine instead."""
+"""Name of an environment variable: the directory of an installed ncnn, which is then used and not built here."""
 HEADER_FILE, LIBRARY_FILE = Path("include", "ncnn", "net.h"), Path("lib", "libncnn.a")
 LAYERS = frozenset(
     (
@@ -38,7 +38,7 @@ LAYERS = frozenset(
         "interp", "batchnorm", "noop", "memorydata", "slice", "flatten", "packing", "cast",
     )
 )  # fmt: skip
-"""Layers that the converter writes, and layers that ncnn itself inserts between them."""
+"""Layers that the converter from ONNX to ncnn writes, and layers that ncnn itself inserts between them."""
 DISABLED_FEATURES = (
     "BUILD_TOOLS", "BUILD_EXAMPLES", "BUILD_BENCHMARK", "BUILD_TESTS", "VULKAN", "C_API", "PIXEL", "INT8", "BF16",
     "WEIGHT_QUANT", "ARM82", "ARM86SVE", "XOP", "FMA4", "AVXVNNI", "AVXNECONVERT", "AVX512VNNI", "AVX512BF16",
@@ -81,7 +81,7 @@ def get_ncnn_directory(version: str, machine: str = "") -> Path:
     directory = get_cache_directory() / "ncnn" / machine
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Another process may build it.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another process may be building ncnn in the same directory.
         if _read_version(directory) != version:
             if machine != platform.machine() and shutil.which(f"{machine}-linux-gnu-g++") is None:
                 raise DicompilerError(
@@ -147,7 +147,7 @@ def _download(requirement: str, directory: Path) -> str:
 
 
 def _make_options(source: Path, version: str, machine: str) -> dict[str, str]:
-    """Return the options of CMake."""
+    """Return the options of CMake: only the layers in LAYERS are compiled, without the disabled features."""
     text = (source / "src" / "CMakeLists.txt").read_text(encoding="utf-8")
     layers = {name.lower() for name in re.findall(r"ncnn_add_layer\((\w+)", text)}
     options = {f"WITH_LAYER_{name}": "OFF" for name in sorted(layers - LAYERS)}

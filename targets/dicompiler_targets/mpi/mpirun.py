@@ -51,7 +51,11 @@ class RankFailure(RunError):
 
 
 def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
-    """Return the maximum number of in-flight frames. Raise UsageError for options that target mpi does not support."""
+    """Raise UsageError for options that target mpi does not support.
+
+    Returns:
+        The maximum number of in-flight frames (frames that the devices process at the same time).
+    """
     if options.keys is not None or options.start_manually:
         raise UsageError("run: target 'mpi' supports neither --start-manually nor --keys: omit them")
     return options.resolve_in_flight(len(artifact.devices))
@@ -215,7 +219,8 @@ def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
     if not messages and aborted is not None and "Socket closed" in errors:
         return f"{artifact.describe_rank(int(aborted[1]))}: {PEER_ENDED_MESSAGE}"
     if messages:
-        # If ranks wait for each other in a chain, the last rank of the chain delays them all and reports no suspect.
+        # A late rank reports the rank that it waits for, the suspect. If ranks wait for each other in a chain, the last
+        # rank of the chain delays them all. Its suspect, if any, has reported nothing.
         reporting = {match[1] for message in messages if (match := re.match(r"rank (\d+) ", message))}
         suspects = [
             match[1] if (match := re.search(r"; the cause may be rank (\d+) ", message)) else "" for message in messages

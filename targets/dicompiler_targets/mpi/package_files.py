@@ -1,4 +1,6 @@
-"""The text files of a package: placement of the ranks (MPI processes), tables of sent tensors, and the run script.
+"""The text files of a package, which is the directory of one host in an artifact.
+
+They are the placement of the ranks (MPI processes), the tables of sent tensors, and the run script.
 
 The same program gives the same text.
 """

@@ -30,7 +30,7 @@ from dicompiler_targets.mpi.toolchain import find_toolchain
 
 
 def run_here(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an artifact; see `Target.run`. The timeout does not include the time to build the program."""
+    """Build the program and run it on this host, for `Target.run`. The timeout does not include the build."""
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
     toolchain = find_toolchain()
@@ -50,7 +50,12 @@ def _run_once(
     _: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
-    """Run mpirun once; see `failover.RunOnce`. Ranks of failed devices are started too, but they compute nothing."""
+    """Run mpirun once, and return the report of rank 0 and the outputs of the frames.
+
+    `roles` are the index of the first role and the number of roles. A role is the normal plan, a failure plan, or a
+    replica of either. Ranks of failed devices are started too, but compute nothing, because failure plans exclude them.
+    Raise failover.UnfinishedRun if a rank fails.
+    """
     ranks, kept_frames = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
     threads = max(1, len(os.sched_getaffinity(0)) // ranks) if options.emulation is None else 1
     arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
@@ -81,9 +86,10 @@ def _run_once(
 def _make_emulation_arguments(
     artifact: MpiArtifact, emulation: Emulation, scratch: Path, program_command: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of mpirun that start a rank on each emulated board.
+    """Return the arguments of mpirun that start a rank on each emulated board (a network namespace of this host).
 
-    The arguments contain the minimum duration of each segment, so that a rank is as slow as its board.
+    The arguments contain the minimum duration of each segment (an ONNX submodel), so that a rank is as slow as its
+    board.
     """
     if emulation.speeds:
         raise UsageError("emulate: boards of target 'mpi' cannot change their speed: compile for target sockets")

@@ -69,7 +69,10 @@ def find_toolchain(path: str | None = None) -> Toolchain:
 
 
 def find_program(name: str, path: str | None = None) -> Path:
-    """Return the path of a program, or raise DicompilerError. The search path is that of `find_toolchain`."""
+    """Return the path of a program, or raise DicompilerError if it is missing.
+
+    The search path is `path`, by default the result of `get_search_path`.
+    """
     executable = shutil.which(name, path=get_search_path() if path is None else path)
     if executable is None:
         raise make_missing_error(name)

@@ -1,13 +1,14 @@
-// Interface of the engines that compute segments, the models of a rank. engine_onnxruntime.cc and engine_ncnn.cc implement
-// it. A program contains engine_ncnn.cc only if ncnn computes one of its segments.
+// Interface of the engines that compute segments, the submodels of a rank (MPI process). engine_onnxruntime.cc and
+// engine_ncnn.cc implement it. A program contains engine_ncnn.cc only if ncnn computes one of its segments.
 #pragma once
 
 #include "tensor.hpp"
 
 namespace dicompiler {
 
-// A segment bound to the tensors of one frame buffer. run() reads the inputs and writes the outputs in place, without a
-// copy, if their shapes are known (Tensor::fixed). For other outputs, run() sets type, shape and data of the tensor.
+// A segment bound to the tensors of one FrameBuffers object, the memory of a frame in flight. run() reads the inputs
+// and writes the outputs in place, without a copy, if their shapes are known (Tensor::fixed). For other outputs, run()
+// sets type, shape and data of the tensor.
 class BoundSegment {
 public:
     virtual ~BoundSegment() = default;
@@ -28,7 +29,8 @@ struct EngineOptions {
     std::string optimization;
     // The name of an execution provider that is used in addition to the CPU, such as "CUDA"; "" for none.
     std::string provider;
-    // True if the engine's threads sleep between segments, because the cores are needed to send and receive.
+    // True if the engine's threads must sleep between segments, because sending and receiving need the cores.
+    // Otherwise, the threads wait actively for the next segment.
     bool yields = true;
     // The version of ncnn for which the segments were converted; "" if ncnn computes none of them.
     std::string ncnn_version = "";
@@ -40,12 +42,12 @@ public:
     virtual std::unique_ptr<Segment> load(const std::string& path) = 0;
 };
 
-// Throw Error if the engine cannot start, or does not have the execution provider.
+// Start an engine. Throw Error if it cannot start, or does not have the execution provider.
 std::unique_ptr<Engine> make_onnxruntime(const EngineOptions& options);
 std::unique_ptr<Engine> make_ncnn(const EngineOptions& options);
 
-// Returns an engine that loads each segment with the engine of its file: ncnn for .net, onnxruntime for .onnx. It starts
-// an engine when it loads the first segment of this engine.
+// Returns an engine that loads each segment with the engine of its file: ncnn for .net, onnxruntime for .onnx. It
+// starts an engine when it loads the first segment of this engine.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options);
 
 }  // namespace dicompiler

@@ -1,6 +1,6 @@
-// Implements the engine interface with ncnn, in float32. The blobs of a network are named in0, in1, … and out0, out1, …, in
-// the order of the inputs and outputs of Rank::run. ncnn has no batch axis, so tensors of shape (1, …) are passed without
-// their first axis.
+// Implements the engine interface with ncnn, in float32. The blobs (tensors) of a network are named in0, in1, … and
+// out0, out1, …, in the order of the inputs and outputs of Rank::run. ncnn has no batch axis, so tensors of shape
+// (1, …) are passed without their first axis.
 #include <ncnn/net.h>
 #include <ncnn/platform.h>
 
@@ -11,7 +11,7 @@
 namespace dicompiler {
 namespace {
 
-constexpr std::size_t MAT_ALIGNMENT_BYTES = 16;  // of the channels of ncnn::Mat
+constexpr std::size_t MAT_ALIGNMENT_BYTES = 16;  // each channel of an ncnn::Mat begins at a multiple of it
 constexpr std::size_t MAX_MAT_DIMS = 3;
 
 struct BlobShape {
@@ -86,15 +86,16 @@ private:
         std::string name;
     };
 
-    // Returns a view of the tensor if its channels are as aligned as in a blob, or else a copy. The type and shape of an
-    // input of the network are known when the frame has been read.
+    // Returns a view of the tensor if its channels are as aligned as in a blob, or else a copy. Type and shape are
+    // checked for each frame, because those of an input of the network are known only after the frame has been read.
     ncnn::Mat make_input(const Binding& input) {
         const auto shape = shape_of_blob(path_, *input.tensor);
         auto* const data = static_cast<float*>(input.tensor->data);
         const auto is_aligned = reinterpret_cast<std::uintptr_t>(data) % MAT_ALIGNMENT_BYTES == 0;
         if (is_aligned && (shape.dims < 3 || shape.plane() * sizeof(float) % MAT_ALIGNMENT_BYTES == 0)) {
             auto view = make_mat(shape, data);
-            // A layer that works in place copies a blob that others refer to, so the tensor is not changed.
+            // Because the reference count is above 1, a layer that works in place copies the blob first. Otherwise, it
+            // would change the tensor.
             view.refcount = &view_count_;
             NCNN_XADD(&view_count_, 1);
             return view;

@@ -11,10 +11,11 @@ namespace {
 
 using std::chrono::microseconds;
 
-// The tag of messages with which a sink reports a finished frame. Their content is the frame's number. The tensors of
-// transfer i are sent with tag i + 1.
+// The tag of messages with which a sink (a rank that delivers outputs) reports a finished frame. Their content is the
+// frame's number. The tensors of transfer i are sent with tag i + 1.
 constexpr int FRAME_DONE_TAG = 0;
-// After an event, an idle rank polls for messages without a pause for SPIN_S seconds, and then once per IDLE_POLL.
+// After an event, an idle rank polls for messages without a pause for SPIN_S seconds, and then once per IDLE_POLL. If
+// it expects no message, the interval is NO_REQUESTS_POLL.
 constexpr double SPIN_S = 200e-6;
 constexpr microseconds IDLE_POLL{50}, NO_REQUESTS_POLL{10000};
 // While a segment is computed, polling slows it down. The interval grows from MIN_BUSY_POLL to MAX_BUSY_POLL until a
@@ -119,7 +120,8 @@ private:
         times_.sent_bytes[send.transfer] += tensor.bytes();
     }
 
-    // Records that the last step of a frame has been executed. A sink sends a message to all sources.
+    // Records that the last step of a frame has been executed. If this rank is a sink, it reports this to all sources,
+    // which may then begin another frame.
     void finish_frame(std::size_t frame) {
         is_executed_[buffer_index(frame)] = true;
         if (open_requests_[buffer_index(frame)] == 0) ++finished_;
@@ -242,7 +244,8 @@ private:
     // For each sink: the number of frames that it has finished, and the buffer for its next message.
     std::vector<std::size_t> done_counts_;
     std::vector<std::uint64_t> done_messages_;
-    // The number of sinks that have finished a frame, by frame. With several roles, frames finish in any order.
+    // The number of sinks that have finished a frame, by frame. A map is needed, because replicas finish frames in any
+    // order.
     std::map<std::size_t, std::size_t> done_sinks_;
     std::size_t done_frames_ = 0;
     std::vector<Clock::time_point> frame_starts_;

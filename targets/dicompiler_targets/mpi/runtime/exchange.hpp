@@ -1,4 +1,5 @@
-// Exchanges tensors with other ranks by MPI. The main thread calls MPI, while the step executor computes in its thread.
+// Exchanges tensors with other ranks (MPI processes, one for each device). The main thread calls MPI, while the step
+// executor computes in its own thread.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,8 @@ struct ExchangeTimes {
     // seconds from the start of the first frame to the end of the last frame.
     std::vector<double> frames;
     double total = 0;
-    // The sent bytes of each transfer (by its index), and the seconds in which at least one tensor was being sent.
+    // The sent bytes of each transfer (a tensor from one rank to another), by its index, and the seconds in which at
+    // least one tensor was being sent.
     std::map<int, std::size_t> sent_bytes;
     double send = 0;
     // The time when this rank began, and only on the first source: the time when each frame began.

@@ -1,4 +1,5 @@
-// Memory of the frames in flight. A FrameBuffers object has the tensors of one frame, and the segments bound to them.
+// Memory of the frames in flight (inference requests that are being computed). A FrameBuffers object has the tensors of
+// one frame, and the segments that read and write them.
 #pragma once
 
 #include <memory>
@@ -29,9 +30,9 @@ struct BufferLayout {
 };
 BufferLayout make_layout(const Rank& rank);
 
-// Makes at least `count` buffers, the same number for each role of the rank. With n roles, the buffers at index i are
-// for frames of role i mod n. `segments` has the segments of each role. Buffers must not be moved, because the bound
-// segments point to their tensors.
+// Makes at least `count` buffers, the same number for each role of the rank. A role is the normal plan, a replica or a
+// failure plan. With n roles, the buffers at index i are for frames of role i mod n. `segments` has the segments of
+// each role. Buffers must not be moved, because the bound segments point to their tensors.
 std::vector<std::unique_ptr<FrameBuffers>> make_frame_buffers(const std::vector<Rank>& roles, std::size_t count,
                                                               const std::vector<std::vector<Segment*>>& segments);
 

@@ -1,4 +1,5 @@
-// Reads the inputs of a run from a file or from a directory. Each frame uses the next file of the directory.
+// Reads the inputs of a run from a file or from a directory. Each frame (inference request) uses the next file of the
+// directory. After the last file, the first one follows.
 #pragma once
 
 #include <map>
@@ -9,18 +10,20 @@
 
 namespace dicompiler {
 
-// An .npz file has all inputs by name. An .npy file or an image is only for networks with one input. Consecutive frames
-// with the same file read it once. Throws Error with the file's name if an input has a wrong type or shape.
+// An .npz file has all inputs by name. An .npy file or an image is only for networks with one input. If consecutive
+// frames use the same file, it is read only once. Throws Error with the file's name if an input has a wrong type or
+// shape.
 class FrameInputs {
 public:
     // `path` is a file or directory; it is empty if this rank reads no input.
     FrameInputs(const Program& program, const std::string& path);
 
     std::size_t file_count() const { return files_.size(); }
-    // Lets the tensors of `inputs` refer to the arrays in the frame's file.
+    // Lets the tensors of `inputs` refer to the arrays that were read from the frame's file, without a copy.
     void set_inputs(std::size_t frame, const std::vector<Rank::Input>& inputs, std::vector<Tensor>& tensors);
-    // Sets a state to its initial value if the frame's file has values of states, and returns true. A state without a
-    // value in such a file becomes zero. Returns false if the file has no values of states.
+    // Sets a state (a tensor that a rank keeps for the next frame) to the value in the frame's file, and returns true.
+    // A state becomes zero if the file only has values of other states. Returns false if the file has no values of
+    // states.
     bool set_initial_state(std::size_t frame, const Rank::State& state, Tensor& tensor);
 
 private:

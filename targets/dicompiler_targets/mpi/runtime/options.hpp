@@ -14,7 +14,8 @@ struct Options {
     double timeout_s = 1e9;
     // The minimum duration of each segment in seconds, to emulate a slower device. Empty: segments are not delayed.
     std::vector<double> min_seconds;
-    // The index of the first role that the ranks use, and the number of these roles. 0: the regular roles.
+    // The index of the first role that the ranks use, and the number of these roles. A role is the normal plan, a
+    // replica or a failure plan. If the number is 0, the ranks use the roles for a run without failed devices.
     std::size_t first_role = 0, roles = 0;
     bool pin = false, help = false, partial = false;
 };

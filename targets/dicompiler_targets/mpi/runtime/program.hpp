@@ -10,8 +10,8 @@
 
 namespace dicompiler {
 
-// The work of one rank for a frame. Functions of the generated program describe it by calls of the member functions, in
-// which tensors are named by their index in `tensors`.
+// The work of one rank for a frame (an inference request). Functions of the generated program describe it by calls of
+// the member functions. In these calls, the index of a tensor in `tensors` identifies the tensor.
 //
 // For each frame in flight, all receives are posted first (MPI_Irecv). Then the steps are executed in order. A segment
 // runs as soon as its inputs have been received and copied, and sends do not block (MPI_Isend). The buffers of a frame
@@ -37,7 +37,8 @@ public:
     Id state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& start);
     void load_state(Id state);
     void store_state(Id tensor, Id state);
-    // Declares a tensor that rank `sender` sends for every frame. `transfer` is an index that both ranks use.
+    // Declares a tensor that rank `sender` sends for every frame. `transfer` is the index by which both ranks identify
+    // the tensor's messages.
     Id receive(int transfer, const std::string& name, Type type, const Shape& shape, int sender);
     // Declares a tensor that a segment computes. Without type and shape, the segment sets both when it runs.
     Id tensor(const std::string& name, Type type, const Shape& shape);
@@ -50,7 +51,7 @@ public:
     // Adds a copy that is made after the previous run().
     void copy_output(const Copy& copy);
     void send(int transfer, Id tensor, int receiver);
-    // Delivers an output of the network, which is written to `file` for each frame.
+    // Delivers an output of the network. For each frame, it is written to a file with the name suffix `file`.
     void output(Id tensor, const std::string& file);
 
     std::vector<Tensor> tensors;

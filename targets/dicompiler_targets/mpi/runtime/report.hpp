@@ -1,5 +1,5 @@
 // Reports each rank's measurements as JSON. If the comment of a function mentions MPI, all ranks must call it.
-// Argument `lead` is the first source: the rank that begins frames and measures their times.
+// Argument `lead` is the first source, which is a rank that begins frames. It also measures the times of frames.
 #pragma once
 
 #include "exchange.hpp"

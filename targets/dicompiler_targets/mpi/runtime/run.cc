@@ -77,7 +77,7 @@ void install_error_handler(const Program& program) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
 }
 
-// Returns a copy of the program with only the roles that the options select.
+// Returns a copy of the program with only the roles (normal plan, replicas or failure plans) that the options select.
 Program select_roles(Program program, const Options& options) {
     for (auto& rank : program.ranks) {
         const auto all = rank.roles.size();
@@ -92,7 +92,8 @@ Program select_roles(Program program, const Options& options) {
     return program;
 }
 
-// Checks that the files of all ranks have the same artifact digest. Ranks of failed devices have no files.
+// Checks that the files of all ranks have the same artifact digest. Ranks of failed devices have no files, and pass an
+// empty digest.
 void check_artifact_digests(const Program& program, const std::string& own) {
     constexpr std::size_t DIGEST_CHARS = 64;
     std::string all(DIGEST_CHARS * program.ranks.size(), ' ');
@@ -111,7 +112,7 @@ void check_artifact_digests(const Program& program, const std::string& own) {
     }
 }
 
-// Pins this rank to its share of this host's cores. All ranks of a host have equal shares.
+// Pins this rank to some of this host's cores. Each rank of a host gets the same number of cores.
 void pin_to_cores() {
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
@@ -154,7 +155,8 @@ std::map<std::string, std::unique_ptr<Segment>> load_segments(Engine& engine, co
     return segments;
 }
 
-// Finds the sources, the sinks and the number of frames. Only ranks that read inputs know the number of input files.
+// Finds the sources (ranks that begin frames), the sinks (ranks that deliver outputs) and the number of frames. Ranks
+// without inputs do not know the number of input files, so the ranks exchange it.
 FrameFlow make_flow(const Program& program, const Options& options, std::size_t input_files) {
     FrameFlow flow{{}, {}, options.frames, options.in_flight, options.timeout_s};
     for (std::size_t i = 0; i < program.ranks.size(); ++i) {

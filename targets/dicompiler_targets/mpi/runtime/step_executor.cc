@@ -47,7 +47,7 @@ StepExecutor::StepExecutor(const std::vector<Rank>& roles, std::vector<std::uniq
       last_frame_(last_frame),
       min_seconds_(std::move(min_seconds)),
       needed_receives_(roles.size()) {
-    // Steps of kind `run` wait for received tensors. Other steps do not read them.
+    // Only steps of kind `run` wait for received tensors, because other steps do not read them.
     for (std::size_t r = 0; r < roles.size(); ++r) {
         const auto& rank = roles[r];
         last_seconds_.emplace_back(rank.steps.size(), 2 * SHORT_STEP_S);
@@ -149,7 +149,8 @@ std::size_t StepExecutor::find_missing_receive(const InFlightFrame& frame) const
 }
 
 StepExecutor::InFlightFrame* StepExecutor::find_ready_frame() {
-    // The next step of the previous frame of each role. A frame may execute only earlier steps, or it would overtake.
+    // For each role: the next step of the previous frame. A frame may execute only a step before it. Otherwise, it
+    // would overtake the previous frame.
     std::vector<std::size_t> limits;
     for (const auto& rank : roles_) limits.push_back(rank.steps.size() + 1);
     for (auto& frame : frames_) {

@@ -1,8 +1,11 @@
-// Executes the steps of a rank for the frames in flight: always the next step of the oldest frame that can continue. A
-// frame does not overtake another frame of the same role, so that the tensors of a transfer are sent in frame order.
+// Executes the steps of a rank (running a segment, sending a tensor, and so on) for the frames in flight. It always
+// executes the next step of the oldest frame that can continue.
+//
+// A role is the normal plan, a replica or a failure plan. A frame does not overtake another frame of the same role.
+// Otherwise, the tensors of a transfer would not be sent in frame order.
 //
 // A worker thread executes the steps, while the main thread sends and receives. If only one frame is in flight, the
-// main thread executes a step itself if the step was short the last time. Waking the worker would take as long.
+// main thread executes a step itself if the step was short the last time, because waking the worker would take as long.
 #pragma once
 
 #include <chrono>
