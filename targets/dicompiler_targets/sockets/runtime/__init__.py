@@ -1,4 +1,4 @@
-"""The runtime: the program that runs one device's share of a compiled network.
+"""The runtime: the program that runs one device's share (its segments and transfers) of a compiled network.
 
 Start it in the device's directory: `python3 -m runtime --coordinator HOST:PORT --keys KEYS`. HOST:PORT is the address
 of the coordinator, the process that supplies the frames. KEYS is a directory with this device's ca.pem, crl.pem,
@@ -13,8 +13,8 @@ A frame (one inference request) goes through these modules:
 2. `event_loop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that `protocol`
    describes and checks.
 3. `device` puts announced frames and received tensors into the `mailbox`.
-4. `executor` takes them out and runs the steps of the frame; `segments` calls onnxruntime or, through
-   `network_session`, another engine (`engine_ncnn`).
+4. `executor` takes them out and runs the steps of the frame: segments (ONNX sub-models) and sends. `segments` calls
+   onnxruntime or, through `network_session`, another engine (`engine_ncnn`).
 5. `device` posts the computed transfers and outputs in a channel, and `event_loop` sends them.
 
 `daemon` does the work of `__main__` in a resident device, `role_schedule` selects the steps of a frame, `value_codec`

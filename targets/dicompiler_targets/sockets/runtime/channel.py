@@ -129,17 +129,17 @@ class _QueuedMessage(NamedTuple):
 class MessageChannel:
     """A connection that sends and receives messages.
 
-    The ends of a connection create a channel each and exchange greetings. `start` then lets the event loop call
-    `receive` and `push`. Received messages go to DeviceRun or the coordinator through the callbacks of `start`. Sent
-    messages wait in a queue for the next push. Calls block before `start`. Afterwards no call blocks, and any thread
-    may call.
+    The ends of a connection create a channel each and exchange greetings (messages that prove their identities).
+    `start` then lets the event loop call `receive` and `push`. Received messages go to DeviceRun or the coordinator
+    through the callbacks of `start`. Sent messages wait in a queue for the next push. Calls block before `start`.
+    Afterwards no call blocks, and any thread may call.
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
         sent: Payload bytes of sent tensors, by the index of the transfer.
         send_s: Seconds spent on sending tensors.
-        timeline: Sent tensors of the last frame: index of the transfer, frame, start and end of sending
-            (time.perf_counter). Later sends of tensors of older frames are included.
+        timeline: Tensors that were sent since the first tensor of the newest frame: index of the transfer, frame, start
+            and end of sending (time.perf_counter).
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -233,7 +233,7 @@ class MessageChannel:
                 loop.post(self)
 
     def send(self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
-        """Send all queued messages and then this one, as soon as the kernel and the pacing accept them."""
+        """Send all queued messages and then this one, as soon as the kernel and `SendPacing` accept them."""
         with self._get_loop().lock:
             self.post(message_type, payload, index, frame)
             self.push()
@@ -277,7 +277,7 @@ class MessageChannel:
         return self._connection.fileno()
 
     def pause_s(self) -> float:
-        """Return the seconds after which to call `push` again, when the pacing has stopped sending."""
+        """Return the seconds after which to call `push` again, when the limit of unacknowledged bytes is reached."""
         return self._pacing.pause_s
 
     def receive(self) -> None:
@@ -300,14 +300,14 @@ class MessageChannel:
         return received if received.nbytes else None
 
     def release(self) -> None:
-        """Resume reading, which a true result of `deliver` has stopped."""
+        """Resume reading, which was stopped because `deliver` returned a true value."""
         if self._is_held:
             self._is_held = False
             self._update_watch()
             self.receive()
 
     def push(self) -> None:
-        """Send as many queued bytes as the kernel and the pacing accept."""
+        """Send as many queued bytes as the kernel and the limit of unacknowledged bytes (`SendPacing`) allow."""
         try:
             is_blocked, is_paused = self._send_queued()
         except OSError as error:
@@ -324,7 +324,7 @@ class MessageChannel:
         clock. A process that was stopped for a while must not count this time as silence of the other end.
         """
         self._since_heartbeat_s += tick_s
-        # Queued data will show the other end that this end is alive.
+        # No heartbeat is needed if data is queued, because that data will show the other end that this end is alive.
         if self._since_heartbeat_s >= interval_s and not self._queue:
             self._since_heartbeat_s = 0.0
             self.send(MessageType.HEARTBEAT)
@@ -358,8 +358,8 @@ class MessageChannel:
     def _time_arrival(self, count: int) -> None:
         """Time the arrival of the `count` bytes that were read after the first bytes of a tensor.
 
-        The first bytes of a tensor are not timed, because their time includes waiting for the sender, nor are bytes
-        that may have arrived while no thread ran the loop.
+        The first bytes of a tensor are not timed, because their time would include waiting for the sender. Bytes that
+        may have arrived while no thread ran the event loop are not timed either, because they were not read at once.
         """
         if self._incomplete_since > self._get_loop().running_since:
             self._timed_bytes += count
@@ -385,7 +385,11 @@ class MessageChannel:
             self._handle_end(error)
 
     def _send_queued(self) -> tuple[bool, bool]:
-        """Send queued messages; return whether the kernel's buffer is full, and whether the pacing pauses."""
+        """Send queued messages, as many as the kernel and the pacing accept.
+
+        Return two booleans: whether the kernel's buffer is full, and whether the limit of unacknowledged bytes
+        (`SendPacing`) has stopped sending.
+        """
         queue, connection, pacing = self._queue, self._connection, self._pacing
         if queue and not self._send_started_at:
             self._send_started_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The daemon of a resident device: makes its sessions once, and then takes part in one run after another.
+"""The daemon of a resident device: creates its onnxruntime sessions once, and then serves one client after another.
 
 Clients must prove that they belong to the cluster, and are served one at a time. While the daemon runs, a state file
 next to the device's directory has its process ID and address.
@@ -110,14 +110,17 @@ class DeviceDaemon:
         self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
 
     def prepare(self, threads: int) -> None:
-        """Make the sessions, check the files and accept connections; raise ValueError for a damaged file."""
+        """Create the onnxruntime sessions, check the files and accept connections.
+
+        Raise ValueError for a damaged file.
+        """
         files = FileIntegrity(self._directory, self._manifest)
         self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_connection, self._is_member_host)
 
     def run(self) -> None:
-        """Take part in one run after another, forever."""
+        """Take part in one run (the frames of one client) after another, forever."""
         self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
         while True:
             self._run_device(*self._requests.get())

@@ -62,6 +62,9 @@ class DeviceRun:
     2. `_execute_frames`, in the main thread, begins the frame in the executor, which takes tensors from the mailbox.
     3. The executor calls `_post_value` for each transfer and output, and `_finish_frame` when the frame is finished.
 
+    The coordinator can order a change of roles: later frames are computed by other plans, because a device has failed
+    or returned.
+
     Attributes:
         peers: Connections to other devices.
         executor: Runs the device's steps; None until all peers are connected.
@@ -312,10 +315,13 @@ class DeviceRun:
         self._mailbox.put_order(("frame", frame), (time.perf_counter(), time.monotonic() + timeout_s))
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Apply a CHANGE_ROLES message: from a frame on, use other roles (such as a failure plan and its replicas).
+        """Apply a CHANGE_ROLES message: from a frame on, use other roles, because a device has failed or returned.
 
-        If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
-        Peers that have applied the change earlier may already have sent tensors of the new roles, which are read now.
+        A role is the normal plan, a replica of it, or a failure plan.
+
+        If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again. Peers
+        that have applied the change earlier may already have sent tensors of the new roles. Reading from these peers
+        was stopped, and is resumed now.
         """
         self._last_change = first = int(message["first"])
         self.failed_peers += self.peers.set_down(set(message["down"]))
@@ -341,7 +347,7 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Resume reading from each peer that applied a change of roles early, if this device has applied it too."""
+        """Resume reading from peers that changed their roles first, if this device has applied the same change now."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
@@ -410,7 +416,7 @@ class DeviceRun:
 
     def _report_failed_peer(self, peer: str, message: str) -> None:
         self._get_control().send_json(MessageType.PEER_FAILED, {"message": message, "peer": peer})
-        self._loop.spin_next()  # The coordinator usually changes the roles soon after a failure.
+        self._loop.spin_next()  # Polling pays, because the coordinator usually sends CHANGE_ROLES soon.
 
     def _fail_early(self, error: DeviceError) -> None:
         """Send an error to the coordinator at once, because the main thread may be in a long segment."""
@@ -445,7 +451,8 @@ class DeviceRun:
     def _notified_channel(self, peer: str) -> MessageChannel:
         """Return the channel to a peer.
 
-        If the peer does not know yet that this device has applied the last change of roles, post ROLES_CHANGED first.
+        If the peer does not know yet that this device has applied the last change of roles (to other plans, after a
+        failure), post ROLES_CHANGED first.
         """
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:
@@ -465,7 +472,7 @@ class DeviceRun:
             self._mailbox.check()
             if not executor.advance(self._finish_frame) and (executor.frames or not has_ended):
                 if self._unacknowledged_change is not None and not executor.frames:
-                    # No frame has begun since the change, so no DONE message has acknowledged it.
+                    # No frame has begun since the last change of roles, so no DONE message has acknowledged the change.
                     self._get_control().send(MessageType.ROLES_CHANGED, frame=self._unacknowledged_change)
                     self._unacknowledged_change = None
                 executor.wait(seen)
@@ -483,7 +490,7 @@ class DeviceRun:
 
     def _finish_frame(self, frame: FrameExecution) -> None:
         with self._loop.lock:  # The helper thread may drop frames at the same time.
-            # This must precede DONE: after DONE, the coordinator announces another frame, and the window must already
+            # This must precede DONE: after DONE, the coordinator announces another frame, and `_window` must already
             # admit its tensors.
             self._window.finish(frame.number)
             received = self.peers.take_received()

@@ -1,7 +1,7 @@
 """Networks in the engine ncnn, in float32.
 
-ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The blobs of a network are named
-in0, in1, … and out0, out1, …. This module needs numpy and ncnn only, because `profile` copies it to boards.
+ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The blobs (tensors) of a network
+are named in0, in1, … and out0, out1, …. This module needs numpy and ncnn only, because `profile` copies it to boards.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class EventLoop:
         lock: A thread holds this lock while it changes a channel.
         can_spin: True if a waiting thread may poll without blocking, because there are more cores than processes (this
             one and `local_processes` others).
-        running_since: Time (time.perf_counter) at which a thread began to run the loop. Later data was read at once.
+        running_since: Time (time.perf_counter) at which a thread began to run the loop. Data that arrived later was
+            read at once.
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:

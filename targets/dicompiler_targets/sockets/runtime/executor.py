@@ -291,7 +291,8 @@ class StepExecutor:
             if frame.position == len(steps):
                 self._finish(frame, on_finished)
                 return True
-            if position and self._mailbox.changes != seen:  # A tensor of an older frame may have arrived.
+            # A tensor of an older frame may have arrived, and the oldest frame that can continue goes first.
+            if position and self._mailbox.changes != seen:
                 position, seen = 0, self._mailbox.changes
         self._loop.push()
         return False
@@ -368,9 +369,9 @@ class StepExecutor:
         return np.zeros(state["bytes"], np.uint8)
 
     def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, buffer_set: BufferSet) -> None:
-        """Keep the segment's outputs that are states of the next frame.
+        """Keep the segment's outputs that are states (inputs of the next frame, such as a key/value cache).
 
-        Outputs in a buffer set are copied, because later frames overwrite the set.
+        Outputs in a buffer set (reused memory for small tensors) are copied, because later frames overwrite the set.
         """
         for tensor in segment["outputs"]:
             for name in frame.role.states_by_tensor.get(tensor, ()):
@@ -379,7 +380,7 @@ class StepExecutor:
                 self._states[frame.number + 1, name] = state
 
     def _discard_unread_states(self) -> None:
-        """Discard the states for frames that are finished now: such a frame reset its states and did not read these."""
+        """Discard the states for finished frames, which did not read these states because they reset them."""
         oldest = min((frame.number for frame in self.frames), default=self._next_number)
         self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 
@@ -389,7 +390,8 @@ class StepExecutor:
 
     def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
         buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first_segment + step.index
-        if (expected_s := self._last_run_s.get(number)) is None:  # Not measured yet: assume the longest time.
+        # A segment that has not run yet is assumed to take as long as the slowest segment that has.
+        if (expected_s := self._last_run_s.get(number)) is None:
             expected_s = max(self._last_run_s.values(), default=math.inf)
         self._loop.let_helper_run(expected_s)
         start = time.perf_counter()
@@ -433,7 +435,10 @@ class StepExecutor:
 
 
 def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
-    """Return the error of a step, extended by the names of all devices that send tensors to this one."""
+    """Return the error of a step, extended by the names of all devices that send tensors to this one.
+
+    A wrong tensor from one of these devices may have caused the error.
+    """
     senders = sorted({entry["sender"] for entry in role.received.values() if "sender" in entry})
     names = ", ".join(map(repr, senders))
     return ValueError(f"{error}; the device computes with tensors from {names}" if senders else str(error))
@@ -455,8 +460,8 @@ def _make_run_options() -> Any:
 def _emulated_duration(end: float) -> Iterator[None]:
     """Let the context last until `end` (time.perf_counter), to emulate a slower board.
 
-    If `end` is in the future, the context's code runs with idle priority, in favour of the other emulated boards on
-    this host.
+    If `end` is in the future, the context's code runs with idle priority, so that it does not delay the other emulated
+    boards on this host.
     """
     has_time = end > time.perf_counter()
     if has_time:

@@ -24,11 +24,11 @@ GREETING_TIMEOUT_S = 5.0
 MAX_GREETINGS, MAX_PENDING, MAX_REFUSALS = 64, 256, 16
 """Maximum numbers of concurrent handshakes, of connections that wait for a handshake, and of concurrent refusals.
 
-Beyond the first two limits, a new connection replaces another one (see `_choose_dropped`). Beyond the third, a
-connection is closed without a message.
+Beyond the first two limits, a new connection replaces the oldest one of the host with the most connections. Beyond the
+third, a connection is closed without a message.
 """
 UNKNOWN_INTERVAL_S = 0.01
-"""Minimum seconds between the starts of two handshakes with unknown hosts: hosts on which no member is known to run."""
+"""Minimum seconds between the starts of two handshakes with unknown hosts: hosts without a known member of the run."""
 LISTEN_BACKLOG = 1024
 """Number of connections that the kernel keeps until they are accepted."""
 MAX_ACCEPTS = 64
@@ -41,7 +41,7 @@ COORDINATOR_NAME = ""
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """The ID and the secret token that the members of one run share; each is '' until it is known.
+    """The ID and the secret token of one run, which its members (coordinator and devices) share; '' until known.
 
     Attributes:
         run: The public ID of the run.

@@ -85,7 +85,10 @@ class Mailbox:
         return self._items.pop(key, None)
 
     def skip_frames(self, frame: int) -> int:
-        """Remove the orders to skip frames from `frame` on; return the number of the first frame not to skip."""
+        """Remove the orders to skip frames from number `frame` on, in which this device has no work.
+
+        Return the number of the first frame that is not skipped.
+        """
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame

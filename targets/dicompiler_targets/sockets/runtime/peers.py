@@ -150,7 +150,7 @@ class PeerConnections:
                 self._start_channel(peer, channel)
 
     def _connect_if_up(self, peer: str, address: Any) -> None:
-        """Connect to a peer; if that fails and the run tolerates failures, report the peer as failed."""
+        """Connect to a peer; if that fails and there are failure plans, report the peer as failed."""
         try:
             self._connect(peer, address)
         except DeviceError as error:

@@ -52,7 +52,7 @@ class MessageType(IntEnum):
 
     HELLO = 1  # Any direction: proves the sender's identity (JSON).
     PEERS = 2  # C to D: addresses of all devices, names of failed devices, credentials (JSON).
-    READY = 3  # D to C: the device has made its sessions and is connected to all peers.
+    READY = 3  # D to C: the device has created its onnxruntime sessions and is connected to all peers.
     BEGIN_FRAME = 4  # C to D: announces a frame; the header's `index` is the frame's time limit in milliseconds.
     INPUT = 5  # C to D: an input or an initial state of a frame.
     TENSOR = 6  # D to D: a transfer of a frame.
@@ -67,7 +67,7 @@ class MessageType(IntEnum):
     CHANGE_ROLES = 14  # C to D: failed devices, and the first frame that uses the roles for their failure (JSON).
     ROLES_CHANGED = 15  # D to C and D to D: the sender has applied the change of roles that begins at Header.frame.
     PEER_FAILED = 16  # D to C: the connection to a peer was lost, and the sender continues (JSON).
-    RESET_STATES = 17  # C to D: the frame's states start as zeros, or, if the index is 1, as values of INPUT messages.
+    RESET_STATES = 17  # C to D: sets a frame's states: to zeros if the index is 0, to values of INPUT messages if 1.
     TENSOR_OVERDUE = 18  # D to C: a tensor did not arrive in time, perhaps because its sender has failed (JSON).
 
 
@@ -370,9 +370,10 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Raise ProtocolError for a tensor of a dropped frame if no role has a tensor of this index and length.
+        """Check a tensor that arrives late: after its frame was dropped.
 
-        A tensor that passes this check is read, and then discarded by the receiver.
+        Raise ProtocolError if no role (the normal plan, a replica or a failure plan) has a tensor of this index and
+        length. Otherwise the tensor is read, and then discarded by the receiver.
         """
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return a complete manifest for each role in a device's manifest.
+    """Return a complete manifest for each role (the normal plan, a replica or a failure plan) in a device's manifest.
 
     These manifests differ in inputs, outputs, segments, steps and transfers, and in `failed`: the failed devices for
     which the role is made.
@@ -22,7 +22,8 @@ def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return, for each role, True if the coordinator announces frames of the role to the device.
 
-    It does so if the device has work in this role, or in another role that is made for the same failed devices.
+    The coordinator does so if the device has work in this role, or in another role for the same failed devices. A role
+    is the normal plan, a replica of it, or a failure plan.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
@@ -66,7 +67,7 @@ class RoleSchedule:
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
-        """Return the smallest set of devices that includes `down` and for whose failure there are roles.
+        """Return the smallest set of failed devices that includes `down` and for which there are roles (plans).
 
         The result is None if there is no such set.
         """

@@ -474,9 +474,9 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 def freed_to_system() -> Iterator[None]:
     """Let glibc return each freed block of 128 KiB or more to the system within the context.
 
-    By default, glibc keeps freed large blocks for later use after the first one was freed. While onnxruntime makes a
-    session, it creates and frees copies of many weights. These blocks would stay in the process's memory and be up to a
-    quarter of it. Other C libraries are not affected.
+    By default, glibc does so only for the first such block. From then on, it keeps freed blocks up to the size of that
+    block for later use. While onnxruntime makes a session, it creates and frees copies of many weights. These blocks
+    would stay in the process's memory and be up to a quarter of it. Other C libraries are not affected.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
