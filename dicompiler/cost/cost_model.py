@@ -51,7 +51,7 @@ class CostModel(ABC):
 
     @abstractmethod
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Return the seconds that a device computes on a share of a layer, without waiting and sending.
+        """Return the seconds that a device needs to compute a share (a piece) of a layer, without waiting and sending.
 
         Args:
             layers: The layers of the network.
@@ -72,10 +72,11 @@ class CostModel(ABC):
         device: Device,
         local_bytes: int,  # noqa: ARG002
     ) -> float:
-        """Return the seconds of a share that reads tensors which its device has just computed.
+        """Return the seconds of a share (a piece of a layer) that a device computes right after the layers before it.
 
         If a device computes consecutive layers, onnxruntime fuses them and keeps the memory layout of the tensors
-        between them. Both effects change the time. The default implementation ignores them and returns `seconds`.
+        between them. Both effects change the time. The default implementation ignores them and returns the result of
+        `seconds`.
 
         Args:
             layers: The layers of the network.
@@ -105,7 +106,7 @@ class CostModel(ABC):
         return device.has_rates(engine)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
-        """Return the costs of a target's runtime on a device.
+        """Return the time that a target's runtime needs for messages and calls on a device.
 
         Args:
             device: Device on which the runtime runs.
@@ -127,7 +128,7 @@ class CostModel(ABC):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """Return `seconds` of every share on every device.
+        """Return the seconds that each device needs for each share (piece) of a layer, as `seconds` predicts them.
 
         A model may override this method with a faster implementation.
 

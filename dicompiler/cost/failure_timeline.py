@@ -57,7 +57,7 @@ class FailureCase:
 
     Attributes:
         failed: Devices that the plan does not use.
-        workload: Workload of the plan.
+        workload: The plan's segments (ONNX sub-models) with their predicted seconds, and its messages.
         platform: The platform without these devices.
     """
 
@@ -126,9 +126,9 @@ def simulate_outages(
 ) -> tuple[StreamInterval, ...]:
     """Simulate a stream during which devices fail and return, and return its intervals between changes.
 
-    `find_case` returns the failure case for the devices that are down. `frames` is the number of frames, and
-    `in_flight` the largest number of frames in flight. With `keep_spans`, each interval contains the periods in which
-    devices and links were busy (`StreamInterval.spans`).
+    `find_case` returns the plan that is in force while the given devices are down, as a FailureCase. `frames` is the
+    number of frames, and `in_flight` the largest number of frames in flight. With `keep_spans`, each interval contains
+    the periods in which devices and links were busy (`StreamInterval.spans`).
 
     Raises:
         DicompilerError: The stream ends before a device fails.
@@ -175,7 +175,8 @@ def _iterate_changes(
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
     """Yield (time, devices that are down, failure case) for the start of the stream and for each change.
 
-    A failure or a return is omitted if it does not change the failure case.
+    A failure case is the plan in force with the devices that it avoids. A failure or a return that does not change it
+    is omitted.
     """
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)

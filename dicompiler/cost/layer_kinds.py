@@ -17,7 +17,9 @@ def layer_kind(layer: Layer) -> str:
 
 @memoized
 def rate_kinds(layers: LayerGraph, layer: Layer) -> tuple[str, ...]:
-    """Return the kinds of a layer for `Device.layer_rate`, the most specific one first.
+    """Return the kinds of layers to which a layer belongs, and for which a platform may state a compute rate.
+
+    The most specific kind is the first one.
 
     The kind Conv1x1 contains pointwise convolutions. The kind Conv3x3 contains 3×3 convolutions without strides,
     dilations and groups, because Winograd's algorithm can compute them.

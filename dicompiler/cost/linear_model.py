@@ -45,7 +45,8 @@ class LinearModel(ProfileBasedModel):
 
     The kind of a layer is its anchor (main operator). Grouped and depthwise convolutions are of kind GroupConv. A kind
     without coefficients of its own uses the coefficients of kind `*`. If the coefficients are fitted to profiles, those
-    of `*` are fitted to the measurements of all kinds. FLOPs and bytes are counted as in `roofline`.
+    of `*` are fitted to the measurements of all kinds. A multiply-add counts as two FLOPs. Bytes are those of inputs,
+    weights and output of the computed piece of the layer.
 
     Stated coefficients hold for every device. With the option `rate` they hold for a device of that compute rate, and
     the time on another device is scaled by the ratio of the rates.

@@ -46,7 +46,8 @@ class MemoryUse:
 class MemoryTimeline:
     """Memory of one device over a frame.
 
-    Time is a number of steps: step 2k + 1 is inside segment k, and step 2k is between the segments k - 1 and k.
+    Time is a number of steps: step 2k + 1 is inside segment k (an ONNX sub-model that the device runs), and step 2k is
+    between the segments k - 1 and k.
 
     Attributes:
         constants: Bytes of each constant by name. Constants exist all the time, once for all frames.
@@ -77,8 +78,8 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
     A buffer lives until its last reader on the device. A tensor that a segment computes lives until its last reader or
     send, and an output of the network lives to the end. A tensor without a static shape counts 0 bytes, and a view
-    (Reshape, Identity) counts as a copy. If several frames are in flight, one of them is inside a segment, and the
-    others are between two segments.
+    (Reshape, Identity) counts as a copy. A device runs one segment (an ONNX sub-model) at a time. If several frames are
+    in flight, one of them is therefore inside a segment, and the others are between two segments.
 
     A device keeps the weights of all roles (replicas of the main plan, and failure plans). All frames in flight use
     either the main plan or one failure plan, and are spread over the replicas of this plan. The result is for the plan
@@ -232,7 +233,11 @@ def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapp
 
 
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """Return the names of the tensors that exist at step 0: received tensors, used graph inputs, and states."""
+    """Return the names of the tensors that exist at step 0.
+
+    They are the received tensors, the graph inputs that the device uses, and the states (outputs of the previous frame
+    that are inputs of this one).
+    """
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
     used = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     used |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
@@ -244,7 +249,8 @@ def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Return the last step at which each tensor is live, by tensor name.
 
     A tensor that is read lives until its last reader has run. Sending continues in the background, so a tensor that is
-    sent lives until the next segment after the send has run. Graph outputs and states live to the end.
+    sent lives until the next segment after the send has run. Graph outputs, and states (outputs that are inputs of the
+    next frame), live to the end.
     """
     last: dict[str, int] = {}
     latest = 0

@@ -103,9 +103,12 @@ def metrics_of_simulation(
 ) -> Metrics:
     """Return the metrics of a plan from a simulation in which each replica computes one frame, one after another.
 
-    The seconds between frames are the time for which the busiest device or link works for a frame, averaged over the
-    replicas. A stream reaches this rate with enough frames in flight. If the network has states, a frame must wait for
-    the states of the previous frame. The seconds between frames are then at least those of a short simulated stream.
+    A replica is the plan on other devices; the frames of a stream use the replicas in turn. The seconds between frames
+    are the time for which the busiest device or link works for a frame, averaged over the replicas. A stream reaches
+    this rate with enough frames in flight.
+
+    A network can have states: outputs that are inputs of the next frame, which must wait for them. The seconds between
+    frames are then at least those of a short simulated stream.
     """
     role_workloads = workload.roles
     roles = [
@@ -174,7 +177,7 @@ def _sent_boxes(routing: Routing) -> list[_SentBox]:
 
 
 def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the latency of a frame in the barrier model, see `estimate_metrics`."""
+    """Return the seconds of a frame if each layer begins when all devices have finished the previous layer."""
     routing, seconds = role.routing, role.seconds
     compute: dict[LayerStep, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):

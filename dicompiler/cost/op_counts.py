@@ -49,7 +49,8 @@ def count_flops(
 ) -> int:
     """Return the FLOPs of a share of a layer, with or without pools and element-wise operators.
 
-    The parameters before `pools` are those of `count_operations`. Pools include reductions.
+    A share is a piece of a layer. It is given by `region`, `reduce` and `merge`, as in `count_operations`. Pools
+    include reductions.
     """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
@@ -130,7 +131,7 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
-    """Return the bytes of weights that some nodes read, as `OpCounts.weight_bytes` defines them.
+    """Return the bytes of weights that some nodes read. A piece of a weight that several nodes read counts once.
 
     `costs` are the operations of each node. A node without operations may look up rows in a table, so its weights
     count at most as many bytes as its output has.
@@ -162,7 +163,7 @@ def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the number of multiply-adds of a task, counted as `count_macs` does.
+    """Return the number of multiply-adds of a task. A node without static shapes counts 0.
 
     Args:
         layers: The layers of the network.

@@ -88,8 +88,9 @@ class LayerProfile:
     """The measurements of all layers that have the same signature and therefore take the same time.
 
     Attributes:
-        signature: Digest of everything that the time depends on, see `layer_signature`.
-        kind: Anchor operator of the layers, see `cost.layer_kinds.layer_kind`.
+        signature: Digest of all properties on which the time depends: operators, attributes, types, shapes,
+            connections.
+        kind: Anchor (main operator) of the layers, such as "Conv"; "GroupConv" if it has groups.
         names: Names of the layers.
         measurements: Times of the whole layer and of pieces of it.
     """
@@ -166,8 +167,8 @@ class Profile(Memoizing):
     def of_engine(self, engine: str) -> Profile:
         """Return the profile with the times of an engine; the same profile if the engine was not measured.
 
-        Layers and cuts without measurements of the engine keep the times of onnxruntime, because onnxruntime computes
-        the layers that the engine does not support.
+        If the engine was not measured for a layer, or for a kind of piece of a layer, the times of onnxruntime remain,
+        because onnxruntime computes the layers that the engine does not support.
         """
         if engine not in self.engines:
             return self
@@ -220,7 +221,7 @@ class Profile(Memoizing):
         local_bytes: int,
         unmeasured_s: float,
     ) -> float:
-        """Return the seconds that a share takes in a frame, given the seconds that it takes on its own.
+        """Return the seconds that a share (a piece of a layer) takes in a frame, given those that it takes on its own.
 
         In a frame, the share reads weights and inputs from memory and not from caches, which takes longer. Inputs that
         the device has just computed in the same session are an exception: they save time, because onnxruntime fuses the
@@ -238,7 +239,7 @@ class Profile(Memoizing):
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
-        """Return how much longer a share takes in a frame because data comes from memory and not from caches.
+        """Return the additional seconds of a share in a frame, because data comes from memory and not from caches.
 
         The device has just computed `local_bytes` of the inputs, which are still in caches.
         """
@@ -300,8 +301,8 @@ class Profile(Memoizing):
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
         """Return the seconds of a layer's pieces as a function of their size, without those of an empty call.
 
-        The curve consists of the pieces with this kind of cut; the result is None if there are none. If `extent` is
-        given, the whole layer is added as the last point, with this size.
+        The points of the curve are the measured pieces that are cut from the layer as `cut` says (see `Cut`). Without
+        such pieces, the result is None. If `extent` is given, the whole layer is the last point, with this size.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
@@ -310,11 +311,12 @@ class Profile(Memoizing):
 
 
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
-    """Return a layer with the pieces that an engine computed, and those of onnxruntime for all other cuts.
+    """Return a layer with the times of an engine, and those of onnxruntime for pieces that it did not compute.
 
-    All pieces stay those of onnxruntime if the engine cannot compute the whole layer. An empty call of the engine takes
-    `extra_call_s` longer than one of onnxruntime. This difference is added to the times of onnxruntime, because the
-    engine's empty call is later subtracted from all times.
+    Pieces are compared by their cut (whole layer, range of an axis, or partial sum). If the engine cannot compute the
+    whole layer, all times stay those of onnxruntime. An empty call of the engine takes `extra_call_s` longer than one
+    of onnxruntime. This difference is added to the times of onnxruntime, because the engine's empty call is later
+    subtracted from all times.
     """
     cuts = {piece.cut for piece in pieces} if any(piece.cut == "whole" for piece in pieces) else set[Cut]()
     kept = [
@@ -425,9 +427,10 @@ class ProfileSet:
         return cls(profiles, others)
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
-        """Return the measured costs of a target's runtime on a device, with unmeasured costs from `scaled`.
+        """Return the measured costs of a target's runtime on a device.
 
-        Some fields, such as `per_tls_byte`, are never measured. If the profile lacks one of _MEASURED_COSTS, a warning
+        Costs that were not measured are those of `scaled`: the target's stated costs, scaled to the device. Some
+        fields, such as `per_tls_byte`, are never measured. If the profile lacks one of _MEASURED_COSTS, a warning
         reports this once.
         """
         profile = self._find(device)

@@ -50,7 +50,7 @@ class ProfileBasedModel(CostModel):
 
     @abstractmethod
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Return the seconds of a share that runs repeatedly on its own, as in the measurement of a profile."""
+        """Return the seconds of a share (a piece of a layer) that runs repeatedly on its own, as in a profile."""
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Return the seconds of a share in a frame.
@@ -66,9 +66,10 @@ class ProfileBasedModel(CostModel):
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
     ) -> float:
-        """Return the seconds of a share in a frame, corrected as `Profile.seconds_in_frame` describes.
+        """Return the seconds of a share (a piece of a layer) in a frame, given the bytes that its device just computed.
 
-        The prediction for a layer that was not measured is not corrected: it counts as the time in a frame.
+        Profiles measure a share on its own. In a frame, weights and inputs come from memory and not from caches, so the
+        measured time is corrected. The prediction for a layer that was not measured is not corrected.
         """
         if not device.can_compute:
             return math.inf
@@ -145,10 +146,10 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
     """Return the fraction of a layer's time that remains if only `region` of its output is computed.
 
-    `full` is the region of the whole output. If one axis is cut, the result is the fraction that this cut leaves. If
-    several axes are cut, a fixed part of the time is assumed to remain, for example to read all weights: the smallest
-    time that any of the cuts leaves at size 0. In the rest of the time, the fractions that the cuts leave are
-    multiplied.
+    `full` is the region of the whole output. If one axis is cut, the result is the measured fraction for this cut. If
+    several axes are cut, the time is assumed to have two parts. The fixed part, such as reading all weights, remains:
+    it is the smallest fraction that any of the cuts alone would leave at size 0. The other part is multiplied by one
+    fraction per cut.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)

@@ -24,8 +24,8 @@ class RooflineModel(CostModel):
     """Time as the larger of operations / compute rate and moved bytes / memory bandwidth.
 
     Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
-    architectures", 2009. Operations are counted as in `analytic`. The moved bytes are those of the share's inputs,
-    weights and output; tensors between the nodes of a layer stay in caches.
+    architectures", 2009. Operations are FLOPs (two per multiply-add). The moved bytes are those of the inputs, weights
+    and output of the share (the computed piece of a layer). Tensors between the nodes of a layer stay in caches.
     """
 
     name: ClassVar[str] = "roofline"

@@ -170,9 +170,10 @@ NO_RUNTIMES: Mapping[str, RuntimeCosts] = MappingProxyType({})
 def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
     """Return the costs on a device, given the costs that a target states for its reference host.
 
-    A copy is ordinary code, which wakes no thread. Such code slows down by about the square of `runtime_slowdown`: by 6
-    instead of 2.5 on a Raspberry Pi 4. A copied byte is read and written, so it takes at least 2 / memory bandwidth, if
-    the device's memory bandwidth is stated.
+    All costs are multiplied by the factor `runtime_slowdown`, with two exceptions. The fixed time of a copy
+    (`per_copy`) is multiplied by the square of this factor (6 instead of 2.5 on a Raspberry Pi 4), because a copy is
+    ordinary code, which wakes no thread and slows down more. A copied byte takes at least 2 / memory bandwidth, because
+    it is read and written, if the device's memory bandwidth is stated.
     """
     slowdown = runtime_slowdown(device)
     costs = replace(stated.scaled_by(slowdown), per_copy=stated.per_copy * slowdown**2)

@@ -42,7 +42,8 @@ class SimulationResult:
     """The result of a simulation.
 
     Attributes:
-        frames: (start, end) of each frame in seconds, from the inputs on the sources to the outputs on all sinks.
+        frames: (start, end) of each frame in seconds, from the inputs on the sources (devices that have the inputs) to
+            the outputs on all sinks (devices that receive the outputs).
         totals: Seconds by device name, for each pair (kind of `Span`, whether the device is the receiver of a message).
             The kind "occupied" is the time in which a device computes or handles messages, or both at once.
         waits: Seconds that each device waited, by device and then by the peer that sent the missing message.
@@ -50,7 +51,7 @@ class SimulationResult:
         queued_s: Seconds from the start of each frame until the first device began to compute for it.
         link_s: Seconds that each link needs at its full bandwidth for all messages, by its name for users.
         end_s: Time in seconds at which all devices and links have finished. It is later than the end of the last frame
-            if states or unused regions are computed after the outputs.
+            if states (outputs that are inputs of the next frame) or unused regions are computed after the outputs.
         input_output_s: Additional seconds to bring the inputs of a frame to the sources and its outputs to the caller.
     """
 

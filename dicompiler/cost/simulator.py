@@ -19,7 +19,9 @@ from dicompiler.ir.platform import Platform
 
 @dataclass(slots=True, eq=False)
 class _DeviceState:
-    """The state of a device in a simulation. Times are in seconds.
+    """The state of a device in a simulation. A job is the run of one segment (an ONNX sub-model) for one frame.
+
+    Times are in seconds.
 
     Attributes:
         number: Index of the device.
@@ -71,7 +73,7 @@ class _MessagePath:
         is_parallel: Whether the receiver can receive the message while a segment computes.
         in_order: Whether messages are sent in the order in which they become ready. Otherwise the messages of older
             frames are sent first.
-        readers: Indices of the receiver's jobs that wait for the message.
+        readers: Indices of the receiver's jobs (runs of segments) that wait for the message.
     """
 
     name: str
@@ -89,7 +91,7 @@ class _MessagePath:
 
 @dataclass(slots=True, eq=False)
 class _FrameState:
-    """The state of a frame in flight.
+    """The state of a frame in flight. A job is the run of one segment (an ONNX sub-model) for this frame.
 
     Attributes:
         next_jobs: For each device, the index of its next job.
@@ -118,9 +120,10 @@ A true result means that the event was cancelled.
 
 
 class _RoleSchedule:
-    """The jobs of one role (a replica of the plan), numbered consecutively over all devices.
+    """The jobs of one role (the plan or one of its replicas), numbered consecutively over all devices.
 
-    The jobs of device i have the indices from `first_jobs[i]` to `job_ends[i]` - 1.
+    A job is a segment (an ONNX sub-model) with its predicted seconds. The jobs of device i have the indices from
+    `first_jobs[i]` to `job_ends[i]` - 1.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class _RoleSchedule:
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.waits_for):
                 self.paths[message].readers.append(number)
-        # For each job that reads states: the jobs of the previous frame that compute these states.
+        # For each job that reads states (outputs of the previous frame): the jobs of that frame that compute them.
         self.state_makers: dict[int, list[int]] = {}
         for first_job, device in zip(self.first_jobs, workload.devices, strict=True):
             for i, job in enumerate(device.jobs):
@@ -190,10 +193,10 @@ def simulate(
 ) -> SimulationResult:
     """Simulate frames on a platform.
 
-    Like the targets' runtimes, a device computes one segment at a time: the next segment of the oldest frame, among
-    those with complete inputs. Sending and receiving a message also take time of the device's processor. A device sends
-    a message after the segment that computed the tensor, and receives a message on arrival. A device with several
-    cores receives while a segment computes.
+    Like the targets' runtimes, a device computes one segment (an ONNX sub-model) at a time: the next segment of the
+    oldest frame, among those with complete inputs. Sending and receiving a message also take time of the device's
+    processor. A device sends a message after the segment that computed the tensor, and receives a message on arrival. A
+    device with several cores receives while a segment computes.
 
     Messages from one device to another are sent in the order in which they become ready, but messages of older frames
     are sent first (unless `RuntimeCosts.in_order`). Messages of different pairs of devices share links equally, as TCP
@@ -299,7 +302,10 @@ class _EventSimulator:
             self.frame_times[frame.number] = (now, now, 0.0)
 
     def _wait_for_states(self, frame: _FrameState) -> None:
-        """Make the jobs of a frame wait for the states that the previous frame has not computed yet."""
+        """Make the jobs of a frame wait for the states that the previous frame has not computed yet.
+
+        A state is an output of the network that is an input of the next frame. A job is the run of a segment.
+        """
         finished = self.finished_jobs.pop(frame.number - 1, set())
         for reader, makers in frame.role.state_makers.items() if frame.number else ():
             missing = [job for job in makers if job not in finished]
@@ -308,7 +314,10 @@ class _EventSimulator:
                 self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
-        """Record that a job has computed its states, and release the next frame's jobs that wait for them."""
+        """Record that a job has computed its states, and release the next frame's jobs that wait for them.
+
+        A state is an output of the network that is an input of the next frame. A job is the run of a segment.
+        """
         if frame.number + 1 == self.released:
             self.finished_jobs.setdefault(frame.number, set()).add(job)
         for later, reader in self.state_readers.pop((frame.number, job), ()):

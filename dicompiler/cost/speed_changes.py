@@ -123,7 +123,7 @@ def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapp
         Speeds by name of the link.
 
     Raises:
-        UsageError: As for `list_host_speeds`.
+        UsageError: A change names an unknown host, or one that has no link of its own.
     """
     return {
         link: speeds
@@ -148,7 +148,7 @@ def end_of_computing(start_s: float, seconds: float, speeds: Speeds) -> float:
     Args:
         start_s: Time of its start.
         seconds: Its duration at the device's own speed.
-        speeds: The speeds of the device.
+        speeds: Times at which the device's speed changes, each with the new speed as a multiple of its own speed.
 
     Returns:
         The time of its end.

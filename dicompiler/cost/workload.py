@@ -53,7 +53,7 @@ class Job:
         sends: Messages that are sent when the segment is done.
         outputs: Number of the network's outputs that the segment computes.
         state_makers: Jobs of the same device that must be done in the previous frame, because this job reads states
-            that they compute.
+            (outputs of the previous frame) that they compute.
     """
 
     name: str
@@ -117,11 +117,11 @@ def build_workload(
     cost: CostModel,
     runtime_by_device: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Workload:
-    """Return the workload of a program and its routing, for the normal plan with all replicas.
+    """Return the segments of a program with their predicted seconds, and its messages, for all replicas of the plan.
 
-    The seconds of a task (one device's share of a layer), with those of its slices, joins and casts, are assigned to
-    the segment that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls;
-    by default they are free.
+    Failure plans are not included. The seconds of a task (one device's share of a layer), with those of its slices,
+    joins and casts, are assigned to the segment that contains the main operator of the layer. `runtime_by_device` has
+    the costs of messages and calls; by default they are free.
     """
     roles = zip(program.replica_roles, routing.replica_roles, strict=True)
     first, *others = (_role_workload(role, routes, platform, cost, runtime_by_device) for role, routes in roles)
@@ -243,7 +243,7 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
     - Casts of the sender and of the receiver, if a tensor is sent in a narrower wire type. Each cast counts as one copy
       of the bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long as a
       slice, and casts to bfloat16 up to four times as long. For int8-block, `BLOCK_ENCODER` and `BLOCK_DECODER` count.
-    - The nodes of table lookups, see `count_lookup_copies`.
+    - The nodes that look up rows in a part of a table.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {

@@ -59,7 +59,7 @@ _N100_DESCRIPTION = (
     f" Linpack run); 7 W idle is an assumption.{_GIGABIT}"
 )
 # CPU rate of the Jetson Orin Nano: the peak in float32 is 16 FLOP x 6 cores x 1.7 GHz = 163 GFLOP/s. On a Raspberry
-# Pi 5, Linpack reaches 60.5 of 153.6 GFLOP/s. The same share of 163 GFLOP/s is 64 GFLOP/s.
+# Pi 5, Linpack reaches 60.5 of 153.6 GFLOP/s. The same fraction of 163 GFLOP/s is 64 GFLOP/s.
 # GPU rate: YOLO11s (21.5 GFLOP) takes 13.91 ms, which is 1546 GFLOP/s.
 _ORIN_NANO_DESCRIPTION = (
     "NVIDIA Jetson Orin Nano Super: six Cortex-A78AE at 1.7 GHz and an Ampere GPU, 8 GB. Rates: 64 GFLOP/s for the CPU"

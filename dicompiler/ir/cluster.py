@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 NetworkKind = Literal["switch", "shared", "gateway"]
 DEFAULT_ENGINE = "onnxruntime"
-"""Engine of a device unless another one is chosen. It is the reference of `verify`."""
+"""Engine (library that computes segments) of a device unless another one is chosen.
+
+The command `verify` compares all results with those of this engine.
+"""
 OTHER_KINDS = "*"
 """Kind of layer in an `EngineRate` that stands for all kinds without a rate of their own."""
 
@@ -45,7 +48,7 @@ class EngineRate:
 
     Attributes:
         engine: Name of the engine.
-        kind: Kind of layer, see `rate_kinds` in `dicompiler.cost.layer_kinds`; "*": all other kinds.
+        kind: Kind of layer: its main operator ("Conv"), or a more specific kind ("Conv3x3"); "*": all other kinds.
         rate: Sustained compute rate in FLOP/s.
     """
 
@@ -68,7 +71,7 @@ class Device:
         gpu: True if it is a GPU.
         power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
-        engine: Name of the engine that computes its segments.
+        engine: Name of the engine (library) that computes its segments (ONNX sub-models).
         engine_rates: Rates with engines other than onnxruntime. The rate with onnxruntime is `rate`, for all kinds of
             layers.
     """

@@ -15,8 +15,8 @@ class FramePrediction:
     """The predicted time of a frame that is alone in the cluster.
 
     Attributes:
-        cluster_s: Seconds from the inputs on the sources to the outputs on the sinks. This is the latency that
-            strategies minimize.
+        cluster_s: Seconds from the inputs on the sources (devices that have the inputs) to the outputs on the sinks
+            (devices that receive the outputs). This is the latency that strategies minimize.
         input_output_s: Additional seconds to bring the inputs from the caller to the sources, and the outputs from the
             sinks to the caller.
     """

@@ -49,13 +49,14 @@ class LayerGraph(Memoizing):
     Attributes:
         layers: The layers, in topological order.
         tensors: All tensors, by name.
-        inputs: Names of the model's inputs, without states.
+        inputs: Names of the model's inputs, without states (see `states`).
         outputs: Names of the model's outputs.
         rules: Operator rules by (domain, operator type).
-        wire_dtypes: Pairs of a name of a layer or model input, and the element type in which its tensor is sent (see
-            `WireFormat.dtypes`).
-        states: Pairs of the model input and the model output of each state. The input of a state is stored on the
-            device that reads it, like a weight, so it is neither in `inputs` nor in the inputs of layers.
+        wire_dtypes: Pairs of a name of a layer or model input ("*": all), and the element type in which its tensor is
+            sent between devices.
+        states: Pairs of the model input and the model output of each state (an output that is the input of the next
+            frame). The input of a state is stored on the device that reads it, like a weight, so it is neither in
+            `inputs` nor in the inputs of layers.
         rule_bound_nodes: Names of the Slice nodes that the pass `trim` adds. They always read only the input regions
             that their operator rule returns. Other nodes read their complete inputs if they compute their full output.
         random_nodes: Names of the nodes that draw random numbers.

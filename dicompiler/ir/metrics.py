@@ -20,8 +20,8 @@ MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 class DeviceMetrics:
     """Metrics of one device for one frame.
 
-    If the plan has several replicas, times and counts are means over the replicas, and means of counts are rounded up.
-    Sizes of memory are for all replicas together.
+    A plan can have several replicas (copies on other devices, which frames use in turn). Times and counts are then
+    means over the replicas, and means of counts are rounded up. Sizes of memory are for all replicas together.
 
     Attributes:
         device: Name of the device.
@@ -84,20 +84,24 @@ class DeviceMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of a plan for one frame. If the plan has several replicas, the metrics are means over them.
+    """Metrics of a plan for one frame.
+
+    If the plan has several replicas (copies on other devices, which frames use in turn), the metrics are means over
+    them.
 
     Attributes:
         devices: Metrics of the devices that the plan names, in platform order.
         latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
         period_s: Seconds between two frames of a stream, determined by the busiest device or link.
-        energy_j: Energy of all devices during the latency, in joules.
+        energy_j: Energy in joules that all devices use during the latency of one frame.
         memory: Bytes in use on the host that needs the most memory.
         total_bytes: Bytes that devices send to each other.
         method: `simulation`, or `estimate`, which assumes a barrier after each layer.
         input_output_s: Additional seconds to bring the inputs from the client to the sources and the outputs from the
             sinks to the client; 0 in an estimate.
         active_s: Seconds from the start of a frame until all devices and links have finished. It is longer than the
-            latency if states or unused regions are computed after the outputs. 0 in an estimate.
+            latency if states (outputs that are inputs of the next frame) or unused regions are computed after the
+            outputs. 0 in an estimate.
         link_loads: Seconds per frame that each link needs at its full bandwidth, by its name for users ("the outgoing
             link of pi01"). The two directions of a full-duplex link are two links. Empty in an estimate.
     """

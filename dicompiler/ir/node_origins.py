@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """First output of each node of the layers whose name no node of the model file has, by node name."""
+        """First output of each layer node with a name that is not in the model file, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()

@@ -4,8 +4,9 @@ The main function of a rule maps a node, a region of its output and a range of t
 has the region that is computed, the regions of the inputs that are needed for this region, and changed attributes. The
 computed region may exceed the requested one. A Softmax, for example, computes full rows along its axis.
 
-A rule also contains the operator's cost and, for operators that round, an integer replacement for the exact check of
-`verify`. Weights are inputs like all others. An operator without a rule is computed as a whole (see `whole_tensor`).
+A rule also contains the operator's cost and, for operators that round, an integer replacement. The exact check of
+`verify` needs it: it computes with small integers, and requires results that are equal bit by bit. Weights are inputs
+like all others. An operator without a rule is computed as a whole (see `whole_tensor`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dicompiler.base.memoize import Memoizing
 from dicompiler.ir.regions import Interval, Region, Shape, full_region
 
 STAND_IN_DOMAIN = "dicompiler.check"
-"""Domain of stand-ins: exact integer functions that replace operators which round, in the exact check.
+"""Domain of stand-ins: exact integer functions that replace operators which round.
 
-For an operator outside of the standard domain, its domain is appended: "dicompiler.check.com.microsoft".
+They are used in the exact check of `verify`, which computes with small integers. For an operator outside of the
+standard domain, its domain is appended: "dicompiler.check.com.microsoft".
 """
 
 

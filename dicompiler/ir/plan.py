@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of all devices of all roles (replicas and failure plans), in order of first mention.
+        """Names of all devices that the plan, its replicas or its failure plans use, in order of first mention.
 
         The order is: sources, devices that compute layers (one replica after another), sinks, devices of failure plans.
         """
@@ -126,9 +126,10 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """Plan of each role (replica or failure plan), without replicas and failure plans of its own.
+        """Plan of each role, without replicas and failure plans of its own.
 
-        The replicas of the plan itself come first, then the replicas of its failure plans.
+        A role is a replica of the plan (or the plan itself, if it has none), or a failure plan. The replicas of the
+        plan itself come first, then the replicas of its failure plans.
         """
         plans = (self, *(failure.plan for failure in self.failures))
         return tuple(role_plan for plan in plans for role_plan in plan.replica_roles)
@@ -141,7 +142,10 @@ class Plan:
 
     @property
     def replica_roles(self) -> tuple[Plan, ...]:
-        """Plan of each replica, used while no device is down: frame i uses entry i mod n of n replicas."""
+        """Plan of each of the n replicas: frame i uses entry i mod n while no device is down.
+
+        If there are no replicas, the only entry is the plan itself.
+        """
         if not self.replicas:
             return (replace(self, failures=()) if self.failures else self,)
         return tuple(self._rename_devices(renaming) for renaming in self.replicas)

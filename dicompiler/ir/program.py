@@ -17,7 +17,10 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""Mark of a node: key of the part that it belongs to, and name of the model's node or tensor that it was added for."""
+"""Mark of a node, by which reports and the simulator assign the node of a segment to its layer.
+
+It has the key of the part (layer name, index), and the name of the model's node or tensor that the node was added for.
+"""
 
 NO_MODEL = onnx.ModelProto()
 """Empty model that all segments have in a program that is only simulated."""
@@ -135,7 +138,7 @@ class DeviceProgram:
         host: Name of the device's host.
         segments: Segments that the device runs.
         steps: Steps, in order.
-        model_inputs: Names of the model inputs that this device gets from the coordinator.
+        model_inputs: Names of the model inputs that this device gets from the coordinator, which supplies the frames.
         model_outputs: Names of the model outputs that this device delivers to the coordinator, by the name of the
             tensor that contains the output on this device.
         states: Pieces of states that this device keeps from frame to frame.
@@ -159,7 +162,7 @@ class Program:
     Attributes:
         devices: Programs of the devices, in platform order.
         transfers: All transfers.
-        inputs: Model inputs, without states.
+        inputs: Model inputs, without states (outputs that are inputs of the next frame).
         outputs: Model outputs, without states.
         weights: Data of large weights, by name.
         segment_order: Pairs (device index, segment index) of all segments, in an order that respects dependencies.
@@ -181,16 +184,16 @@ class Program:
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """Program of each role (replica or failure plan); roles of failure plans come last."""
+        """Program of each role: of the plan (or of each of its replicas), then of each failure plan."""
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Program, ...]:
-        """Programs that are used while no device is down: frame i uses entry i mod n of n replicas."""
+        """Programs of the plan or of its n replicas, for use while no device is down: frame i uses entry i mod n."""
         return tuple(role for role in self.roles if not role.failed)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:
-        """Transfers of all roles (replicas and failure plans), numbered consecutively as in artifacts and reports."""
+        """Transfers of the plan, its replicas and failure plans, numbered consecutively as in artifacts and reports."""
         every = [transfer for role in self.roles for transfer in role.transfers]
         return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

@@ -109,12 +109,13 @@ class Routing:
         deliveries: Model outputs on the sinks.
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
-        periods: For each live task, the number of its period. Within a period, no lane reads a tensor that another lane
-            or device computes in this period, so each device can compute one lane after another.
+        periods: For each live task, the number of its period. Within a period, no lane (group of a device's parts)
+            reads a tensor that another lane or device computes in this period, so each device can compute one lane
+            after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
-        state_retentions: Regions of states that devices keep from frame to frame.
+        state_retentions: Regions of states (outputs that are inputs of the next frame) that devices keep.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -130,12 +131,12 @@ class Routing:
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """Routing of each role (replica or failure plan); roles of failure plans come last."""
+        """Routing of each role: of the plan (or of each of its replicas), then of each failure plan."""
         return (changed(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Routing, ...]:
-        """Routings that are used while no device is down: frame i uses entry i mod n of n replicas."""
+        """Routings of the plan or of its n replicas, for use while no device is down: frame i uses entry i mod n."""
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:

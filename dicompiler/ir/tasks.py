@@ -50,7 +50,7 @@ class ShareTask:
         nodes: The nodes, in topological order.
         outputs: Region of each computed tensor; None for a tensor without static shape.
         needs: Region that is needed of each input tensor, without weights.
-        state_needs: Region that is needed of the model input of each state.
+        state_needs: Region that is needed of each model input that is a state (an output of the previous frame).
     """
 
     layer: str

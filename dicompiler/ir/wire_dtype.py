@@ -20,7 +20,10 @@ from dicompiler.ir.regions import Shape
 from dicompiler.ir.tasks import TensorKey
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
-"""Name that stands for all tensors; wire type of unchanged tensors; wire type of all others in the exact check."""
+"""ALL_TENSORS is the name that stands for all tensors, and UNCHANGED the wire type of tensors that are not narrowed.
+
+EXACT_STAND_IN replaces all other wire types in the exact check of `verify`, which computes with small integers.
+"""
 
 INT8_BLOCK = "int8-block"
 """Wire type of 8-bit integers with a scale for each block of values, which the sender computes from the values."""
@@ -56,7 +59,7 @@ class WireFormat:
     """Element types in which tensors are sent.
 
     Attributes:
-        dtypes: Pairs of the name of a layer or model input (or `ALL_TENSORS`) and the name of an element type. Tensors
+        dtypes: Pairs of the name of a layer or model input ("*": all tensors) and the name of an element type. Tensors
             without a pair are sent unchanged.
         ranges: Smallest and largest value of each tensor that is sent as int8, by the key that `range_name` returns.
     """
@@ -68,7 +71,7 @@ class WireFormat:
     def with_exact_stand_ins(self) -> WireFormat:
         """The wire format for the exact check, in which values that would be narrowed are sent unchanged.
 
-        Narrow types cannot represent all integers of the check.
+        The check computes with integers, and narrow types cannot represent all of them.
         """
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 

@@ -100,8 +100,8 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a GroupQueryAttention: by batch, and by groups of query heads that share a key head.
 
-    The node stays whole if its inputs are packed (query, key and value in one tensor), or if it has inputs with an
-    index above 10.
+    The node stays whole if its inputs are packed (query, key and value in one tensor). It also stays whole if it has
+    inputs with an index above 10, because the rule does not describe which region of them a piece reads.
     """
     is_packed = not (operation.has_input(1) and operation.has_input(2))
     if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):

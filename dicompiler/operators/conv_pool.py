@@ -135,8 +135,10 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a ConvTranspose: a region reads each input element with a window that overlaps the region.
 
-    The window of an input element is the part of the output to which the element contributes. Only the weights
-    of the region's channels are read. Groups, partial sums and the bias are treated as in `conv`.
+    The window of an input element is the part of the output to which the element contributes. Only the weights of the
+    region's channels are read. A range of channels within one group becomes a transposed convolution without groups,
+    and other ranges are extended to whole groups. A partial sum reads a range of input channels; the one that starts at
+    channel 0 adds the bias.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:]), region[2:]

@@ -241,7 +241,8 @@ RULES = (
     *counted_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=zero_cost),
     OperatorRule("Tile", tile, cost=zero_cost),
-    # For partial sums of a Gather, each part has some rows of the embedding table, and gives zeros for other rows.
+    # A Gather can be split along the rows of its table: each part stores some rows, and returns zeros for indices of
+    # other rows. The results of the parts are partial sums, which are added.
     OperatorRule(
         "Gather", gather, reduction_length=table_rows, cost=zero_cost, stand_in="indexed", constant_stand_ins="shift -"
     ),

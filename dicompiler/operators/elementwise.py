@@ -85,9 +85,10 @@ STAND_INS = {
     "weighted_sum": "Shrink",
     "Max": "Mean",
 }
-"""Operators by their stand-in: the operator or integer function that replaces them in the exact check.
+"""Operators by their stand-in: the operator or integer function that replaces them in the exact check of `verify`.
 
-For example, Elu and other operators similar to Relu are replaced by Relu.
+The check computes with small integers, so that results must be equal bit by bit. For example, Elu and other operators
+similar to Relu round their results, and are replaced by Relu.
 """
 CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
@@ -95,9 +96,10 @@ CONSTANT_STAND_INS = {
     "- slope": "PRelu",
     "- min max": "Clip",
 }
-"""Operators by the kinds of integers that replace their constant inputs in the exact check.
+"""Operators by the kinds of integers that replace their constant inputs in the exact check of `verify`.
 
-A key has one kind for each input, and the last kind is for all further inputs. An input with `-` keeps its values.
+The check computes with small integers, so that results must be equal bit by bit. A key has one kind for each input, and
+the last kind is for all further inputs. An input with `-` keeps its values.
 """
 
 

@@ -120,8 +120,9 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
     """Return the length of the reduction axis of a MatMulNBits; None if partial sums are not possible.
 
     The length is the number of groups of quantization blocks. Blocks with zero points in the same byte form a group,
-    which stays together. Partial sums are not possible if rows are reordered. They are not possible either if scales or
-    zero points are a vector, because the values for a range of blocks are then not a region of this vector.
+    which stays together. Partial sums are not possible if the input g_idx assigns weights to blocks in another order.
+    They are not possible either if scales or zero points are a vector, because the values for a range of blocks are
+    then not a region of this vector.
     """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
@@ -228,7 +229,7 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of MoE: per token, one multiply-add for each weight of k experts."""
+    """Return the cost of MoE: per token, one multiply-add for each weight of the k experts that a token uses."""
     weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
     return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
 

@@ -81,8 +81,8 @@ RULES = (
     *(_linear(f"Linear{kind}", domain=ML_DOMAIN) for kind in ("Classifier", "Regressor")),
     _trees("TreeEnsembleClassifier", domain=ML_DOMAIN, attribute_stand_ins=f"class_{_TREE_STAND_INS}"),
     _trees("TreeEnsembleRegressor", domain=ML_DOMAIN, attribute_stand_ins=f"target_{_TREE_STAND_INS}"),
-    # A TreeEnsemble is not split, because its weights are attributes that are tensors. The exact check cannot replace
-    # such attributes by integers, and so could not check a split TreeEnsemble.
+    # A TreeEnsemble is not split, because its weights are attributes that are tensors. The exact check of `verify`
+    # computes with integers in place of weights. It cannot replace such attributes, so it could not check the split.
     _whole("TreeEnsemble", domain=ML_DOMAIN, cost=tree_cost),
     *(_whole(f"SVM{kind}", domain=ML_DOMAIN, cost=_SUPPORT_VECTOR_COST) for kind in ("Classifier", "Regressor")),
     *counted_rules(zero_cost, _UNCOUNTED_OPERATORS, ML_DOMAIN),

@@ -60,7 +60,7 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator: as the float operator; a region also reads the scales and zero points of its inputs.
+    """Split a quantized operator like the float operator. A region also reads scales and zero points of its inputs.
 
     All inputs that are in neither `operands` nor `parameters` are read completely.
 

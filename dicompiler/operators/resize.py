@@ -72,10 +72,10 @@ def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, I
     """Return the computed output interval, the input interval and the written output interval of a tile.
 
     `interval` is the requested output interval. The input interval contains all input elements that `interval` reads,
-    extended to whole blocks (see the module). A Resize of the input interval outputs the written interval, which
-    contains `interval`. Written elements outside of `interval` can be wrong, because they may read input elements that
-    the tile does not have. If none is wrong, the computed interval is the written interval; otherwise, it is
-    `interval`.
+    extended to whole blocks (one element of the smaller tensor with the corresponding ones of the larger). A Resize of
+    the input interval outputs the written interval, which contains `interval`. Written elements outside of `interval`
+    can be wrong, because they may read input elements that the tile does not have. If none is wrong, the computed
+    interval is the written interval; otherwise, it is `interval`.
     """
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.input_interval(interval)

@@ -40,7 +40,10 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Slice: a region reads the elements that it selects. A piece with steps of 1 becomes an Identity."""
+    """Split a Slice: a region reads the elements that it selects.
+
+    A piece with steps of 1 becomes an Identity, because its output is exactly the region that it reads.
+    """
     starts_and_steps = _starts_and_steps(operation)
     if starts_and_steps is None:
         return whole_tensor(operation, region, reduce)

@@ -17,7 +17,7 @@ from dicompiler.ir.tasks import TaskId
 DEVICE_KEY, LANE_KEY = "dicompiler.device", "dicompiler.lane"
 REGION_KEY, ORIGIN_KEY = "dicompiler.region", "dicompiler.origin"
 PART_KEY = "dicompiler.part"
-"""Key of the part of a node, as "LAYER/INDEX"."""
+"""Metadata key of the part (a layer's share on one device) to which a node belongs; the value is "LAYER/INDEX"."""
 SOURCE_KEY, SINKS_KEY = "dicompiler.source", "dicompiler.sinks"
 _KEYS = {DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY, PART_KEY, SOURCE_KEY, SINKS_KEY}
 
@@ -90,6 +90,7 @@ def remove_annotations(model: Model) -> Model:
 def write_source_and_copies(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
     """Store the source devices, and the outputs that are copies for further sinks, in a model's metadata.
 
+    Sources are the devices that have the model's inputs, and sinks the devices that receive its outputs.
     `copies` gives the original output of each copy.
     """
     for key, value in ((SOURCE_KEY, json.dumps(source)), (SINKS_KEY, json.dumps(copies, sort_keys=True))):

@@ -60,7 +60,7 @@ def make_scale_table() -> NDArray[np.float32]:
 class BlockQuantizer:
     """Adds encoders and decoders of the wire type int8-block to a placed graph.
 
-    The outputs of all nodes of an encoder have the name of the sent tensor, with a dot and a suffix; see `is_part_of`.
+    The outputs of all nodes of an encoder have the name of the sent tensor, with a dot and a suffix.
     """
 
     def __init__(self, builder: PlacedGraphBuilder) -> None:

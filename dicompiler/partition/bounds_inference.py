@@ -19,7 +19,8 @@ from dicompiler.ir.tasks import ShareTask, Task, TaskKind, TaskNode, TensorKey
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
     """Return one task per part of a layer, in the order of the parts of a valid plan.
 
-    If some parts compute partial sums, the parts without `reduce` add them up.
+    A task has the nodes that compute the part, and the regions that they need. Parts with a range of the reduction axis
+    (`reduce`) compute partial sums. If there are such parts, the parts without `reduce` add these sums up.
     """
     range_count = len({part.reduce for part in parts} - {None})
     tasks = []
@@ -104,7 +105,7 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 @memoized
 def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    """Return the task of a share: the nodes that compute it, and the regions that they compute and need.
+    """Return the task of a share (a piece of a layer): its nodes, and the regions that they compute and need.
 
     Args:
         layers: The model's layers.

@@ -1,6 +1,7 @@
-"""Lowering: from a plan to a placed model and a program, for each role (a replica or a failure plan).
+"""Lowering: from a plan to a placed model and a program, for each role of the plan.
 
-For a plan that is only simulated, `build_program_only` leaves out the models, so that no ONNX is written.
+A role is the plan itself, a replica of it (the plan on other devices), or a failure plan (for the time after a
+failure). For a plan that is only simulated, `build_program_only` leaves out the models, so that no ONNX is written.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> Pipelin
 
 
 lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, check_narrowing=False))
-"""`lower` for programs that are not run: the placed model is not checked, and there are no warnings."""
+"""Function `lower` for programs that are not run. The placed model is not checked, and there are no warnings."""
 
 
 def build_program_only(
@@ -87,7 +88,10 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 
 def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
-    """Return the result of `make` for the plan of each role (replica or failure plan). Equal plans share a result."""
+    """Call `make` for the plan of each role, and return the results. It is called once for equal plans.
+
+    A role is the plan itself, a replica of it, or a failure plan.
+    """
     role_plans = plan.roles
     results: list[T] = []
     for i, role_plan in enumerate(role_plans):
@@ -99,8 +103,8 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """Combine the routings of all roles in one Routing, and their programs in one Program.
 
-    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. Both results
-    are those of the first role; their field `other_roles` has those of all other roles.
+    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. Routing and
+    Program are returned for the first role. The field `other_roles` of each contains the objects of all other roles.
     """
     failed = plan.role_failures[1:]
     (routing, program), *others = roles

@@ -33,8 +33,8 @@ from dicompiler.partition.routing import format_region
 StepKey = tuple[int, int, int, int]
 """Sort key of a node: (period, lane, position in layer order, phase).
 
-A period lasts from one exchange between lanes or devices to the next (see `routing.number_lane_periods`). Slices that
-are sent have the lane -1, before all lanes, and the phase 0. All other nodes have the phase 1.
+A lane is a group of a device's parts; a period lasts from one exchange between lanes or devices to the next. Slices
+that are sent have the lane -1, before all lanes, and the phase 0. All other nodes have the phase 1.
 """
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
@@ -153,8 +153,8 @@ class ModelFacts:
         initializer_regions: Full region of each initializer.
         sparse_initializers: Names of sparse initializers.
         tensor_names: Names of all tensors.
-        states: Pairs of a state's model input and model output (see `ir.recurrent_states`).
-        user_names: Names of outputs for users, by their name in the model (see `ir.output_names`).
+        states: Pairs (model input, model output) of each state. The output is the input of the next frame.
+        user_names: Names of outputs in the user's file, by their name in the model, if the two names differ.
     """
 
     opset: int
@@ -204,7 +204,7 @@ class PlacedGraph:
             model output, the graph has one output for each of them.
         constants: New initializers.
         used_names: Names of initializers that are read or must be kept.
-        state_pieces: Regions of states that devices keep.
+        state_pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
         states: Model inputs that are states.
     """
 
@@ -225,17 +225,20 @@ class PlacedGraph:
 
     @cached_property
     def state_reads(self) -> frozenset[str]:
-        """Tensors that contain states from the previous frame."""
+        """Tensors that contain states (outputs that become inputs of the next frame) from the previous frame."""
         return frozenset(piece.read_name for piece in self.state_pieces)
 
     @cached_property
     def state_writes(self) -> frozenset[str]:
-        """Tensors that contain states for the next frame."""
+        """Tensors that contain states (outputs that become inputs of the next frame) for the next frame."""
         return frozenset(piece.written_name for piece in self.state_pieces)
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """Inputs that have no fixed size, such as strings. Each device that reads one gets it from the coordinator."""
+        """Inputs that have no fixed size, such as strings.
+
+        Each device that reads one gets it from the coordinator, the process that supplies the frames.
+        """
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property
@@ -378,7 +381,7 @@ class PlacedGraphBuilder:
 
         An index outside of the whole table is given to the Gather unchanged, so that onnxruntime reports an error. This
         error shows only the name of the Gather, which therefore contains the table and the indices. In the exact check
-        of `verify`, indices wrap around instead.
+        of `verify`, which replaces weights and inputs by small integers, indices wrap around instead.
 
         The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
 
@@ -484,7 +487,7 @@ class PlacedGraphBuilder:
             kept: Names of initializers that only subgraphs read. They are kept although no node has them as an input.
             copies: Model output that is copied, by the name of each additional output of the graph.
             source: Devices that have the model inputs.
-            pieces: Regions of states that devices keep.
+            pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)

@@ -23,7 +23,7 @@ from dicompiler.partition.wire_casts import WireCasts
 
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
-    """Return the placed graph for a routing; `plan` is the routed plan of a role (a replica or a failure plan)."""
+    """Return the placed graph for a routing; `plan` is the plan, replica or failure plan that was routed."""
     return _Placer(facts, routing, plan).make_graph()
 
 
@@ -53,6 +53,7 @@ class _Placer:
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
         """Declare a tensor for each region of a state that a device keeps from the previous frame.
 
+        A state is a model output that is a model input of the next frame.
         The keys of the result are (model input of the state, device). If one device keeps the whole state, the tensor
         has the name of the model input.
         """
@@ -67,7 +68,7 @@ class _Placer:
         return tensors
 
     def _add_state_outputs(self) -> list[StatePiece]:
-        """Add nodes for the regions of states that devices keep for the next frame."""
+        """Add nodes for the regions of states (outputs that are inputs of the next frame) that devices keep."""
         last, pieces = 1 + max(self.routing.periods.values(), default=0), list[StatePiece]()
         for retention in self.routing.state_retentions:
             device, past, present, assembly = retention.device, retention.past, retention.present, retention.assembly
@@ -251,7 +252,7 @@ class _Placer:
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)
 
     def _add_deliveries(self) -> dict[str, str]:
-        """Add the nodes that deliver the model's outputs to the sinks.
+        """Add the nodes that deliver the model's outputs to the sinks (the devices that receive them).
 
         Returns the outputs that are copies for further sinks, each with the model output that it copies.
         """

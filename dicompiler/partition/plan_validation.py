@@ -71,7 +71,10 @@ def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None
 
 
 def _check_replicas(plan: Plan) -> None:
-    """Check that the replicas rename only devices of the plan, and no two devices to the same one."""
+    """Check that the replicas rename only devices of the plan, and no two devices to the same one.
+
+    A replica is the plan with some devices replaced (renamed); the frames of a stream use the replicas in turn.
+    """
     devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     names = [*plan.source, *devices, *plan.sink]
     for i, renaming in enumerate(plan.replicas):

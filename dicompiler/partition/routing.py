@@ -84,10 +84,11 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
 
 def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
-    """Return the routing of one role: a replica or a failure plan.
+    """Return the routing of one role: the plan itself, a replica of it, or a failure plan.
 
-    The regions of states that devices keep depend on the tasks that run, and these depend on the kept regions. The
-    routing is therefore repeated, beginning without kept regions, until the regions no longer change.
+    A state is an output that is an input of the next frame. The regions of states that devices keep depend on the tasks
+    that run, and these depend on the kept regions. The routing is therefore repeated, beginning without kept regions,
+    until the regions no longer change.
     """
     wanted: Mapping[StateOnDevice, Region] = {}
     while True:
@@ -102,7 +103,8 @@ class _Router:
     """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read.
 
     Attributes:
-        wanted_state_regions: Regions of states that devices keep, by state and device, as the previous walk found them.
+        wanted_state_regions: Regions of states (outputs that are inputs of the next frame) that devices keep, by state
+            and device, as the previous walk found them.
         state_regions: Regions of states that devices keep, by state and device, as this walk finds them.
         live_tasks: Tasks with results that are read. None stands for model inputs, which no task computes.
         readers: Tasks that read a tensor, with the region that each needs, by tensor.
@@ -161,7 +163,8 @@ class _Router:
     def _assemble_for_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
         """Assemble a tensor for its readers in layer order, for devices that keep it as a state, and for the sinks.
 
-        Returns the deliveries to the sinks; [] if the tensor is not a model output.
+        A state is kept for the next frame. Sinks are the devices that receive the model's outputs. Returns the
+        deliveries to the sinks; [] if the tensor is not a model output.
         """
         received_by_device: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
@@ -257,7 +260,8 @@ class _Router:
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
         """Return the sort key of box number `index` for a reader at `at`; the best box has the smallest key.
 
-        `overlap` is the region that the box has in common with the region that is read.
+        The nearest box is the best one: own lane, own device, own host, then other hosts. Among equally near boxes, it
+        is the one with the largest `overlap`, the region that the box has in common with the region that is read.
         """
         device, lane = at
         same_host = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
@@ -293,9 +297,10 @@ def _cover_along_axis(
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
     """Cover the region `need` by pieces; return None if they differ from it along several axes, or along none.
 
-    A piece has its region within `need`, and the four numbers of `_Router._piece_rank`. The result is the axis along
-    which all pieces differ from `need`, and a list of regions that together are `need`, from left to right. Each of
-    these regions has the index of the piece that covers it, or None if no piece does.
+    A piece is its region within `need`, followed by the four numbers by which `_Router._piece_rank` sorts pieces:
+    distance, minus the volume, number of the device, index. The result is the axis along which all pieces differ from
+    `need`, and a list of regions that together are `need`, from left to right. Each of these regions has the index of
+    the piece that covers it, or None if no piece does.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
     if len(axes) != 1:

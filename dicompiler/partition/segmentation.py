@@ -162,7 +162,8 @@ def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: M
     Args:
         graph: The placed graph.
         sends: Indices of the nodes that compute tensors that are sent.
-        encoder_starts: Result of `_find_encoder_starts`. Only the first node of an encoder gets an entry.
+        encoder_starts: Index of the first node of each encoder (the nodes that convert a tensor to the wire type
+            int8-block), by the index of its last node. Only the first node of an encoder gets an entry.
     """
     found: dict[int, str] = {}
     for producer in sends:
@@ -180,8 +181,8 @@ def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) ->
     """Yield the nodes in order, with nodes that must be in one segment grouped.
 
     A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and the
-    nodes of a layer are adjacent. The nodes of an encoder (see `_find_encoder_starts`) form a group too, which counts
-    as one node with a result that is sent.
+    nodes of a layer are adjacent. The nodes of an encoder, which convert a tensor to the wire type int8-block, form a
+    group too. This group counts as one node with a result that is sent.
     """
     unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown and not encoder_starts:

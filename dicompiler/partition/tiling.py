@@ -48,11 +48,11 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
     """Return the axes that are called height, width and channel, for each tensor.
 
     Model inputs have these axes:
-    - rank 3 or more: N, channel, height, width;
+    - rank 3 or more: N (the batch), channel, height, width;
     - rank 2, integers (tokens): N and height;
     - rank 2, other types: height and channel, or N and channel if there is only one row.
-    The names of all other axes follow from those of the layer's inputs (see `_propagate_labels`). If a part of an
-    output axis needs only a part of the layer's weights, this axis is the channel axis.
+    An axis of a layer's output has the name of the input axis that is divided together with it. If a part of an output
+    axis needs only a part of the layer's weights, this axis is the channel axis.
 
     Args:
         layers: The model's layers.

@@ -121,7 +121,10 @@ def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
 
 
 def max_narrowings_on_path(routing: Routing) -> int:
-    """Return the largest number of narrowings of a value on any path from a model input to a model output."""
+    """Return how often a value is converted to a smaller wire type on a path from a model input to a model output.
+
+    The result is the maximum over all paths.
+    """
     layers = routing.layers
     dtypes = effective_wire_dtypes(layers)
     sent_keys = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes}

@@ -36,7 +36,7 @@ _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "val
 
 
 def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """Return a model without the data of large initializers, and this data by name (see `Model.load`)."""
+    """Return a model without the data of large initializers, and this data by name."""
     if isinstance(source, onnx.ModelProto):
         place, path = "model", None
         skeleton, views = make_skeleton(source)

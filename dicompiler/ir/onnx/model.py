@@ -60,8 +60,8 @@ class Model:
     """ONNX model in memory.
 
     Attributes:
-        proto: The model, which must not be changed. Initializers with much raw data are placeholders without data (see
-            `weights.is_placeholder`).
+        proto: The model, which must not be changed. Initializers with at least MIN_WEIGHT_BYTES of raw data are
+            placeholders without data.
         weights: Data of the placeholders, by name.
         display_name: Name of the model in error messages: its file, if it has one.
     """

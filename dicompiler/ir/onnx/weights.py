@@ -53,8 +53,9 @@ def is_fixed_size(dtype: int) -> bool:
     """Return True if the size of a value in bytes follows from its element type and shape.
 
     The size of strings, and of values that are not tensors (sequences, maps, optional values), is not fixed. Such
-    values are never sent between devices. If such a value is a model input, each device that reads it gets it from the
-    coordinator. If it is a model output, the device that computes it delivers it to the coordinator.
+    values are never sent between devices, only to and from the coordinator (the process that supplies the frames). If
+    such a value is a model input, each device that reads it gets it from the coordinator. If it is a model output, the
+    device that computes it delivers it.
 
     Args:
         dtype: An onnx.TensorProto.DataType; 0 for a value that is not a tensor.
