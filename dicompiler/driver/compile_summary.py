@@ -187,7 +187,10 @@ def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, singl
             "different devices in a stream (objective throughput)"
         )
     if metrics.objective_value(decision.objective) > single.objective_value(decision.objective):
-        return "this is slower than one device: strategy auto chooses the best of all strategies or one device"
+        return (
+            f"one device is better for objective {decision.objective}: strategy auto chooses the best of all "
+            "strategies or one device"
+        )
     stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream, objective throughput"
     if bottleneck == "computing":
         return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"

@@ -79,24 +79,24 @@ def emulate_speed_changes(
     first = compilation.program.devices[0].device
     finished: list[float] = []
 
-    def with_segment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
+    def withsegment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
         emulation = session_options.emulation
         assert emulation is not None
         return replace(
             session_options,
-            emulation=replace(emulation, min_segments_s=_segment_times(artifact, cost, boards), speeds=speeds),
+            emulation=replace(emulation, min_segments_s=segment_times(artifact, cost, boards), speeds=speeds),
         )
 
     with (
-        open_boards(boards, {}, first) as emulation,  # `with_segment_times` adds the times of each artifact.
+        open_boards(boards, {}, first) as emulation,  # `withsegment_times` adds the times of each artifact.
         _changing_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
         session: SwappableSession
         if adapt is None:
-            session = SwappableSession(Path(directory), session_options, with_segment_times)
+            session = SwappableSession(Path(directory), session_options, withsegment_times)
         else:
-            session = AdaptiveSession(Path(directory), session_options, adapt, with_segment_times)
+            session = AdaptiveSession(Path(directory), session_options, adapt, withsegment_times)
         with session:
             time.sleep(max(0.0, start - time.perf_counter()))
 
@@ -134,8 +134,17 @@ def _changing_links(emulation: Emulation, changes: Sequence[tuple[float, str, fl
         thread.join()
 
 
-def _segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[str, tuple[float, ...]]:
-    """Return the predicted seconds of each segment of an artifact on the emulated boards."""
+def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[str, tuple[float, ...]]:
+    """Return the predicted seconds of each segment of an artifact.
+
+    Args:
+        artifact: The artifact.
+        cost: The cost model; empty for that of the artifact.
+        platform: The emulated boards.
+
+    Returns:
+        For each device, the seconds of its segments, first those of the normal plan.
+    """
     compilation, _, problem = reopen_artifact(artifact, cost, platform)
     assert compilation.plan is not None and compilation.program is not None
     seconds = segment_seconds(problem.workload(compilation.plan)[1])

@@ -74,7 +74,7 @@ def simulate_adaptation(
         seen_s = _find_search(ends, changes, seen_s, adapt)
         if seen_s == math.inf:
             return SpeedTrial(_in_order((*finished, *ends)), tuple(found))
-        changed = _change_platform(stated, changes, seen_s)
+        changed = change_platform(stated, changes, seen_s)
         ratios = _find_ratios(assumed, changed, adapt)
         if not ratios:
             continue
@@ -136,8 +136,17 @@ def _find_search(ends: Sequence[float], changes: Sequence[SpeedChange], seen_s: 
     return next((end for end in after[adapt.frames - 1 :] if end >= earliest), math.inf)
 
 
-def _change_platform(stated: Platform, changes: Sequence[SpeedChange], at_s: float) -> Platform:
-    """Return the platform with the rates and bandwidths at a time."""
+def change_platform(stated: Platform, changes: Sequence[SpeedChange], at_s: float) -> Platform:
+    """Return the platform with the rates and bandwidths at a time.
+
+    Args:
+        stated: The platform without changes.
+        changes: The changes.
+        at_s: Seconds from the start of the stream.
+
+    Returns:
+        The changed platform.
+    """
     names = [device.name for device in stated.devices]
     speeds = {name: _speed_at(found, at_s) for name, found in list_speeds(changes, names).items()}
     links = {name: _speed_at(found, at_s) for name, found in list_host_speeds(changes, stated).items()}

@@ -1,0 +1,185 @@
+"""Costs of swaps and adaptive sessions for the frames of a stream.
+
+    PYTHONPATH=tests python benchmarks/swap_costs.py                  all figures (root, ten minutes)
+    PYTHONPATH=tests python benchmarks/swap_costs.py --figure idle
+
+- **idle**: the time between frames in an adaptive session with nothing to do, as a multiple of that in a swappable one.
+- **crossing**: the seconds of the frames around a swap, as a multiple of those of other frames.
+- **copying**: the time between frames while a swap copies files to the boards, as a multiple of that before.
+- **slow board**, **slow link**: seconds until another plan is in force, and the time between frames then, as a multiple
+  of that of the plan that `auto` makes for the slow board or link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.boards import cluster, shape
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.cost.speed_changes import SpeedChange
+from dicompiler.driver.swap import SwappableSession
+from dicompiler.emulation.boards import open_boards, options_on_boards
+from dicompiler.emulation.speed_changes import emulate_speed_changes, segment_times
+from dicompiler.ir.platform import Platform
+from dicompiler.measure.adapt import AdaptOptions
+from dicompiler.measure.simulate_adaptation import change_platform
+from dicompiler.target.remote.ssh import RemoteCommands
+from dicompiler.target.run_records import FrameTimes, RunOptions
+
+PLATFORM = Platform.load('rpi4x4{bandwidth="100 Mbit/s"}')
+INPUT = {"input": np.zeros((1, 3, 224, 224), np.float32)}
+
+
+def main() -> None:
+    """Measure the chosen figures and print them as JSON."""
+    figures: dict[str, Callable[[Path], Mapping[str, Any]]] = {
+        "idle": measure_idle_session,
+        "crossing": measure_crossing,
+        "copying": measure_copying,
+        "slow board": lambda place: measure_adaptation(place, "pi03=0.4@15s", "replicate", "throughput"),
+        "slow link": lambda place: measure_adaptation(place, "link:pi03=0.333@15s", "modnn", "latency"),
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--figure", choices=figures, action="append")
+    for name in parser.parse_args().figure or figures:
+        with tempfile.TemporaryDirectory() as place:
+            print(json.dumps({name: figures[name](Path(place))}, indent=1), flush=True)
+
+
+def compile_network(
+    directory: Path, seed: int = 0, strategy: str = "modnn", objective: str = "latency", network: str = "resnet18"
+) -> Path:
+    dicompiler.compile(
+        networks.build(network, seed), PLATFORM, strategy, objective=objective, output=directory, allow_worse=True
+    )
+    return directory
+
+
+def mean_period(finished_s: Sequence[float]) -> float:
+    return (finished_s[-1] - finished_s[0]) / (len(finished_s) - 1)
+
+
+def measure_idle_session(place: Path) -> Mapping[str, Any]:
+    """Alternate adaptive and swappable sessions on boards that keep their speed."""
+    directory = compile_network(place / "net")
+    periods: dict[str, list[float]] = {"swappable": [], "adaptive": []}
+    searches = 0
+    for _ in range(5):
+        for name, adapt in (("swappable", None), ("adaptive", AdaptOptions())):
+            trial = emulate_speed_changes(directory, [], adapt, duration_s=20)
+            periods[name].append(mean_period(trial.finished_s))
+            searches += len(trial.adaptations)
+    ratios = [adaptive / plain for plain, adaptive in zip(periods["swappable"], periods["adaptive"], strict=True)]
+    return {"ratio (median)": round(statistics.median(ratios), 4), "ratios": ratios, "searches": searches}
+
+
+def measure_crossing(place: Path) -> Mapping[str, Any]:
+    """Swap ten times between two artifacts on emulated boards, with one frame in flight."""
+    artifacts = [compile_network(place / "a"), compile_network(place / "b", seed=1)]
+    ratios: list[float] = []
+    frames_s: list[float] = []
+    first = "pi01"
+
+    def with_segment_times(directory: Path, options: RunOptions) -> RunOptions:
+        assert options.emulation is not None
+        emulation = replace(options.emulation, min_segments_s=segment_times(directory, "", PLATFORM))
+        return replace(options, emulation=emulation)
+
+    def record(times: FrameTimes) -> None:
+        frames_s.append(times.frame_s)
+
+    with open_boards(PLATFORM, {}, first) as emulation:
+        options = options_on_boards(emulation, first, RunOptions(in_flight=1, on_frame=record))
+        with SwappableSession(artifacts[0], options, with_segment_times) as session:
+            for number in range(10):
+                swapper = threading.Thread(target=session.swap, args=(artifacts[1 - number % 2],))
+                usual_s = [session.infer(INPUT) and frames_s[-1] for _ in range(20)]
+                swapper.start()
+                count = len(frames_s)
+                while swapper.is_alive() or len(frames_s) < count + 20:
+                    session.infer(INPUT)
+                first_frame = session.swaps[-1].first_frame
+                around = frames_s[first_frame - 1 : first_frame + 2]
+                ratios.append(max(around) / statistics.median(usual_s))
+    return {"ratio (median)": round(statistics.median(ratios), 3), "ratio (largest)": round(max(ratios), 3)}
+
+
+def measure_copying(place: Path) -> Mapping[str, Any]:
+    """Swap to an artifact with other weights, on boards over ssh with links of 100 Mbit/s."""
+    old, new = (compile_network(place / name, seed, network="mobilenetv2") for name, seed in (("a", 0), ("b", 1)))
+    copies: list[tuple[float, float]] = []
+    copy_files = RemoteCommands.copy_files
+
+    def timed(self: RemoteCommands, *arguments: Any, **options: Any) -> int:
+        start = time.perf_counter()
+        try:
+            return copy_files(self, *arguments, **options)
+        finally:
+            copies.append((start, time.perf_counter()))
+
+    finished: list[float] = []
+    (place / "boards").mkdir()
+    with cluster(place / "boards", [device.name for device in PLATFORM.devices]) as boards, boards.inside():
+        shape(boards, "100mbit", "64kb")
+        hosts = boards.hosts(place / "hosts.toml")
+        with dicompiler.connect_swappable(old, RunOptions(in_flight=4, insecure=True), hosts=hosts) as session:
+            RemoteCommands.copy_files = timed  # type: ignore[method-assign]
+            swapper = threading.Thread(target=session.swap, args=(new,))
+
+            def frames() -> Iterator[Mapping[str, Any]]:
+                start = time.perf_counter()
+                while time.perf_counter() < start + 30 or swapper.is_alive():
+                    if time.perf_counter() > start + 20 and swapper.ident is None:
+                        swapper.start()
+                    yield INPUT
+
+            finished.extend(time.perf_counter() for _ in session.stream(frames()))
+    start, end = min(copies)[0], max(end for _, end in copies)
+    before = [at for at in finished if at < start]
+    during = [at for at in finished if start <= at <= end]
+    return {
+        "ratio": round(mean_period(during) / mean_period(before), 3),
+        "seconds of copying": round(end - start, 1),
+        "frames": len(during),
+    }
+
+
+def measure_adaptation(place: Path, text: str, strategy: str, objective: str) -> Mapping[str, Any]:
+    """Let a board or link become slower in a stream, and compare the time between frames with that of the best plan."""
+    change = SpeedChange.parse(text)
+    directory = compile_network(place / "net", strategy=strategy, objective=objective)
+    trial = emulate_speed_changes(directory, [change], AdaptOptions(), duration_s=45)
+    swaps = [found for found in trial.adaptations if found.swap is not None]
+    slow_platform = change_platform(PLATFORM, [change], change.start_s)
+    best = place / "best"
+    dicompiler.compile(
+        networks.build("resnet18", 0), slow_platform, "auto{budget=10}", objective=objective, output=best
+    )
+    expected = emulate_speed_changes(best, [replace(change, start_s=0.0)], platform=PLATFORM, duration_s=20)
+    period_s = mean_period([at for at in trial.finished_s if at > 30])
+    figures = {
+        "searches": len(trial.adaptations),
+        "ms between frames": round(1000 * period_s, 1),
+        "ratio": round(period_s / mean_period([at for at in expected.finished_s if at > 3]), 3),
+    }
+    if not swaps:
+        return figures
+    assert swaps[0].swap is not None
+    first_new = trial.finished_s[swaps[0].swap.first_frame]
+    return {**figures, "seconds until the new plan": round(first_new - change.start_s, 1)}
+
+
+if __name__ == "__main__":
+    main()
