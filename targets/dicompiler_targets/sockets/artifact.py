@@ -61,7 +61,7 @@ class RoleIO:
     Attributes:
         inputs: For each device, descriptions of the inputs that the session sends to the device.
         outputs: For each device, descriptions of the outputs that the device sends, by index of the output.
-        states: For each device, descriptions of the pieces of states that the device keeps.
+        states: For each device, descriptions of the pieces of states (tensors for the next frame) that it keeps.
         active_devices: The devices that take part in these frames.
     """
 
@@ -82,8 +82,8 @@ class SocketsArtifact:
         inputs: Descriptions of the network's inputs, as in artifact.json.
         outputs: Descriptions of the network's outputs, as in artifact.json.
         files: Size and digest of each file, as in artifact.json.
-        states: Descriptions of the states, as in artifact.json.
-        table_indices: Descriptions of the lookup tables whose rows an input selects, by name of the input.
+        states: Descriptions of the states (outputs that become inputs of the next frame), as in artifact.json.
+        table_indices: For each input that selects rows of lookup tables (embeddings), descriptions of the tables.
     """
 
     directory: Path
@@ -147,12 +147,12 @@ class SocketsArtifact:
         return versions and (int(versions["ir_version"]), int(versions["opset"]))
 
     def make_schedule(self) -> RoleSchedule:
-        """Return a new schedule for a run. It maps each frame to the index of its role in `role_ios`."""
+        """Return a new schedule for a run. It maps each frame to the index of its role (a plan) in `role_ios`."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property
     def role_ios(self) -> tuple[RoleIO, ...]:
-        """The inputs and outputs of all roles, in the order of the manifests."""
+        """The inputs and outputs of all roles (normal plan, replicas, failure plans), in the manifests' order."""
         return tuple(
             RoleIO(
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},
@@ -170,8 +170,9 @@ class SocketsArtifact:
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the user's inputs: tensors as contiguous arrays, and other values unchanged.
 
-        If the user sets at least one state, all other states are set to zeros. Raise DicompilerError if an input is
-        missing, unknown, or of another type or shape, or if an index exceeds the rows of its table.
+        If the user sets at least one state (a tensor that is kept for the next frame), all others are set to zeros.
+        Raise DicompilerError if an input is missing, unknown, or of another type or shape, or if a row index exceeds
+        the rows of its lookup table.
         """
         check_type(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
@@ -191,7 +192,7 @@ class SocketsArtifact:
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
     def first_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return each output by name, from the first device that delivers it."""
+        """Return each output by name; if several devices deliver it, that of the first of these devices."""
         names = [value["name"] for value in self.outputs]
         devices = outputs_by_device.values()
         return {name: next(outputs[name] for outputs in devices if name in outputs) for name in names}
@@ -256,7 +257,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the piece of a state's array that a device keeps.
+    """Return the piece of a state (a tensor that is kept for the next frame) that a device keeps.
 
     `state` is the description of the piece in the manifest.
     """

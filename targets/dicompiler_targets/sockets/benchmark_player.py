@@ -1,4 +1,4 @@
-"""A program that runs artifacts on this host and prints the times of their frames. See `Target.benchmark_player`.
+"""A program that runs artifacts on this host and prints the times of their frames, to measure the runtime's costs.
 
 The file is copied to boards together with a copy of the runtime. It needs only Python, numpy and onnxruntime.
 """

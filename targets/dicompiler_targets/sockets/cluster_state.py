@@ -126,8 +126,8 @@ class ClusterState:
         processes: The processes of all devices.
         down: The devices that are down.
         window: The numbers of the frames in flight.
-        schedule: Tells the role of each frame.
-        awaiting_ack: Devices that have not acknowledged the last change of roles.
+        schedule: Maps each frame to its role (the normal plan, a replica of it, or a failure plan).
+        awaiting_ack: Devices that have not acknowledged the last change of roles, after a failure or a return.
         needs_replay: Whether the session must send the frames in flight again.
         loop: The event loop.
     """
@@ -404,7 +404,10 @@ class ClusterState:
             self._mark_failed(replace(reports[0], device=name))
 
     def _mark_failed(self, failure: DeviceFailure) -> None:
-        """Continue without the failed device: all other devices drop the frames in flight and change to other roles."""
+        """Continue without the failed device: all other devices change to other roles (plans).
+
+        If the failed device takes part in frames in flight, the other devices drop these frames.
+        """
         self._last_failed = name = failure.device
         self._failed_at = self._failed_at or time.perf_counter()
         self._polled_at = time.monotonic()  # This delays the next poll, because the frames are more urgent now.
@@ -444,11 +447,12 @@ class ClusterState:
         )
 
     def _change_roles(self, drop: bool, returned: str = "") -> None:
-        """Post the message CHANGE_ROLES to all devices that are up, first to those with inputs.
+        """Post the message CHANGE_ROLES to all devices that are up: use other plans from the next frame on.
 
-        The event loop sends the message when it pushes the posted messages next. Before PEERS is sent, no message is
-        posted, because PEERS itself says which devices are down. If `drop`, the devices drop the frames in flight, and
-        the session sends these frames again. `returned` is the device whose return causes the change.
+        Devices with inputs get the message first, because they can start at once. The event loop sends the message when
+        it pushes the posted messages next. Before PEERS is sent, no message is posted, because PEERS itself says which
+        devices are down. If `drop`, the devices drop the frames in flight, and the session sends these frames again.
+        `returned` is the device whose return causes the change.
         """
         if not self._peers_sent:
             return

@@ -222,7 +222,7 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
 
 
 def _files_by_digest(replaced: ReplacedArtifact) -> dict[tuple[str, int | None, str], tuple[str, str]]:
-    """Return where the files of a running artifact are on the hosts.
+    """Return the places on the hosts of the files of the running artifact that will be replaced.
 
     A key of the result consists of the ssh destination and port of a host, and the SHA-256 of a file. The value is the
     directory on the host, and the name of the file in this directory.
@@ -252,7 +252,8 @@ def _plan_copies(
 ) -> list[DirectoryCopy]:
     """Return the directories that a device needs on its host: one with its files, and one with keys.
 
-    `other_files` are the files of another artifact, as `_files_by_digest` returns them.
+    `other_files` are the files of the running artifact that will be replaced, as `_files_by_digest` returns them. Equal
+    files are linked on the host instead of sent.
     """
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}

@@ -50,7 +50,10 @@ from dicompiler_targets.sockets.runtime.transport import (
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""OncePerFrame removes the records of finished frames when it has two for each frame in flight and this many more."""
+"""`OncePerFrame` removes records of finished frames when it has more than 2 n + SPARE_ENTRIES records.
+
+Here, n is the number of frames in flight.
+"""
 MAX_QUEUED_MESSAGES = 64
 """Maximum number of a device's JSON messages in the queue, which is emptied only while the user waits for outputs.
 
@@ -329,7 +332,7 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True for a message about a frame that was dropped, or about a change of roles before the last one."""
+        """Return True for a message about a dropped frame, or about a change of roles (plans) before the last one."""
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

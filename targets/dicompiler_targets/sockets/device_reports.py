@@ -108,7 +108,7 @@ def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
         raise ProtocolError(
             f"field {name!r} of the report is {_quote(entry)}: expected [kind, index, frame, start, end]"
         )
-    # A wait for an input of the network, instead of a transfer, has the index -1.
+    # The index -1 means that the device waited for an input of the network, and not for a transfer.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
     frame, start, end = (_check_number(name, value) for value in entry[2:])
     return TimelineEntry(entry[0], index, int(frame), start, end)

@@ -203,7 +203,7 @@ def _non_tensor_names(segment: Segment) -> Json:
 
 
 def _state_document(program: Program, state: DeviceState) -> Json:
-    """Return the description of the piece of a state that a device keeps.
+    """Return the description of the piece of a state (a tensor for the next frame) that a device keeps.
 
     INPUT messages identify an input or a state by its index, so the indices of states follow those of the inputs.
     """

@@ -340,13 +340,13 @@ class ClusterSession(Session):
         return cluster.needs_replay or bool(cluster.awaiting_ack) or len(self._window) >= self.in_flight
 
     def _is_busy(self) -> bool:
-        """Return True if the session waits for outputs of frames, or for acknowledgements of a change of roles."""
+        """Return True if the session waits for outputs, or for acknowledgements of a change of roles (plans)."""
         return self._cluster.needs_replay or bool(self._cluster.awaiting_ack) or len(self._window) > 0
 
     def _awaited_devices(self) -> list[str]:
         """Return the devices that have not finished the oldest frame.
 
-        If no frame is in flight, return the devices that have not acknowledged a change of roles.
+        If no frame is in flight, return the devices that have not acknowledged the order to use other roles (plans).
         """
         if not len(self._window):
             return sorted(self._cluster.awaiting_ack)
@@ -354,7 +354,7 @@ class ClusterSession(Session):
         return [name for name in oldest.active_devices if name not in oldest.compute_s]
 
     def _current_deadline(self) -> float:
-        """Return the deadline of the oldest frame, or else of the change of roles.
+        """Return the deadline of the oldest frame. Without frames, return that of the change of roles (plans).
 
         Time that the caller spends outside of the session does not count.
         """
@@ -394,7 +394,7 @@ class ClusterSession(Session):
         self._resets_states = False
 
     def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
-        """Set the frame's number and the role that frames of this number use. Forget outputs that it had before."""
+        """Set the frame's number, and the role (plan) that frames of this number use. Forget earlier outputs."""
         frame.number = self._window.admit_frame()
         frame.role = self._cluster.schedule.role_index(frame.number)
         frame.role_io = role_io = self._role_ios[frame.role]
@@ -406,7 +406,7 @@ class ClusterSession(Session):
         self._in_flight_frames[frame.number] = frame
 
     def _replay_frames(self) -> None:
-        """Send the frames in flight again after a failure, together with the message CHANGE_ROLES.
+        """Send the frames in flight again after a failure, together with CHANGE_ROLES, the order to use a failure plan.
 
         CHANGE_ROLES is already in the devices' queues, so each device receives it before the frames. A device that has
         received CHANGE_ROLES tells its peers about the change before it sends them tensors of these frames.
@@ -506,7 +506,7 @@ class ClusterSession(Session):
             self._handle_events([])
 
     def _record_progress(self, frame: InFlightFrame, event: DeviceEvent) -> None:
-        """Record that a device has sent an output of a frame, or has finished its work on the frame."""
+        """Record an event of a device: it has sent an output of the frame, or has finished its work on the frame."""
         assert event.header is not None
         if event.header.type is MessageType.OUTPUT:
             frame.outputs[event.device][event.header.index] = event.payload

@@ -25,7 +25,7 @@ MAX_CANDIDATES, MAX_LEFT_OUT = 12, 3
 
 
 class Suspicions:
-    """The unresolved suspicions of a run.
+    """The unresolved suspicions of a run: reports that a device may have failed.
 
     `ClusterState` adds suspicions. When they are due, `ClusterState` continues the run without some of the suspected
     devices.
@@ -59,9 +59,11 @@ class Suspicions:
     def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
         """Return the suspicions that must be resolved now, in the order of their arrival.
 
-        `up` has the names of the devices that are up. The end of a process is due after CAUSE_WAIT_S. Reports about
-        links are due some time after the first of them, or as soon as all peers (two or more) of a device have reported
-        the device. If ends of processes are due, only these are returned.
+        `up` has the names of the devices that are up. If the end of a process was added more than CAUSE_WAIT_S ago,
+        only such suspicions are returned. Otherwise all reports about links are returned in two cases:
+
+        - The first of them is old enough: LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals have passed.
+        - At least two devices have reported the same device, and they are all of its peers that are up.
         """
         now = time.monotonic()
         if due_exits := [failure for failure, due_at in self._exits.values() if now > due_at]:

@@ -43,8 +43,8 @@ Measured on x86-64 Linux with glibc, Python 3.11, numpy 2.4 and onnxruntime 1.31
 class SocketsTarget(Target):
     """A directory per device with its segments, its weights and a small Python runtime; devices communicate over TCP.
 
-    The functions of this class are in other modules, which are imported when they are needed. See the package's
-    docstring for their order.
+    The functions of this class are in other modules, which are imported when they are needed. The package's docstring
+    lists them in the order of their use.
     """
 
     name: ClassVar[str] = "sockets"
