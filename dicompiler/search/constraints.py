@@ -1,4 +1,7 @@
-"""Checks that a plan can be carried out: its devices compute, hosts have enough memory, and states are not sent."""
+"""Checks that a plan can be carried out: its devices can compute, hosts have enough memory, and no state is sent.
+
+A state is a graph output that becomes a graph input of the next frame, such as a key/value cache.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = No
 
     Raises:
         DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device would
-            have to read a state that another device computes.
+            have to read a state (an output that is an input of the next frame) that another device computes.
     """
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
@@ -100,8 +103,8 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
 
     Args:
         platform: The platform.
-        plan: The plan. Its failure plans are checked too. Names that its replicas rename need not be devices;
-            `check_constraints` checks the devices that replace them.
+        plan: The plan. Its failure plans are checked too. If it has replicas (copies of the plan on other devices), a
+            name that a replica replaces by another one need not be a device. `check_constraints` checks the new names.
 
     Raises:
         DicompilerError: The message states the place in the plan, and the nearest name.
@@ -124,7 +127,8 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
 def check_compute(platform: Platform, plan: Plan) -> None:
     """Raise DicompilerError if a plan places a layer on a device without compute.
 
-    Failure plans and replicas of the plan are checked too. A device without compute may only be a source or a sink.
+    Failure plans (used after a device has failed) and replicas (the plan on other devices) are checked too. A device
+    without compute may only be a source or a sink.
     """
     for failure in plan.failures:
         with failure_plan_in_errors(plan, failure.failed):
@@ -141,7 +145,7 @@ def check_compute(platform: Platform, plan: Plan) -> None:
 
 
 def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
-    """Raise DicompilerError if a replica renames a device to one that is unknown or cannot compute."""
+    """Raise DicompilerError if a replica (the plan on other devices) uses an unknown device or one without compute."""
     workers = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     for i, renaming in enumerate(plan.replicas):
         for name in (*renaming.values(), *(name for name in workers if name not in renaming)):
@@ -265,8 +269,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
 def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
     """Raise DicompilerError if a host has too little memory for the program of a compilation.
 
-    `memory` is the memory use for one frame by device name. It is ignored if the target has measured the memory itself
-    (`compilation.footprints`).
+    `memory` is the predicted memory use for one frame by device name. It is ignored if the target has measured RAM and
+    flash of the compiled program (`compilation.footprints`).
     """
     platform, routing = compilation.platform, compilation.routing
     assert platform is not None and routing is not None

@@ -31,7 +31,7 @@ from dicompiler.search.strategy import Strategy
 log = logging.getLogger("dicompiler")
 
 MAX_MAIN_PLANS = 4
-"""Number of main plans that are tried. The main plan is used while no device has failed."""
+"""Maximum number of main plans (plans for use while no device has failed) for which failure plans are searched."""
 
 
 def add_failover_plans(
@@ -40,12 +40,12 @@ def add_failover_plans(
     """Return `plan` with a failure plan for each set of failed devices that `selection` contains.
 
     The strategy makes the failure plans. If it finds none for a failure, the remaining devices take over the work of
-    the failed devices. If the plans do not fit into memory together, slower failure plans are tried, and then other
-    plans in place of `plan`. `plan_is_fixed` says that the user gave the plan. In this case, the plan, its source and
-    its sink do not change.
+    the failed devices. Devices store the weights of all plans, so all plans must fit into memory together. If they do
+    not, slower failure plans are tried, and then other plans in place of `plan`. `plan_is_fixed` says that the user
+    gave the plan. In this case, the plan, its source and its sink do not change.
 
     Raises:
-        DicompilerError: No failure can be covered, or the plans do not fit into memory together.
+        DicompilerError: No plan is possible after any of the failures, or the plans do not fit into memory together.
     """
     if problem.layers.states:
         raise DicompilerError(
@@ -195,10 +195,10 @@ class _FailurePlanner:
         }
 
     def main_options(self) -> list[_PlanOption]:
-        """Return candidates for another main plan.
+        """Return candidates for another main plan (the plan that is used while no device has failed).
 
-        Candidates are the failure plans that have the source and the sink of the main plan, and the plan of the best
-        single device.
+        A failure plan can also be used without a failure, so those with the source and the sink of the main plan are
+        candidates. Another candidate is the plan of the best single device.
         """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():
@@ -252,9 +252,10 @@ class _FailoverSearch:
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
         """Return the first candidate plan for the failure of the devices `failed`.
 
-        An existing plan that uses none of the failed devices is preferred: the main plan, or the failure plan for a
-        subset of the failed devices. The second choice is the strategy's plan for the remaining devices. If there is
-        none, the result is the best plan in which remaining devices take over the work of the failed devices.
+        An existing plan that uses none of the failed devices is preferred, because it needs no further memory: the main
+        plan, or the failure plan for a subset of the failed devices. The second choice is the strategy's plan for the
+        remaining devices. The last choice is the best plan in which remaining devices take over the work of the failed
+        ones.
         """
         smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
         for option in (self.main, *smaller):
@@ -272,7 +273,8 @@ class _FailoverSearch:
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
         """Add candidate plans in which remaining devices take over the work of failed ones.
 
-        The candidates are variants of the main plan, and of the picked plans for fewer failed devices.
+        The candidates are variants of the main plan, and of the plans in `picked` (the chosen plan for each set of
+        failed devices) for fewer failed devices.
         """
         for failed, current in picked.items():
             smaller = (option for other, option in picked.items() if set(other) < set(failed))
@@ -289,6 +291,7 @@ class _FailoverSearch:
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:
         """Return the main plan with failure plans for the failures `covered`, and the missing bytes by host.
 
+        The search begins with the first candidate for each failure, and replaces candidates while memory is missing.
         The plan is None if bytes are still missing after all candidate plans were tried.
         """
         picked = {failed: self.options[failed][0] for failed in covered}
@@ -303,7 +306,7 @@ class _FailoverSearch:
             tried.add(id(swap[1]))
 
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
-        """Return the main plan with the picked failure plans.
+        """Return the main plan with the failure plans in `picked`, which has one plan for each set of failed devices.
 
         Devices that no plan uses are removed from the sets of failed devices, because their failure has no effect.
         """
@@ -318,11 +321,12 @@ class _FailoverSearch:
     def _find_swap(
         self, picked: Mapping[FailedDevices, _PlanOption], missing: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
-        """Return a failure, and the candidate that must replace its picked plan in order to free memory.
+        """Return a set of failed devices and another candidate plan for it that needs less memory.
 
-        `missing` are the missing bytes by host name, and `tried` the ids of candidates that must not be picked again.
-        Among the candidates that free all missing bytes, the one that adds the least time is returned. If there is
-        none, the one that frees the most bytes is returned. The result is None if no candidate frees memory.
+        `picked` has the present plan for each set of failed devices, and `missing` the missing bytes by host name.
+        `tried` are the ids of candidates that must not be picked again. The candidate that frees all missing bytes and
+        adds the least time is returned. If no candidate frees all of them, the one that frees the most is returned. The
+        result is None if no candidate frees memory.
         """
         self._add_takeover_options(picked)
         now = self._needed_bytes(picked)
@@ -346,7 +350,7 @@ class _FailoverSearch:
         return None if best is None else best[1]
 
     def _needed_bytes(self, picked: Mapping[FailedDevices, _PlanOption]) -> dict[str, int]:
-        """Return the estimated bytes that the main plan and the picked plans need together on each host.
+        """Return the estimated bytes that the main plan and the plans in `picked` need together, by host name.
 
         Weights that several plans use are counted once. Activations are the maximum over the plans, because one plan
         runs at a time.

@@ -22,7 +22,7 @@ HOSTS_KEYWORD = "hosts"
 
 FailedDevices = tuple[str, ...]
 StoredWeights = Mapping[tuple[str, str, Region], int]
-"""Bytes of weights by (device, tensor, region)."""
+"""Bytes of each piece of a weight that a device stores, by (device, name of the weight, region of the weight)."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ def remove_devices(
 
 
 def stored_weights(routing: Routing) -> StoredWeights:
-    """Return the pieces of weights that devices store, for all replicas and failure plans of a routing.
+    """Return the bytes of each piece of a weight that a device stores, by (device, name of the weight, region).
 
-    The result has the bytes of each piece, by (device, tensor, region).
+    The pieces are those of all replicas and failure plans of the routing.
     """
     return {
         (task.device, *key): size

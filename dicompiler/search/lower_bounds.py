@@ -42,14 +42,14 @@ def latency_bound(problem: Problem) -> LatencyBound:
 
     t(l, d) denotes the seconds that device d needs for the whole layer l.
 
-    - `path_s`: All devices together need at least 1 / Σ_d 1/t(l, d) seconds for a layer l that can be cut. The bound is
-      the sum of these seconds over the layers of the longest path.
-    - `load_s`: Let y_d ≥ 0 be a weight of each device, with Σ_d y_d = 1. By linear programming duality, the busiest
-      device computes for at least Σ_l min_d y_d · t(l, d) seconds. The weights are proportional to the speeds of the
-      devices.
+    - `path_s`: All devices together need at least 1 / Σ_d (1 / t(l, d)) seconds for a layer l that can be cut. The
+      bound is the sum of these seconds over the layers of the longest path.
+    - `load_s`: Give each device d a weight y_d ≥ 0, such that Σ_d y_d = 1. The busiest device then computes for at
+      least Σ_l min_d (y_d · t(l, d)) seconds (linear programming duality). This is true for all such weights. Weights
+      that are proportional to the speeds of the devices are used.
 
     If a strided layer reads only some rows of a layer's output, t(l, d) counts only these rows, because plans need not
-    compute the others.
+    compute the rows that are not read.
     """
     layers, devices = problem.layers, problem.platform.computing_devices
     seconds = [
@@ -84,7 +84,11 @@ def _least_computed_share(problem: Problem, layer: Layer) -> float:
 
 
 def _read_share(problem: Problem, reader: Layer, tensor: str) -> float:
-    """Return the share of a tensor that a layer reads; 1 if another node than the layer's anchor reads it."""
+    """Return the share (0 to 1) of a tensor's elements that a layer reads.
+
+    Only the anchor (the layer's main operator, such as Conv) can skip elements. If another node reads the tensor, the
+    share is 1.
+    """
     layers, anchor = problem.layers, reader.nodes[reader.anchor]
     share = layers.rule_of(anchor).read_share
     if share is None or any(tensor in node.inputs for node in reader.nodes if node is not anchor):
@@ -95,8 +99,8 @@ def _read_share(problem: Problem, reader: Layer, tensor: str) -> float:
 def energy_bound(problem: Problem) -> float:
     """Return a lower bound on the energy of a frame in joules, which is the larger one of two bounds.
 
-    - The first bound is the energy of the layers. Each piece of a layer needs active power on some device, so layer l
-      needs at least min_d power(d) · t(l, d).
+    - The first bound is the energy of the layers. Layer l needs at least min_d (power(d) · t(l, d)): the active power
+      of a device d, multiplied by the seconds that d needs for the whole layer.
     - The second bound adds the idle power of the sources and sinks during the whole frame. For the layers, it counts
       only the difference between active and idle power. This bound is used if no device needs more power when idle than
       when active.
@@ -121,8 +125,8 @@ def memory_bound(problem: Problem) -> float:
     """Return a lower bound on the memory of the fullest host in bytes, which is the larger one of two bounds.
 
     - Each weight is stored on some host. The fullest host therefore stores at least the bytes of all weights divided by
-      the number of computing hosts. If a strided layer reads only some rows of a layer's output, only this share of the
-      layer's weights counts.
+      the number of hosts that compute. If a strided layer reads only some rows of a layer's output, only this share of
+      the layer's weights counts.
     - A sink stores all outputs at the end of a frame.
     """
     layers = problem.layers
@@ -140,8 +144,9 @@ def memory_bound(problem: Problem) -> float:
 def objective_bound(problem: Problem) -> float | None:
     """Return a lower bound on the problem's objective, in the unit of the objective.
 
-    The bound of a weighted sum is the weighted sum of the bounds of its terms. The bound on throughput is the
-    `LatencyBound.load_s` of `latency_bound`, and the bound on communication is 0.
+    The bound of a weighted sum is the weighted sum of the bounds of its terms. Throughput is measured as the time
+    between two frames. Its bound is the time of the busiest device (`LatencyBound.load_s`). The bound on communication
+    is 0.
 
     Args:
         problem: The problem.

@@ -67,7 +67,7 @@ class ParetoFront:
         objectives: Names of the objectives.
         points: The plans, at least one, sorted by their values in the order of `objectives`.
         metrics_source: "analytic" if a fast model inside the search computed the values; "measured" if each plan was
-            evaluated separately.
+            evaluated separately, by a full simulation or by a run.
         evaluations: Number of plans that the search evaluated.
         interrupted: True if the search was stopped before its end.
     """
@@ -147,8 +147,9 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
 def _stream_energy_j(platform: Platform, metrics: Metrics, device_index: int) -> float:
     """Return the energy in J that one device uses for one frame of a stream.
 
-    Without measured energy, the result is the predicted energy for computing, waiting and sending. The paper AutoDiCE
-    (E_i) omits waiting. `device_index` is an index into `metrics.devices`.
+    Without measured energy, the result is the predicted energy for computing, waiting and sending. The corresponding
+    energy E_i of AutoDiCE (Guo et al., 2022) does not include waiting. `device_index` is an index into
+    `metrics.devices`.
     """
     entry = metrics.devices[device_index]
     if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:

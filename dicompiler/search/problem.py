@@ -109,6 +109,8 @@ class Problem:
     def build_plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
         """Return a plan with these parts and this problem's source, sink, wire types and engines.
 
+        Wire types are the element types in which tensors are sent. Engines are the libraries that compute on devices.
+
         A layer that draws random numbers stays whole on the device of its first part, because several parts would draw
         different numbers.
 
@@ -220,8 +222,8 @@ class Problem:
         """The plan on the single device that is best by the objective, with its simulated metrics.
 
         Among equally good devices, the first one is chosen. If the platform has many kinds of devices, only the best
-        ones by fast estimates are simulated. The estimates are close to the simulation, because little overlaps on a
-        single device.
+        ones by fast estimates are simulated. The estimates are close to the simulation, because hardly anything
+        happens at the same time on a single device.
 
         Returns:
             The plan and its metrics.
@@ -295,7 +297,10 @@ class Problem:
         return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
     def workload(self, plan: Plan) -> tuple[Routing, Workload]:
-        """Return the routing of a plan and the workload for the simulator, without writing segments as ONNX.
+        """Return the routing and the workload of a plan.
+
+        The routing says which device sends which region of a tensor to which device. The workload is the input of the
+        simulator: the seconds and messages of each device. No ONNX model is written, so this is fast.
 
         Args:
             plan: Plan for the problem's layers.
@@ -325,9 +330,9 @@ class Problem:
             frames: Number of frames.
             in_flight: Number of frames that are computed at the same time.
             spans: True if the result must contain the periods in which devices computed, sent and waited.
-            speeds: For devices that change their speed, the times of the changes in seconds, and the speeds from then
-                on as multiples of the device's own speed.
-            link_speeds: The same for links, by their names in `Platform.occupied_links`.
+            speeds: By name of each device that changes its speed: pairs of a time in seconds and the speed from then
+                on, as a multiple of the device's own speed.
+            link_speeds: By name of each link (see `Platform.occupied_links`) that changes its speed: such pairs.
 
         Returns:
             The simulated times.
@@ -361,7 +366,7 @@ class Problem:
         )
 
     def draft_program(self, plan: Plan) -> PipelineState:
-        """Return the routing and the program of a plan without checking the placed model.
+        """Return the routing and the program of a plan, without the check that the split model is valid ONNX.
 
         Args:
             plan: Plan for the problem's layers.

@@ -92,7 +92,8 @@ class Strategy(ABC):
             plan: A plan of this strategy.
 
         Raises:
-            DicompilerError: The plan cannot be carried out (see `check_constraints`).
+            DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device
+                would have to read a state that another device computes.
         """
         check_constraints(problem, plan)
 

@@ -13,7 +13,10 @@ import time
 DEFAULT_BUDGET_S = 30.0
 """Default budget of a search, in seconds of the reference computer."""
 STEP_S, ELEMENT_S = 2e-5, 5e-9
-"""Seconds of the reference computer for one step of a search in cost tables, and for each element that a step reads."""
+"""Seconds of the reference computer for a step of a search, and for each element that it reads from cost tables.
+
+Cost tables are arrays with the predicted costs of all choices of the search.
+"""
 
 
 BUDGET_NOTE = "the search ended after its budget"
@@ -83,12 +86,13 @@ class WorkBudget:
         return True
 
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
-        """Count steps of a search in cost tables, and return True; if the budget is already exceeded, return False.
+        """Count steps of a search and return True; if the budget is already exceeded, count nothing and return False.
 
         The counted steps themselves may exceed the budget, because steps that have begun are always finished.
 
         Args:
-            elements: Number of table elements that all steps together read.
+            elements: Number of elements that all steps together read from cost tables (arrays with the predicted costs
+                of all choices of the search).
             steps: Number of steps.
 
         Returns:
@@ -142,7 +146,7 @@ class WorkBudget:
         self.spend(seconds)
 
     def note(self) -> str:
-        """Return a note for the plan of a search, which says that the budget has stopped the search.
+        """Return a note that says that the budget has stopped a search, for the plan that the search returns.
 
         Returns:
             The note; "" if the budget was never exceeded.
