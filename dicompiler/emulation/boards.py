@@ -125,7 +125,7 @@ def measure_runtime_costs(name: str) -> RuntimeCosts:
 
 
 def runtime_cost_factor(name: str, count: int) -> float:
-    """Return the ratio of the measured to the stated time of a message on emulated boards.
+    """Return how many times longer a message takes on emulated boards than the target states.
 
     Cost models accept this factor as their option `runtime`.
 

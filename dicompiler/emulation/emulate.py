@@ -110,7 +110,9 @@ def emulate(
     options: RunOptions | None = None,
     dilation: float = 1.0,
 ) -> EmulationResult:
-    """Run an artifact at the speed of emulated boards. This needs root (see `emulation.network`).
+    """Run an artifact at the speed of emulated boards.
+
+    This needs root, because it creates network namespaces with rate-limited links.
 
     Args:
         directory: The artifact.
@@ -262,14 +264,16 @@ def _open_artifact(
 
 
 def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """Return the segment times with a 0 appended for each segment of a failure plan, which takes no emulated time.
+    """Return the segment times with a 0 appended for each segment of a failure plan.
+
+    A 0 means that the segment is not delayed: it runs at the speed of this host.
 
     Args:
         board_s: Seconds of the segments of all replicas.
         program: The program, with its failure plans.
 
     Returns:
-        Seconds of the segments of all roles.
+        Seconds of the segments of all replicas, then those of all failure plans, by device name.
     """
     failure_roles = [role for role in program.roles if role.failed]
     times = {}
@@ -298,9 +302,10 @@ def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: fl
 
 
 def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
-    """Return the description of the timed unit, such as "a frame", and its measured seconds.
+    """Return a text that names the timed unit ("a frame" or "8 frames, each"), and its measured seconds.
 
-    They are the fields `timed_unit` and `frame_s` of EmulationResult. `roles` is the number of replicas.
+    If several frames are in flight, their total time is divided by their number, because single times overlap. `roles`
+    is the number of replicas.
     """
     if in_flight > 1:
         count = len(result.frames_s)

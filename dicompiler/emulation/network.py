@@ -37,7 +37,10 @@ SBIN_PATH = ":/usr/sbin:/sbin"
 
 ETHERNET_FRAME_BYTES = 1514
 MAX_BURST_S = 250e-6
-"""Seconds that a link needs to send one piece of data that the kernel passes to it, or one Ethernet frame if larger."""
+"""Maximum seconds that a link needs to send one piece of data that the kernel passes to it.
+
+On slow links, a piece is one Ethernet frame, even if this takes longer.
+"""
 TIMER_DELAY_S = 80e-6
 """Seconds by which the kernel's timers may be late. A link may send data for this time without waiting for a timer."""
 
@@ -148,7 +151,7 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
 def _remove_abandoned_networks(ip: str) -> None:
     """Remove the namespaces of processes that do not exist any more."""
     for path in NAMESPACES.glob("dc*x*"):
-        match = re.fullmatch(r"dc(\d+)x\w+", path.name)  # See `_NetworkBuilder.namespace_prefix`.
+        match = re.fullmatch(r"dc(\d+)x\w+", path.name)  # The digits are the process id.
         if match and not Path("/proc", match[1]).exists():
             subprocess.run([ip, "netns", "del", path.name], capture_output=True)
 

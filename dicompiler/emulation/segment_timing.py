@@ -29,9 +29,9 @@ LONG_TIMING_S = 2.0
 class CallTimer:
     """Measures the processor time of a call, which executes several functions in order.
 
-    Calls are grouped into turns: in one turn, all segments of a device are called several times. The next turn is that
-    of another device. The value of a turn is the median time of this call in the turn. The first call is excluded,
-    because the caches still contain data of another device.
+    Calls are grouped into turns. In one turn, all segments of one device are called several times; in the next turn,
+    those of another device. The value of a turn is the median time of this call in the turn. The first call is
+    excluded, because the caches still contain data of the other device.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:

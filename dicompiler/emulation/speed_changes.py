@@ -40,7 +40,9 @@ def emulate_speed_changes(
     cost: str = "",
     options: RunOptions | None = None,
 ) -> SpeedTrial:
-    """Stream frames on emulated boards and links that change their speed. It needs root (see `emulation.network`).
+    """Stream frames on emulated boards and links that change their speed.
+
+    This needs root, because it creates network namespaces with rate-limited links.
 
     Args:
         directory: The artifact.
@@ -88,7 +90,7 @@ def emulate_speed_changes(
         )
 
     with (
-        open_boards(boards, {}, first) as emulation,  # `withsegment_times` adds the times of each artifact.
+        open_boards(boards, {}, first) as emulation,  # `with_segment_times` adds the segment times.
         _changing_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))

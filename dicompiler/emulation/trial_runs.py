@@ -16,7 +16,9 @@ from dicompiler.target.run_records import RunOptions
 
 
 def make_emulated_runner(truth: Platform, frames: int, options: RunOptions) -> Runner:
-    """Return a function that runs artifacts on emulated boards. It needs root (see `emulation.network`).
+    """Return a function that runs artifacts on emulated boards.
+
+    Runs need root, because they create network namespaces with rate-limited links.
 
     Args:
         truth: The emulated platform. Its rates and links may differ from those of the artifact's platform.

@@ -57,7 +57,10 @@ MAX_DRIFT = 0.1
 """Share by which the seconds of computing in the whole window and in its newer half may differ. While they differ more,
 the speed of a device is changing, and the session waits."""
 MAX_LINK_DRIFT = 0.25
-"""The same share for the seconds of a byte, which vary more, because messages share the links."""
+"""Like MAX_DRIFT, but for the seconds in which a connection sends a byte.
+
+They vary more than the seconds of computing, because messages share the links.
+"""
 SEARCH_INTERVALS_AFTER_ERROR = 6
 """A search that failed is tried again after this multiple of `AdaptOptions.min_interval_s`."""
 
@@ -69,7 +72,8 @@ class AdaptOptions:
     Attributes:
         deviation: A search starts if the measured seconds of a device exceed the predicted ones by more than this
             share, or if the predicted seconds exceed the measured ones by more than this share.
-        link_deviation: The same for the seconds in which a connection between two devices sends a byte.
+        link_deviation: A search also starts if the measured and the predicted seconds in which a connection between two
+            devices sends a byte differ by more than this share.
         frames: Least number of frames over which the median of the measured seconds is taken. With replicas, it is at
             least three frames of each replica.
         min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
@@ -100,9 +104,10 @@ class Adaptation:
         at_s: Seconds from the opening of the session to the search.
         ratios: Measured seconds as a multiple of the predicted ones: seconds of computing for each device that was too
             fast or too slow, and seconds of a byte for each such connection, with names such as `pi01 → pi02`.
-        value: Predicted value of the objective with the artifact in force, for the measured speeds.
+        value: Predicted value of the objective with the artifact that computed the frames before the search, for the
+            measured speeds.
         new_value: Predicted value of the objective with the best artifact that was found, for the measured speeds.
-        swap: The swap; None if the gain was too small.
+        swap: The change to the artifact that was found; None if the gain was too small.
         error: Why the search or the swap failed; empty if it did not.
     """
 
@@ -155,8 +160,8 @@ class _Observation:
 
     Attributes:
         directory: The artifact.
-        expected_s: The result of `expected_seconds` for the artifact.
-        replica_count: Number of replicas; 1 if the plan has none.
+        expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name.
+        replica_count: Number of replicas (copies of the plan on other devices); 1 if the plan has none.
     """
 
     def __init__(
@@ -169,11 +174,11 @@ class _Observation:
         self._check_interval, self._unchecked_frame_count = math.ceil(size * replica_count / CHECKS_PER_WINDOW), 0
 
     def add(self, times: FrameTimes) -> dict[str, float] | None:
-        """Add a frame.
+        """Add a frame, and return the measured seconds of the window; None if they are not due or not stable.
 
-        Several times in each window, return the median seconds of computing of each device, summed over a frame of each
-        replica, and the mean seconds of a byte of each connection. Otherwise, and while the seconds in the whole window
-        and in its newer half differ, return None.
+        They are due CHECKS_PER_WINDOW times while the window moves by its length. They are stable if those in the whole
+        window and those in its newer half hardly differ. The result has the median seconds of computing of each device,
+        summed over one frame of each replica, and the mean seconds in which each connection sends a byte.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -206,9 +211,9 @@ class _Observation:
         return {**computing, **sending}
 
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
-        """Return the ratio of measured and predicted seconds of each device and connection that deviates too much.
+        """Return the ratio of measured to predicted seconds of each device and connection that deviates too much.
 
-        `measured` is a result of `add`.
+        `measured` has seconds of computing by device name, and seconds per byte by connection name.
         """
         found = {}
         for name, seconds in measured.items():
@@ -249,8 +254,8 @@ class AdaptiveSession(SwappableSession):
             directory: The artifact.
             options: Options of the session.
             adapt: When to search and to swap.
-            specialize: As for `SwappableSession`.
-            link: As for `SwappableSession`.
+            specialize: Function that returns the options for one artifact, given its directory and the options of all.
+            link: A symbolic link to the artifact. When it points to another one, the session swaps to that.
 
         Raises:
             DicompilerError: The directory is not a valid artifact.
@@ -266,7 +271,7 @@ class AdaptiveSession(SwappableSession):
         self._search: subprocess.Popen[str] | None = None
         self._written = list[Path]()
         self._first = directory
-        self._adapt_lock = threading.RLock()  # Held while the artifact in force changes.
+        self._adapt_lock = threading.RLock()  # Held while the artifact that computes new frames changes.
         if load_artifact(directory).get("states"):
             raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
         platform = Platform.load(directory / PLATFORM_FILE)
@@ -281,7 +286,7 @@ class AdaptiveSession(SwappableSession):
         return _Observation(directory, expected_s, replica_count, self._adapt.frames)
 
     def _observe_artifact(self, directory: Path) -> _Observation:
-        """Return an observation of an artifact that no search has found."""
+        """Return an observation of an artifact that the user gave, with newly predicted seconds."""
         compilation, _, problem = reopen_artifact(directory, platform=platform_from_toml(self._platform))
         assert compilation.plan is not None
         expected_s = expected_seconds(compilation, problem, self._in_flight)
@@ -295,18 +300,19 @@ class AdaptiveSession(SwappableSession):
         Later searches look for plans of the new artifact's model, and a search under way is discarded.
 
         Args:
-            directory: As in `SwappableSession.swap`.
-            verify: As in `SwappableSession.swap`.
-            pause: As in `SwappableSession.swap`.
-            link_share: As in `SwappableSession.swap`.
+            directory: The new artifact: another plan, other weights or another model with the same inputs and outputs.
+            verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            pause: Whether to end the old devices before the new ones start, for boards without memory for both.
+            link_share: The share of the network's bandwidth with which files are copied to the boards.
 
         Returns:
             The replacement.
 
         Raises:
-            DicompilerError: As in `SwappableSession.swap`.
-            RunError: As in `SwappableSession.swap`.
-            UsageError: As in `SwappableSession.swap`.
+            DicompilerError: The new artifact has other inputs, outputs or devices, or needs too much memory.
+            RunError: A new device could not be started, or the outputs are wrong.
+            UsageError: Another swap is under way, or the artifacts have states, or a loop over `stream` calls for a
+                swap with a pause.
         """
         with self._adapt_lock:
             swap = super().swap(directory, verify=verify, pause=pause, link_share=link_share)
@@ -330,7 +336,7 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            if down or times.role >= observation.replica_count:  # Nothing was predicted for failure plans.
+            if down or times.role >= observation.replica_count:  # Failure plans have no predicted seconds.
                 observation.clear()
                 return
             measured = observation.add(times)
@@ -387,7 +393,7 @@ class AdaptiveSession(SwappableSession):
         self._platform = answer.platform
         artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
         if artifact == observation.directory or gain <= self._adapt.min_gain:
-            # The measured seconds are the new expectation, so they start no other search.
+            # From now on, the measured seconds are expected. Otherwise they would start the same search again.
             expected_s = {**observation.expected_s, **measured}
             self._observation = self._observe(observation.directory, expected_s, observation.replica_count)
             return adaptation
@@ -416,7 +422,7 @@ class AdaptiveSession(SwappableSession):
             raise RunError(f"the search ended without a result: {last}") from None
 
     def _remove_unused_artifacts(self, output: Path) -> None:
-        """Remove the artifacts of searches, except the one in force and the one that `swap_back` returns to."""
+        """Remove the artifacts of searches, except the one that computes frames and the one that it replaced."""
         self._written.append(output)
         used = {self._first, *(path for swap in self.swaps[-1:] for path in (swap.old, swap.new))}
         for path in [path for path in self._written if path not in used]:
@@ -464,14 +470,16 @@ def connect_adaptive(
 
     Args:
         directory: The artifact's directory.
-        options: As for `connect`.
-        timeout: As for `connect`.
+        options: Options of the session. Default: `RunOptions()` with three frames in flight for each device.
+        timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
         adapt: When to search and to swap. Default: `AdaptOptions()`.
-        hosts: As for `connect_swappable`.
-        keys: As for `connect`.
-        in_flight: As for `connect`.
-        on_event: As for `connect`. It is also called after each swap and each search, in the thread that searches.
-        follow: As for `connect_swappable`.
+        hosts: A hosts.toml, or its parsed content. The devices are started on these hosts. If it states the directory
+            on a host, the files of later artifacts are copied to a directory next to it. Default: `options.hosts`.
+        keys: Directory made by `dicompiler keys`. Default: `options.keys`.
+        in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
+        on_event: Function that is called with each failure, takeover and return, and after each swap and each search
+            (in the thread that searches). Default: `options.on_event`.
+        follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -543,11 +551,11 @@ def run_with_swaps(
         frames: Number of frames.
         options: Options of the run.
         adapt: When to search and to swap; None: never.
-        follow: As for `connect_swappable`.
+        follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
 
     Returns:
-        The artifact in force at the end, and the result of the run: the outputs of the first frame, all events, and the
-        times of the last artifact's frames and devices.
+        The artifact that computed the last frames, and the result of the run: the outputs of the first frame, all
+        events, and the times of the last artifact's frames and devices.
 
     Raises:
         DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.

@@ -34,7 +34,7 @@ from dicompiler.target.target_base import Target
 NICENESS = 15
 """Niceness of the process, so that it does not slow down the devices on this host."""
 FIRST_TOLERANCE = 0.02
-"""The first artifact is preferred if it is predicted to be slower than the new one by at most this share."""
+"""The user's artifact is preferred to the best one if its predicted objective is worse by at most this share."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class SearchRequest:
     """The input of a search.
 
     Attributes:
-        artifact: The artifact in force.
-        first: The artifact with which the session began.
+        artifact: The artifact that computes the frames now.
+        first: The artifact that the user gave, when the session was opened or by a later swap.
         platform: The platform before the correction by the measured seconds, as TOML.
-        measured_s: Measured seconds, as `expected_seconds` predicts them.
+        measured_s: Measured seconds of computing by device name, and measured seconds per byte by connection name.
         in_flight: Number of frames in flight.
         strategy: The strategy that searches.
         output: Directory for the new artifact.
@@ -66,11 +66,13 @@ class SearchAnswer:
 
     Attributes:
         platform: The corrected platform, as TOML.
-        artifact: The better artifact: a new one, or the first one; the artifact in force if none is better.
-        value: Predicted value of the objective with the artifact in force, on the corrected platform.
-        new_value: Predicted value of the objective with the better artifact, on the corrected platform.
-        expected_s: The result of `expected_seconds` for the better artifact.
-        replica_count: Number of replicas of the better artifact.
+        artifact: The best artifact: the new one, the one that the user gave, or the one that computes the frames now.
+        value: Predicted value of the objective with the artifact that computes the frames now, on the corrected
+            platform.
+        new_value: Predicted value of the objective with the best artifact, on the corrected platform.
+        expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name,
+            for the best artifact.
+        replica_count: Number of replicas (copies of the plan on other devices) of the best artifact.
     """
 
     platform: str
@@ -82,7 +84,7 @@ class SearchAnswer:
 
 
 def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: int) -> dict[str, float]:
-    """Return the predicted seconds of computing, and the predicted seconds of sending a byte.
+    """Return the predicted seconds of computing by device name, and the predicted seconds per byte by connection name.
 
     Args:
         compilation: The compilation, with its plan.
@@ -90,8 +92,8 @@ def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: in
         in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
-        For each device that computes, its seconds, summed over one frame of each replica. Also the result of
-        `predict_byte_seconds`, by connection.
+        For each device that computes, its seconds, summed over one frame of each replica. For each connection between
+        hosts that sends large messages, the seconds in which it sends a byte.
     """
     assert compilation.plan is not None
     workload = problem.workload(compilation.plan)[1]
@@ -107,10 +109,10 @@ def search_again(request: SearchRequest) -> SearchAnswer:
     """Search for a better plan for the measured speeds, and write its artifact.
 
     Args:
-        request: The artifact in force and the measured seconds.
+        request: The artifact that computes the frames now, and the measured seconds.
 
     Returns:
-        The corrected platform and the better artifact.
+        The corrected platform, and the best artifact.
 
     Raises:
         DicompilerError: No plan was found, or an artifact cannot be read.
@@ -178,14 +180,14 @@ class _MeasuredCase:
         return self.with_platform(platform).workload(self.compilation.plan)[1]
 
     def correct_rates(self, measured_s: Mapping[str, float]) -> Platform:
-        """Return the platform with rates for which the measured seconds of computing are predicted."""
+        """Return the platform with device rates that make the cost model predict the measured seconds of computing."""
         computing = {name: seconds for name, seconds in measured_s.items() if ARROW not in name}
         return fit_rates(
             self.problem.platform, computing, lambda platform: _computing_seconds(self.make_workload(platform))
         )[0]
 
     def correct_links(self, measured_s: Mapping[str, float], stated: Platform) -> Platform:
-        """Return the platform with bandwidths for which the measured seconds of sending are predicted.
+        """Return the platform with bandwidths that make the simulation show the measured seconds of sending.
 
         No bandwidth becomes higher than on the platform `stated`.
         """

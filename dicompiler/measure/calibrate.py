@@ -209,7 +209,8 @@ def calibrate(
     """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
     The rate of a device is corrected such that the predicted seconds of all its segments in all frames equal the
-    measured seconds. Bandwidths and latencies are fitted to the pauses between segments.
+    measured seconds. Bandwidths and latencies are fitted to the pauses between segments (the submodels that a device
+    runs one after another).
 
     With `profile`, the platform stays unchanged. All times of the profile are multiplied by one factor instead, such
     that the predicted and the measured seconds of all its devices together are equal.
@@ -411,7 +412,8 @@ def _correct_links(
 ) -> tuple[Platform, list[Figure], list[str]]:
     """Return the platform with fitted links, the old and new values, and warnings about unexplained waits.
 
-    A wait is unexplained if the simulation with the fitted links does not show it.
+    A wait (time in which a device runs no segment) is unexplained if the simulation with the fitted links does not show
+    it.
     """
     spans_of_runs = [(run, run.last_frame_spans) for run in runs if not run.is_streamed]
     usable = [(run, spans) for run, spans in spans_of_runs if spans is not None]

@@ -77,7 +77,7 @@ def fit_bandwidths(
 
     Args:
         platform: The platform to correct.
-        stated: The platform with the highest bandwidths.
+        stated: The platform with the bandwidths that are not exceeded.
         measured_s: Measured seconds per byte by connection. Other keys are ignored.
         predict: Function that returns the predicted seconds per byte by connection for a platform.
 
@@ -104,7 +104,7 @@ class _BandwidthFit:
 
     Attributes:
         platform: The platform before the step.
-        stated: The platform with the highest bandwidths.
+        stated: The platform with the bandwidths that are not exceeded.
         ratios: Measured seconds per byte as a multiple of the predicted ones, by connection.
     """
 
@@ -134,7 +134,8 @@ class _BandwidthFit:
         hosts = {host.name: host for host in self.platform.hosts}
         connections = {host.name: self._connections(host) for host in self.platform.hosts}
         while slower:
-            # The host with the most unexplained slow connections, and with few connections that are not slow.
+            # A slow host makes all of its connections slow. The most likely one therefore has many slow connections
+            # that no other host explains, and few connections that are not slow.
             name = max(hosts, key=lambda name: 2 * len(connections[name] & slower) - len(connections[name]))
             hosts[name] = self._scale_host(hosts[name], [self.ratios[found] for found in connections[name] & slower])
             slower -= connections[name]
@@ -161,9 +162,11 @@ def _is_faster(ratios: Sequence[float]) -> bool:
 
 
 def _scale(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
-    """Return a bandwidth divided by the median of the ratios; the limit if the result is near or above it.
+    """Return a corrected bandwidth; `limit` if the result is near or above it.
 
-    A bandwidth to raise is divided by the smallest ratio. If the result is too high, the next step lowers it.
+    `ratios` are measured seconds as multiples of predicted ones. If their median is above 1, the bandwidth is divided
+    by the median. Otherwise it is raised: it is divided by the smallest ratio. If this is too high, the next step
+    lowers it.
     """
     median = statistics.median(ratios)
     scaled = bandwidth / (median if median > 1 else min(ratios))

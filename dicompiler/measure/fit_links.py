@@ -1,7 +1,7 @@
 """A fit of the network's bandwidths and latencies to the pauses between segments in measured runs.
 
 The fit minimizes absolute deviations by iteratively reweighted least squares. Its unknowns are seconds per byte and
-seconds per message. Pauses are linear in both, unless another value changes for which messages a device waits.
+seconds per message. Pauses depend linearly on both, as long as each device waits for the same messages.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ The value is the largest cosine between the vectors of both effects with which t
 """
 
 Pauses = Mapping[str, Sequence[float]]
-"""Device ⇒ seconds before each of its segments, since the end of the previous one."""
+"""By device name: for each of its segments (submodels that it runs), the seconds since the end of the previous one."""
 SegmentSpans = Mapping[str, Sequence[tuple[float, float]]]
-"""Device ⇒ start and end of each of its segments."""
+"""By device name: start and end in seconds of each of its segments (submodels that it runs)."""
 
 
 def round_figure(value: float) -> float:
@@ -137,7 +137,7 @@ def fit_links(
         figures: The bandwidths and latencies to fit.
         workloads: For each run, the workload of one frame with the measured seconds of its segments.
         observed: For each run, the pauses in this frame.
-        typical: Workloads of one frame, each with the typical measured seconds of this frame.
+        typical: Workloads of one frame, each with the median of the measured seconds of many frames.
 
     Returns:
         The platform with the fitted bandwidths and latencies; the reasons why some of them are undetermined, by name;
@@ -193,7 +193,7 @@ class _LinkFit:
         return platform
 
     def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the simulated seconds in the order of `observed`."""
+        """Return the simulated pauses, then the weighted seconds of the typical frames, in the order of `observed`."""
         import numpy as np
 
         platform = self.platform_at(coordinates)

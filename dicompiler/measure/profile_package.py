@@ -63,7 +63,8 @@ class LayerPiece:
     """A piece of a layer to measure.
 
     Attributes:
-        cut: How the piece was cut from the layer: "whole", "axis 2", "reduce" or "merge", see `cost.profile.Cut`.
+        cut: How the piece was cut from the layer: "whole" (not at all), "axis 2" (a range of this axis of the output),
+            "reduce" (a partial sum over a range of the reduction axis) or "merge" (the addition of partial sums).
         size: Extent of the piece along the cut axis, or number of partial sums that it adds up.
         share: The region and the range of the reduction axis that the piece computes.
         model: The piece as an ONNX model without large weights.

@@ -435,7 +435,7 @@ class NetworkCall:
 
 
 def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[NetworkCall, dict[str, Any], list[str], Any]:
-    """Return a piece in the format of an engine, in the form of `open_piece`. All of its weights are zeros."""
+    """Return a piece in the format of an engine, as the same tuple as `open_piece`. All of its weights are zeros."""
     import numpy
 
     entry, random = task["engines"][engine], numpy.random.default_rng(0)

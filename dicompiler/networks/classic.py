@@ -133,7 +133,7 @@ def yolov2(
 def _space_to_depth(net: NetworkBuilder, x: str, name: str, how: str) -> str:
     """Append the conversion of each 2 x 2 square to four channels: (N, C, H, W) ⇒ (N, 4 C, H / 2, W / 2).
 
-    `how` is one of PASSTHROUGH_MODES (see `yolov2`).
+    `how` selects the operators: "space-to-depth" for SpaceToDepth, "reshape" for Reshape, Transpose and Reshape.
     """
     batch, channels, height, width = net.shapes[x]
     shape = (batch, channels * 4, height // 2, width // 2)

@@ -119,8 +119,8 @@ def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, st
 def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> str:
     """Append the rotary embedding of x: x · cos + (-b, a) · sin.
 
-    a and b are the first and the second half of the features of x. `turns` are the tensors with cosine and sine (see
-    `_rotary_angles`).
+    a and b are the first and the second half of the features of x. `turns` are the tensors with the cosine and the sine
+    of the rotary angles.
     """
     *front, size = net.shapes[x]
     half, (cos, sin) = (*front, size // 2), turns

@@ -1,6 +1,7 @@
 """YOLOv8n and YOLO11n (Ultralytics) as their exporter writes them, with normalizations folded into convolutions.
 
-The output has the shape (N, 4 + classes, cells): boxes in pixels, then the probabilities of the classes. Sources are
+The output has the shape (N, 4 + classes, cells): boxes in pixels, then the probabilities of the classes. A cell is a
+square of the image, with one box. Sources are
 `ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`. In
 Ultralytics, `model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters. These include 16 fixed ones, the
 distances of `_decode_boxes`, which are a constant in these networks and not a parameter.

@@ -1,4 +1,4 @@
-"""SVG of the layer graph: a box for each layer, with a bar that shows the devices' shares, and edges between boxes.
+"""SVG of the layer graph: boxes for layers, with bars that show how devices share the work, and edges between boxes.
 
     ReportData ⇒ Markup
 
@@ -136,7 +136,7 @@ def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
 
 
 def _draw_layer(data: ReportData, layer: Layer) -> Markup:
-    """Return the box of a layer: its name, and a bar that shows the devices' shares."""
+    """Return the box of a layer: its name, and a bar that shows how the devices share its work."""
     shares = _work_by_device(data, layer)
     bar: list[Any] = []
     left, total = 3.0, sum(shares.values())

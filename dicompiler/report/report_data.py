@@ -94,9 +94,10 @@ class ReportData:
 
     @cached_property
     def tasks(self) -> Mapping[str, Sequence[Task]]:
-        """The tasks of each layer in the main plan; if the plan has replicas, in the first replica.
+        """The tasks of each layer: for each part of the layer, its computation on one device.
 
-        Failure plans are not included.
+        They are the tasks of the main plan, or of the first replica if the plan has replicas. Failure plans are not
+        included.
         """
         by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:
@@ -105,7 +106,7 @@ class ReportData:
 
     @cached_property
     def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
-        """Bytes that each task receives of each tensor from other devices, by (task, tensor).
+        """Bytes of a tensor that other devices send to a task (the computation of a part), by (task, tensor).
 
         A device receives a box (a region of a tensor) only once. If several of its tasks read the box, the bytes are
         counted for the first of these tasks.
@@ -123,7 +124,7 @@ class ReportData:
 
     @cached_property
     def received_bytes_by_part(self) -> Mapping[TaskId, int]:
-        """Bytes that each task receives from other devices."""
+        """Bytes of all tensors that other devices send to a task (the computation of a part), by task."""
         sizes: dict[TaskId, int] = {}
         for (part, _), size in self.received_bytes.items():
             sizes[part] = sizes.get(part, 0) + size
@@ -229,8 +230,8 @@ def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
 def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, Any]:
     """Return the comparison of a model on a platform from the output of `dicompiler compare --json`.
 
-    A file with one comparison need not be of this platform. From a list of several, the one with this model and
-    platform is returned.
+    If the file has several comparisons, the one of this model and platform is returned. A single comparison may be one
+    of another platform.
     """
     document = load_json(path)
     if not isinstance(document, list):
