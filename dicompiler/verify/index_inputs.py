@@ -126,8 +126,8 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 def _nd_index_limit(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
     """Return the number n if the indices of a ScatterND or GatherND must be in 0 … n-1; None if n is unknown.
 
-    An index is a vector with one number for each axis that it addresses. The same limit is used for all these numbers,
-    so it is the smallest extent of these axes.
+    An index is a vector with one number for each axis that it addresses. All these numbers get the same limit n, which
+    is the smallest extent of these axes.
     """
     data, indices = (None if tensor is None else tensor.shape for tensor in inputs[:2])
     batch_axes = next((attribute.i for attribute in node.attribute if attribute.name == "batch_dims"), 0)

@@ -36,7 +36,7 @@ INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64:
 
 @dataclass(frozen=True)
 class _IndexValues:
-    """Values of a graph input, as they are in a tensor that was computed from it.
+    """Description of a tensor with values of a graph input that were moved, cast or increased by a constant.
 
     Attributes:
         tensor: Name of the tensor.
@@ -63,7 +63,7 @@ def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
 
 
 def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables that each input indexes, as arguments of `check_index_range`, by input name.
+    """Return the tables of which each input selects rows, as arguments of `check_index_range`, by input name.
 
     `names` are the graph inputs to examine. Inputs that index no table are omitted. If an input indexes several tables
     with the same valid values, only the first table is returned.

@@ -31,7 +31,7 @@ from dicompiler.verify.comparison import Check
 from dicompiler.verify.executor import ProgramExecutor
 
 ROUNDING_ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 255, INT8_BLOCK: MAX_ROUNDING_ERROR}
-"""Largest relative error of narrowing a tensor once, by wire type.
+"""Largest relative error of narrowing a tensor once (converting it to the type in which it is sent), by wire type.
 
 float16 and bfloat16 round to 11 and 8 bits of mantissa. The error of int8 is half a step of the quantized values, as a
 share of the tensor's largest value, if the tensor's range is symmetric around 0. The error of int8-block is a share of
@@ -41,11 +41,11 @@ MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 class SentTensor(NamedTuple):
-    """A tensor that a transfer sends, before narrowing.
+    """A tensor that a transfer sends, before narrowing (conversion to a smaller element type).
 
     Attributes:
         transfer: The transfer.
-        name: Key of the tensor in `WireFormat.ranges` (see `range_name`).
+        name: Key of the tensor in `WireFormat.ranges`: its name, for a partial sum with the range of input channels.
         values: The values before narrowing.
     """
 
@@ -55,7 +55,7 @@ class SentTensor(NamedTuple):
 
 
 def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) -> Iterator[SentTensor]:
-    """Yield the tensors that would be narrowed when the program runs these frames.
+    """Yield the tensors that would be sent in a smaller element type (narrowed) when the program runs these frames.
 
     All replicas and failure plans of the program are run.
     """
@@ -73,7 +73,7 @@ def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) 
 
 
 def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> dict[str, ValueRange]:
-    """Return the lowest and the highest value of each sent tensor over all samples, by `range_name`.
+    """Return the lowest and the highest value of each sent tensor over all samples, by key of `WireFormat.ranges`.
 
     Raises DicompilerError if a tensor contains NaN or infinity, which int8 cannot represent.
     """
@@ -92,13 +92,13 @@ def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> di
 
 
 def check_wire_range(program: Program, routing: Routing, wire: WireFormat, inputs: Mapping[str, Any]) -> Check:
-    """Check that the wire types can represent the sent values for the inputs of one frame.
+    """Check that the wire types (element types in which tensors are sent) can represent the values of one frame.
 
     The check fails if a finite value becomes infinite in float16, if a tensor sent as int8 contains NaN or infinity, or
     if a tensor sent as int8-block contains NaN.
 
     Args:
-        program: Program that sends values before narrowing: it was compiled with `WireFormat.with_exact_stand_ins`.
+        program: Program that sends values in their own types: it was compiled with `WireFormat.with_exact_stand_ins`.
         routing: Routing of the plan with its wire types.
         wire: The plan's wire types.
         inputs: Arrays by input name.
@@ -143,8 +143,9 @@ def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
 def wire_error_bound(routing: Routing) -> float:
     """Return the largest difference that narrowing should cause in an output, as a fraction of max|reference|.
 
-    It is the rounding error of one narrowing, times the largest number of narrowings on a path from an input to an
-    output. A network that amplifies rounding errors may exceed the bound. Use another wire type for such a network.
+    Narrowing is the conversion of a sent tensor to a smaller element type. The result is the rounding error of one
+    narrowing, times the largest number of narrowings on a path from an input to an output. A network that amplifies
+    rounding errors may exceed the bound. Use another wire type for such a network.
     """
     wire_dtypes = effective_wire_dtypes(routing.layers)
     sent = {wire_dtypes.get(box.key.tensor, "") for role in routing.roles for box in role.received_boxes}

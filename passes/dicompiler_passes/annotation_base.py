@@ -100,7 +100,7 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return all layers that the pass can split: the selection if the user names no layers."""
+        """Return all layers that the pass can split. They are selected if the user names no layers."""
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
         return tuple(layer for layer in graph.layers if self._supports(graph, layer, devices))
@@ -136,8 +136,8 @@ class AnnotationPass(Pass):
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
         """Return the device and the lane of each part.
 
-        Each device gets consecutive parts, in lanes 0, 1, and so on. A device computes its lanes one after another, so
-        that they can share memory.
+        Each device gets consecutive parts. It computes them one after another, in lanes 0, 1, and so on, so that they
+        can use the same memory.
 
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
@@ -194,8 +194,8 @@ def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
     """Return the names of the layers that `name` stands for.
 
-    `name` is the name of a layer, or of a node of the model file. A node can stand for several layers (see
-    `NodeOrigins.layers_of`). Errors begin with `place`.
+    `name` is the name of a layer, or of a node of the model file. If passes have removed the node, it stands for the
+    layers of the first node that reads its output. Errors begin with `place`.
     """
     layers = origins.layers.layer_by_name
     names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]

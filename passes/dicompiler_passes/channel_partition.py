@@ -127,9 +127,10 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the range of input channels of `last` that are computed from exactly the region `tile` of `first`.
+        """Return the range of input channels of the layer `last` that a device can sum without other devices.
 
-        The layers `between` lead from `first` to `last`.
+        The device has computed the region `tile` of the layer `first`. The range is computed from exactly this region,
+        through the layers `between`.
 
         Raises DicompilerError if there is no such range.
         """

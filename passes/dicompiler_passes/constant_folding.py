@@ -1,6 +1,6 @@
 """Constant folding: compute constant tensors with onnxruntime at compile time.
 
-Graph ⇒ the same graph without the nodes that compute constants; their results are initializers
+Graph ⇒ the same graph without the nodes that compute constants; their results become initializers
 """
 
 from __future__ import annotations

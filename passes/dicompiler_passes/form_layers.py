@@ -143,7 +143,7 @@ def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, froz
 
 
 def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
-    """Return groups of nodes, such that plans can split every tensor between two groups.
+    """Return groups of nodes for the layers, such that plans can split every tensor between two groups.
 
     Most groups have one node. Nodes are joined if the tensor between them cannot be split: it has no static shape, or
     control flow captures it. Nodes on a path between two joined nodes are joined with them.
@@ -299,9 +299,9 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 
 
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
-    """Return the element-wise nodes after the tensor `output` that the layer of this tensor can absorb.
+    """Return the element-wise nodes after the tensor `output` that can join the layer that computes this tensor.
 
-    Nodes can be absorbed if afterwards only one tensor leaves the layer. Examples, with x = `output`:
+    Nodes can join if only one tensor then leaves the layer. Examples, with x = `output`:
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 

@@ -85,7 +85,7 @@ def state_window_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> b
         shape = tensors[node.inputs[0].name].shape
         assert shape is not None
         if extents != shape[2:]:
-            # The second output of a MaxPool has indices into the whole input. A Slice would change these indices.
+            # A Slice of the input would change the second output of a MaxPool, which has indices into the whole input.
             if len(node.outputs) > 1:
                 continue
             _slice_input(graph, node, extents)
@@ -160,7 +160,7 @@ def _find_other_outputs(
         shape = onnxruntime_output_shape(node.op_type, _attributes(node), [tensors.get(name) for name in node.input])
         result = tensors.get(node.output[0])
         if shape is not None and min(shape) >= 0 and (result is None or result.shape != shape):
-            # The second output of a MaxPool has indices.
+            # The first output has the type of the input. The second one, which only a MaxPool has, contains indices.
             types = [tensors[node.input[0]].dtype, onnx.TensorProto.INT64]
             pairs = zip(node.output, types, strict=False)
             yield index, [helper.make_tensor_value_info(name, dtype, shape) for name, dtype in pairs if name]

@@ -1,4 +1,4 @@
-"""Rewrites of a float32 network that reduce the number of values that its quantization rounds."""
+"""Rewrites of a float32 network before quantization, so that fewer values are rounded."""
 
 from __future__ import annotations
 

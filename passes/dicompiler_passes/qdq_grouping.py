@@ -1,7 +1,8 @@
-"""Grouping of the nodes of quantized networks in QDQ form, so that layers read and compute quantized tensors.
+"""Grouping of the nodes of quantized networks, so that layers read and compute quantized tensors.
 
-A QuantizeLinear joins the layer of the node that computes its input. A DequantizeLinear joins the layer of the node
-that reads its output.
+The networks are in QDQ form: float operators are between DequantizeLinear and QuantizeLinear nodes. A QuantizeLinear
+joins the layer of the node that computes its input. A DequantizeLinear joins the layer of the node that reads its
+output.
 """
 
 from __future__ import annotations

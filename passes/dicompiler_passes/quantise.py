@@ -133,7 +133,7 @@ def quantise(model: Model, samples: Samples) -> Model:
 
 
 def take_int8(model: Model) -> Model:
-    """Return a network in QDQ form with int8 inputs instead of float32 inputs.
+    """Return a quantized network (with QuantizeLinear/DequantizeLinear pairs) that has int8 instead of float32 inputs.
 
     x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …
 

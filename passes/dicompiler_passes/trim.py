@@ -1,6 +1,8 @@
 """The pass `trim`: remove the computation of elements that nothing reads.
 
 Model + LayerGraph ──bounds inference from the outputs──► read regions ──partition on one device──► Model + LayerGraph
+
+Bounds inference finds the region of each tensor that its readers need.
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ class Trim(Pass):
 
 
 def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: Mapping[str, Region | None]) -> Model:
-    """Return the model without the elements that are not read.
+    """Return the model without the computation of elements that nothing reads.
 
-    The partitioner makes it, from a plan that gives the read region of each layer to one device.
+    The pass `partition` makes it, from a plan in which one device computes only the read region of each layer.
     """
     cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
     # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
@@ -98,7 +100,7 @@ def _form_trimmed_layers(model: Model, old_nodes: Collection[str]) -> LayerGraph
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
-    """Yield the nodes of a layer that depend on one of the tensors `cut`."""
+    """Yield the names of the nodes of a layer that depend on one of the tensors `cut`."""
     names = set(cut)
     for node in layer.nodes:
         if not names.isdisjoint(node.inputs):
@@ -107,7 +109,7 @@ def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
 
 
 def find_read_regions(layers: LayerGraph) -> dict[str, Region | None]:
-    """Return the bounding box of the elements of each layer's output that are read; None for the whole output.
+    """Return the bounding box of the read elements of each layer's output; None if all of the output is needed.
 
     Args:
         layers: The layer graph.

@@ -66,8 +66,8 @@ def _is_sum_read(graph: ModelGraph, node: gs.Node) -> bool:
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
     """Reshape the scales and zero points of a MatMulNBits from vectors to matrices.
 
-    Only constants are reshaped. A matrix has one row per column of the product, so that plans can split its blocks
-    along the second axis. Returns True if a constant was reshaped.
+    Plans can split only matrices, with one row per column of the product and the blocks along the second axis. Only
+    constants are reshaped. Returns True if a constant was reshaped.
     """
     if node.op != "MatMulNBits":
         return False
@@ -81,7 +81,7 @@ def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
 
 
 def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return True if an Attention has constant weights, no past, and a mask that the rewrite supports."""
+    """Return True if an Attention has constant weights, no cache as input, and a mask that the rewrite supports."""
     inputs, read_names = node.inputs, graph.names_read()
     weights = [value for value in inputs[1:3] if value.name]
     present = {index for index, value in enumerate(inputs) if value.name}

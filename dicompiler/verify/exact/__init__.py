@@ -107,7 +107,7 @@ class CheckModel:
 
 
 def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Model, dict[str, NDArray[Any]]]:
-    """Return the check model of `model` and inputs for it, see `build_check_model`."""
+    """Return the check model (the graph of `model` with small integers as weights), and integer inputs for it."""
     checked = build_check_model(model, seed, rules)
     return checked.model, dict(checked.inputs)
 
@@ -121,14 +121,15 @@ def build_check_model(
 ) -> CheckModel:
     """Build a check model (the network's graph with small integers) in which all numbers are exact.
 
-    Each round runs the check model, finds the first tensors that are not exact, and relaxes the nodes that computed
-    them by one step.
+    Each round runs the check model and finds the first tensors with numbers that floats may have rounded. The nodes
+    that computed these tensors are then relaxed by one step: their numbers are made smaller, or the nodes are replaced
+    or excluded.
 
     Args:
         model: The network as normalised by the pass `normalise`, with weights as initializers.
         seed: Seed of filters and inputs, at least 0.
         rules: Operator rules by (domain, operator type), which name the stand-ins. Default: the built-in ones.
-        relaxation: Relaxation to start with, for example that of another seed.
+        relaxation: Changes to start with, for example those that another seed needed.
         layers: The layers of `model`. If they are given, more operators in layers that no plan cuts can be replaced by
             integer functions (stand-ins).
 
@@ -168,9 +169,9 @@ def build_check_model(
 
 
 def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """Return `relaxation` with one more change: nodes that draw random numbers are excluded from the check.
+    """Add to `relaxation` (changes of the check model) that nodes that draw random numbers are excluded.
 
-    Nodes with control-flow bodies are not added.
+    The check cannot compare random numbers. Nodes with control-flow bodies are not added.
     """
     nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
     excluded = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
@@ -194,11 +195,12 @@ def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int,
 
 
 def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Relaxation:
-    """Return the relaxation with one more step for each node of `inexact`, which has pairs (node index, peak).
+    """Return the relaxation (changes of the check model) with one more step for each node of `inexact`.
 
-    The steps of a node are, in this order: take the inputs of products modulo an odd number, use sparser filters,
-    replace the operator by a generic stand-in, exclude the node. The first two steps make numbers smaller. They are
-    left out if the peak is infinite, which means that the numbers are not integers.
+    `inexact` has pairs (node index, peak); a peak is an upper bound of the node's numbers. The steps of a node are, in
+    this order: take the inputs of products modulo an odd number, use sparser filters, replace the operator by a generic
+    stand-in (an integer function that can replace many operators), exclude the node. The first two steps make numbers
+    smaller. They are left out if the peak is infinite, which means that the numbers are not integers.
     """
     current = relaxed = facts.relaxation
     for index, peak in inexact:
@@ -253,11 +255,11 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
 def _with_new_constants(
     facts: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], replacements: Mapping[str, NDArray[Any]]
 ) -> Model:
-    """Return the check model: the network with `prepare_node` applied to its nodes, and with the constants `arrays`.
+    """Return the check model: the network with nodes that compute with integers, and with the constants `arrays`.
 
     The keys of `arrays` are the (node index, input index) pairs at which the constants are read. If several nodes read
     one constant and `arrays` has different values for them, each node gets its own constant. `replacements` are the
-    values that replace the outputs of excluded nodes, by tensor name.
+    values that replace the outputs of nodes that the check excludes, by tensor name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)

@@ -1,8 +1,11 @@
-"""Stand-in of attention operators: an integer function on which every query, key, value and mask element has an effect.
+"""Stand-in of attention operators: an integer function that replaces them in the exact check.
 
-The result for a row of the query is this row, plus the sum of all keys and values of the head, plus a sum of the row's
-mask elements, with weights that depend on their positions. If the operator has a causal mask or a window, its result
-depends on the number of the row, so this number is added too.
+Every element of queries, keys, values and masks affects its result. The result for a row of the query is the sum of:
+
+- the row itself;
+- all keys and values of the head;
+- the row's mask elements, multiplied by weights that depend on their positions;
+- the number of the row, if the operator has a causal mask or a window and its result therefore depends on this number.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _SEQUENCE_MASK_INPUTS = {"MultiHeadAttention": 4, "GroupQueryAttention": 5}
 _CAUSAL_ATTRIBUTES = {"Attention": "is_causal", "MultiHeadAttention": "unidirectional"}
 _WINDOW_ATTRIBUTES = {"Attention": ("left_window_size", "right_window_size")}
 _POSITION_PERIOD = 7
-"""Period of position weights. Elements have the weights 1 to 7 in turn (1 and 2 in 16-bit types)."""
+"""Largest weight of a position. Elements are multiplied by 1 to 7 in turn (by 1 and 2 in 16-bit types)."""
 
 
 def causal_attribute(node: NodeProto) -> str:
@@ -49,7 +52,7 @@ def counts_rows(node: NodeProto) -> bool:
 
 
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if the stand-in supports the masks of a node.
+    """Return True if the stand-in (integer function) can replace an attention node with these masks.
 
     If the padding mask of a MultiHeadAttention is a vector, it must have one number for each sequence. Longer vectors,
     such as one with lengths and ends, are not supported.
@@ -62,12 +65,12 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 def attention_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function (stand-in) that replaces an attention operator.
 
-    The module describes the result. Heads can be a separate axis of queries, keys and values, or ranges of their last
-    axis.
+    Each row of the result is the row of the query, plus sums over all keys, values and mask elements. Heads can be a
+    separate axis of queries, keys and values, or ranges of their last axis.
     """
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
-    # `in_blocks` has the inputs in which heads are ranges of the last axis. Keys and values can have an axis of heads
-    # although the query has none.
+    # `in_blocks` has the indices of the inputs in which heads are ranges of the last axis. Each input is tested on its
+    # own, because keys and values can have an axis of heads although the query has none.
     in_blocks = [i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)]
     heads_attribute = "kv_num_heads" if "kv_num_heads" in call.nonzero_attributes else "num_heads"
     nodes = [node for i in range(3) for node in centred_mod(call, f"X{i}", f"B{i}")]
@@ -90,7 +93,7 @@ def attention_body(call: StandInCall) -> list[NodeProto]:
     ]
     if is_flat:
         nodes.append(helper.make_node("Reshape", ["sum", "upright"], ["share"]))
-    else:  # Query heads that share a key head are adjacent, so a Reshape gives each key head its group of query heads.
+    else:  # Query heads with a common key head are adjacent, so a Reshape gives each key head its group of query heads.
         nodes += [
             constant_node("firsts", np.arange(2)),
             helper.make_node("Shape", ["F1"], ["of_keys"]),
@@ -194,8 +197,8 @@ def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, sh
 def _row_numbers(call: StandInCall, is_flat: bool) -> list[NodeProto]:
     """Return nodes that compute the tensor `numbers` of shape (1, 1, rows, 1): row numbers or zeros.
 
-    The numbers are zeros if the causal attribute of the calling node is 0. If the node has a window, `prepare_node` has
-    set this attribute to 1.
+    The numbers are zeros if the causal attribute of the calling node is 0, because the result for a row then does not
+    depend on its number. If the node has a window, `prepare_node` has set this attribute to 1.
     """
     return [
         *_position_numbers(call, "X0", 1 if is_flat else 2, "row", [1, 1, -1, 1]),

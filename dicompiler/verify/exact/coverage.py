@@ -31,7 +31,9 @@ MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of taps (kernel positions) and input channels that filters read, over all layers with weights.
+    """Numbers of taps (kernel positions) and input channels that the sparse filters of check models read.
+
+    The numbers are sums over all layers with weights.
 
     Attributes:
         taps_read: Number of taps that at least one filter of their layer reads.
@@ -125,7 +127,7 @@ def _subtract_zero_point(facts: GraphFacts, node: NodeProto, index: int, zero_po
 
 @dataclass(frozen=True)
 class ReadMasks:
-    """Masks of taps (kernel positions) and input channels that the filters of check models read.
+    """Masks of taps (kernel positions) and input channels that the sparse filters of check models read.
 
     The masks are kept instead of the check models, because a check model is as large as the network.
 

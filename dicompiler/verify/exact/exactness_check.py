@@ -87,9 +87,9 @@ def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the peaks (bounds of the numbers) of inexact tensors that are computed from exact tensors only.
+    """Return the peaks (bounds of the numbers) of the first tensors with numbers that floats may have rounded.
 
-    Tensors that nothing reads are omitted.
+    These are the inexact tensors that are computed from exact tensors only. Tensors that nothing reads are omitted.
     """
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}
@@ -123,7 +123,7 @@ class _RunRanges:
     ranges: dict[str, _ValueRange]
 
     def range_of(self, name: str) -> _ValueRange:
-        """Return the range of a tensor or constant. If its type is not a float type, the range is only 0."""
+        """Return the range of a tensor or constant. Integers and other non-floats have the range 0: they are exact."""
         if name not in self.ranges and self.facts.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
             self.ranges[name] = _value_range(self.facts.model.array(name))
         return self.ranges.get(name, _ValueRange(0.0))

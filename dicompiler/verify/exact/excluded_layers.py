@@ -1,9 +1,9 @@
 """Replacement of nodes that are excluded from the exact check.
 
-The exact check compares a split on small integers. If no plan cuts the excluded node, its outputs are replaced by
-integers that differ by position. Otherwise a stand-in (a function with the same inputs) returns zeros, and a new Add
-behind it adds random integers. Each piece of the node adds its region of these integers, so pieces that are read from a
-wrong place change the result.
+The exact check compares a split on small integers. A node is excluded if its numbers cannot be exact, or are random. If
+no plan cuts the excluded node, its outputs are replaced by integers that differ by position. Otherwise a stand-in (a
+function with the same inputs) returns zeros, and a new Add behind it adds random integers. Each piece of the node adds
+its region of these integers, so pieces that are read from a wrong place change the result.
 """
 
 from __future__ import annotations
@@ -45,14 +45,20 @@ def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the name of the function (stand-in) that replaces an excluded node: a key of `generic.BODIES`."""
+    """Return the name of the function (stand-in) that replaces a node that the exact check excludes.
+
+    The name is a key of `generic.BODIES`.
+    """
     if facts.is_whole(node):
         return "position_values"
     return "ones" if _why_no_add(node, facts) else "zeros"
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return a note if the check cannot notice misplaced pieces of an excluded node; "" if it can."""
+    """Return a note if the exact check cannot notice that pieces of an excluded node's output are misplaced.
+
+    The result is "" if it can.
+    """
     if excluded_stand_in(node, facts) != "ones":
         return ""
     return f" (ones replace its output, so pieces from a wrong place do not show: {_why_no_add(node, facts)})"

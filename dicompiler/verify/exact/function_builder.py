@@ -45,7 +45,7 @@ class StandInCall:
         outputs: (ONNX type, shape or None) of each output.
         input_types: ONNX types of the inputs, 0 if omitted or unknown.
         input_ranks: Ranks of the inputs, 0 if omitted or unknown.
-        weight_input: Index of the input that is a filter of ±1 in all calls.
+        weight_input: Index of the input that is a filter of ±1 in all calls; None if there is none.
         output_limits: Valid values of integer outputs, set by the operators that read them; None if all values are
             valid.
     """
@@ -65,10 +65,11 @@ class StandInCall:
 
     @property
     def attribute_names(self) -> list[str]:
-        """Names of the function's attributes: for a standard operator, all attributes that the operator has.
+        """Names of the attributes of the stand-in function.
 
-        All are needed, because a piece of a node may set attributes that have their default in the whole node. For
-        other operators, they are the attributes with a value other than 0 in at least one calling node.
+        For a standard operator, they are all attributes of the operator, because a piece of a node may set attributes
+        that have their default in the whole node. For any other operator, they are the attributes with a value other
+        than 0 in at least one calling node.
         """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)
@@ -152,14 +153,14 @@ def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
 
 
 def modulus_for(dtype: int) -> int:
-    """Return the modulus m that `centred_mod` uses for tensors of an ONNX type. It is odd."""
+    """Return the odd modulus by which stand-ins bound tensors of an ONNX type: 3 for 16-bit floats, otherwise 15."""
     return ODD_MODULUS_16_BIT if dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else ODD_MODULUS
 
 
 def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
     """Return nodes that compute the tensor `target`: x modulo m, from -m/2 to m/2.
 
-    x is `tensor`, and m is the modulus of its type (see `modulus_for`). The formula is x - m · floor(x / m + 1/2), so 0
+    x is `tensor`, and m is 15, or 3 for 16-bit types. The formula is x - m · floor(x / m + 1/2), so 0
     stays 0. Infinite values, and values so large that they would be rounded, are clipped first.
     """
     modulus, bound = modulus_for(call.dtype), 2.0**9 if modulus_for(call.dtype) == ODD_MODULUS_16_BIT else 2.0**22

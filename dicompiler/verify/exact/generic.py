@@ -63,10 +63,7 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to the remainder of its first input (see `centred_mod`).
-
-    The outputs thus stay small.
-    """
+    """Return nodes that apply the operator to its first input modulo an odd number, so that the outputs stay small."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
@@ -219,7 +216,10 @@ def position_values_body(call: StandInCall) -> list[NodeProto]:
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute zeros of the output shape. The module `excluded_layers` then adds other values."""
+    """Return nodes that compute zeros of the output shape, in place of an excluded operator.
+
+    The module `excluded_layers` inserts an Add behind the node, which turns the zeros into random integers.
+    """
     return _filled_body(call, 0)
 
 

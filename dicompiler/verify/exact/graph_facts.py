@@ -38,7 +38,7 @@ class Relaxation:
     Each attempt to build a check model keeps the changes of the previous attempt, and adds further ones.
 
     Attributes:
-        schedule: Index into SCHEDULES: higher ones have sparser filters and smaller values.
+        schedule: Index into SCHEDULES. Later schedules have sparser filters and smaller values.
         bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
         generic_ops: (domain, type) of operators that are replaced by a generic stand-in (an integer function that can
             replace many operators).
@@ -62,13 +62,13 @@ class GraphFacts:
         constants: (ONNX type, shape) of the initializers by name.
         uses: (node index, input index) pairs of the nodes that read a tensor, by tensor name.
         dtypes: ONNX types of all tensors of known type.
-        captured: Tensors that a control-flow body reads.
+        captured: Names that control-flow bodies (the sub-graphs of If, Loop and Scan) read.
         outputs: The graph outputs.
         opset: Version of the standard operators.
         rules: Operator rules by (domain, operator type).
         tensors: Types, shapes and small constant values of all tensors.
         relaxation: Changes of the check model that make its numbers exact.
-        whole_nodes: Names of nodes of layers that no plan cuts.
+        whole_nodes: Names of the nodes in layers that no plan cuts; empty if the layers are not known.
     """
 
     model: Model

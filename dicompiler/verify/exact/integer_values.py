@@ -67,7 +67,7 @@ A constant factor behind them can therefore cancel out the sign of the filter be
 
 @dataclass(frozen=True)
 class _FollowingNodes:
-    """Nodes downstream of a node with weights, as far as signs can be followed (see `_find_following_nodes`).
+    """Nodes on the path behind a node with weights, up to the first node that changes more than a channel's sign.
 
     Attributes:
         links: Indices of the nodes that multiply by a constant. Their constants may flip the sign of a channel.
@@ -81,8 +81,9 @@ class _FollowingNodes:
 def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule) -> dict[InputPlace, Array]:
     """Return integer arrays for all replaced constants, by the (node index, input index) that reads them.
 
-    The signs of a filter and of a following BatchNormalization or factor cancel out, so that no ReLU makes a whole
-    channel zero. Before an addition the signs are random, so that a sum of many branches stays small.
+    If a filter is followed by a BatchNormalization or a constant factor, both have the same sign, so that the signs
+    cancel out. Otherwise a ReLU could make a whole channel zero. Before an addition of two computed tensors, the signs
+    are random, so that a sum of many branches stays small.
     """
     arrays: dict[InputPlace, Array] = {}
     paired: dict[int, Array] = {}
@@ -197,8 +198,9 @@ def _other_constants(
 ) -> dict[InputPlace, Array]:
     """Return the integer constants of a node without weights.
 
-    `kinds` are the kinds of constants that the operator rule names (`constant_stand_ins`), one for each input; the last
-    kind applies to all further inputs. `paired` are the signs of scales and factors by node index.
+    `kinds` has a kind of integers for each input, such as "gain" or "shift", from the operator rule's attribute
+    `constant_stand_ins`. The last kind applies to all further inputs. `paired` are the signs by which nodes multiply
+    channels, by node index. `shifts` is the number of different values of an additive constant.
     """
     node = facts.nodes[index]
     indices = [input_index for input_index in range(len(node.input)) if facts.has_float_constant(node, input_index)]

@@ -105,7 +105,7 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function (stand-in) that replaces MeanVarianceNormalization.
 
-    `prepare_node` sets the attribute `axes` if it is missing.
+    A group consists of the elements along the attribute `axes`, which `prepare_node` has set if it was missing.
     """
     axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
@@ -114,10 +114,10 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 def lp_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function (stand-in) that replaces LpNormalization.
 
-    A group consists of the elements along the axis of the calling node. Since opset 13, the stand-in subtracts from
-    x the group's sum modulo 16 (ReduceSum, which gets the axis as an input). Before, ReduceSum has the axes in an
-    attribute `axes`, and a function cannot compute this from the attribute `axis` of its call. TopK has an
-    attribute `axis`, so the stand-in is then x minus the largest element of the group.
+    A group consists of the elements along the axis of the calling node. Since opset 13, the stand-in is x minus the
+    group's sum modulo 16. Before opset 13, it is x minus the largest element of the group, because a function cannot
+    use ReduceSum: the operator has an attribute `axes`, which cannot be set from the attribute `axis` of the calling
+    node. TopK, which finds the largest element, has an attribute `axis`.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})

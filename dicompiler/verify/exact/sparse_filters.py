@@ -97,11 +97,11 @@ def sparse_filters(
 ) -> NDArray[Any]:
     """Return a weight with `taps` elements of ±1 in each filter, or more if coverage needs more.
 
-    The positions of a layer's elements are consecutive entries of two permutations, one of the channels and one of the
-    taps (kernel positions). The permutations depend only on the layer's name. Each seed starts at the entry at which
-    the previous seed ends, so consecutive seeds read all entries in turn. `index` is the weight's index among the
-    node's inputs. `signs` are the signs of the first element of each filter, with shape (groups · filters,); all other
-    signs are random.
+    Coverage means that all seeds together read every channel and every tap (kernel position). The positions of a
+    layer's nonzero elements are consecutive entries of two permutations, one of the channels and one of the taps. The
+    permutations depend only on the layer's name. Each seed starts at the entry at which the previous seed ends, so
+    consecutive seeds read all entries in turn. `index` is the weight's index among the node's inputs. `signs` are the
+    signs of the first element of each filter, with shape (groups · filters,); all other signs are random.
     """
     array = np.zeros(shape, dtype)
     view = unified_view(node, index, array)

@@ -192,16 +192,16 @@ def choose_body(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def _is_uncuttable_recurrent(node: NodeProto, body: str) -> bool:
-    """Return True if the body is "recurrent", but the node cannot be cut or does not have the output Y.
+    """Return True if the stand-in "recurrent" was chosen for a node that this integer function does not support.
 
-    The stand-in "recurrent" supports neither case.
+    It supports only nodes that plans can cut and that have the output Y.
     """
     attributes = ("layout", "activation_alpha", "activation_beta")
     return body == "recurrent" and (not node.output[0] or any(get_attribute(node, name, 0) for name in attributes))
 
 
 def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if a digest (`generic.digest_body`) can replace the node.
+    """Return True if a digest can replace the node: a function that computes outputs from a hash of all inputs.
 
     The node must have numeric inputs, outputs of static shape, and opset 9 or later.
     """
@@ -211,7 +211,7 @@ def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
-    """Return the stand-ins of all nodes, by node index.
+    """Return the stand-ins (exact integer functions) of all nodes that need one, by node index.
 
     Nodes with the same operator, types and stand-in share a function. A digest, which computes outputs from a hash of
     all inputs, has a function of its own for each node, because the function contains the output shape.
@@ -233,7 +233,7 @@ def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
 
 
 def is_exact_average(node: NodeProto) -> bool:
-    """Return True if an AveragePool divides by the same power of two everywhere."""
+    """Return True if an AveragePool divides by the same power of two everywhere, so that its results are exact."""
     area = math.prod(get_attribute(node, "kernel_shape", ()))
     auto_pad = get_attribute(node, "auto_pad", b"NOTSET")
     is_padded = any(get_attribute(node, "pads", ())) or auto_pad not in (b"NOTSET", b"VALID")
@@ -244,9 +244,9 @@ def is_exact_average(node: NodeProto) -> bool:
 def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -> None:
     """Change a node in place so that it computes with integers: its domain, if it has a stand-in, and its attributes.
 
-    The bounds of a Clip become larger (see `widen_bound`), LeakyRelu becomes |x|, and the factors of a Gemm and the
-    exponent of an LRN become 1. The axes of normalizations are set even if they have their default, because the
-    function of a stand-in does not know the default of the original operator.
+    The bounds of a Clip become large or 0: it is exact on small integers. LeakyRelu becomes |x|, and the factors
+    of a Gemm and the exponent of an LRN become 1. The axes of normalizations are set even if they have their default,
+    because the function of a stand-in does not know the default of the original operator.
     """
     values, body = dict[str, Any](), stand_in.body if stand_in is not None else ""
     if stand_in is not None:
@@ -306,8 +306,8 @@ def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
 def widen_bound(name: str, value: float, dtype: int) -> float:
     """Return a bound with which a Clip acts on small integers like a ReLU, or does not change them.
 
-    `name` is "min" or "max". A negative minimum and a positive maximum become -n and n, where n is a large power
-    of two. All other bounds become 0, so that a ReLU6 still rectifies.
+    `name` is "min" or "max". A negative minimum becomes -n and a positive maximum n; n is a large power of two. All
+    other bounds become 0, so that a ReLU6 still sets negative values to 0.
     """
     largest = 2.0 ** (SIGNIFICAND_BITS.get(dtype, 8) - 1)
     if name == "min":
