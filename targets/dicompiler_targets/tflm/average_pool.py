@@ -2,8 +2,9 @@
 
 In float32, an AVERAGE_POOL_2D is followed by a MUL if TFLite counts the padding of a window differently from ONNX.
 
-In int8, a MUL would round a second time, and only in tiles with padding. Therefore, windows that count the same number
-of elements are averaged together, as a block without padding. The result does not depend on the split into tiles.
+In int8, there is no MUL, because it would round a second time. Only tiles (pieces of the image on different devices)
+with padding would need it, so results would depend on the split into tiles. Instead, neighbouring windows that count
+the same number of elements form a block. Each block is cropped from the image and averaged without padding.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ then shifts the result and rounds again. A large integer makes the shift large a
 
 @dataclass(frozen=True)
 class WindowBlock:
-    """Neighbouring windows along an axis that contain the same number of elements.
+    """Neighbouring windows along an axis that average the same number of elements.
 
     Attributes:
         start: Position, along the axis, of the first element that the windows read.
@@ -51,7 +52,7 @@ class WindowBlock:
 
 
 def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower AveragePool to AVERAGE_POOL_2D, and further operators if ONNX counts padding differently."""
+    """Lower AveragePool to AVERAGE_POOL_2D, and further operators if ONNX counts padding differently from TFLite."""
     windows = make_pool_axes(writer.graph, node)
     include = bool(node.get_attribute("count_include_pad", 0))
     blocks = [_find_blocks(axis, include) for axis in windows]

@@ -1,7 +1,8 @@
 """Generation of the C++ sources that differ between devices.
 
 These are the models as arrays, the resolver (which registers the operators with TFLite-micro), the size of the memory,
-and the tables of the program. The same device gives the same text.
+and the tables of the program, which list the device's work for a frame (inference request). The same device gives the
+same text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class DeviceModels:
     Attributes:
         names: Names of the models.
         model_of_segment: For each segment, the index of its model; None if the segment only copies data.
-        arena_bytes: Bytes of each model's arena.
+        arena_bytes: Bytes of each model's arena (the working memory of TFLite-micro for the model).
     """
 
     names: tuple[str, ...]
@@ -38,7 +39,7 @@ class DeviceModels:
 
 @dataclass(frozen=True)
 class SegmentCopies:
-    """The copies that a device makes for one segment.
+    """The copies that a device makes for one segment (an ONNX submodel of the device).
 
     Attributes:
         input_copies: Copies from tensors of the device to the model's inputs.
@@ -91,7 +92,11 @@ def make_resolver(codes: Sequence[str]) -> str:
 
 
 def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
-    """Return the text of arena.h: the size of the memory, the number of peers, and the number of incoming transfers."""
+    """Return the text of arena.h, which has the size of a device's memory and the sizes of two tables.
+
+    `peers` is the number of devices that this device exchanges tensors with. `incoming` is the number of tensors that
+    it receives for a frame.
+    """
     sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
     return (
@@ -113,8 +118,8 @@ def make_program_source(
     Args:
         program: Program of all devices.
         device: The device's part of the program.
-        layout: Memory layout of the device.
-        models: Models of the device.
+        layout: Memory layout of the device: the offsets of tensors and arenas.
+        models: The distinct models of the device.
         peers: The devices that this device exchanges tensors with.
         segment_copies: The copies of each segment.
     """

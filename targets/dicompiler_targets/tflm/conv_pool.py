@@ -29,8 +29,9 @@ class WindowAxis:
         out: Number of windows.
         span: Number of elements from the first to the last element of a window.
         stride: Distance between two windows.
-        begin_pad: Padding at the beginning.
-        end_pad: Padding at the end, as the node declares it.
+        begin_pad: Number of padding elements at the beginning.
+        end_pad: Number of padding elements at the end, as the node declares it. `needed_end_pad` is the number that
+            the last window reads.
     """
 
     extent: int
@@ -102,10 +103,13 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """Return an image and a TFLite padding (SAME or VALID), with which an operator reads the given `windows`.
+    """Return the image and the TFLite padding (SAME or VALID) with which an operator reads the given `windows`.
 
     If SAME or VALID gives these windows on the tensor `index`, the image is this tensor. Otherwise, a PAD puts padding
     of `value` around the tensor. Then, the image is the result of the PAD, and the TFLite padding is VALID.
+
+    Returns:
+        The index of the image's tensor, and TFLite's number of the padding.
     """
     if all(axis.is_valid for axis in windows):
         return index, VALID_PADDING
@@ -232,7 +236,7 @@ def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAxis]:
-    """Return one window over the whole image."""
+    """Return the windows of a global pool: along height and width, one window over the whole image."""
     shape = graph.get_shape(node.inputs[0])
     if len(shape) != 4:
         raise make_refusal(

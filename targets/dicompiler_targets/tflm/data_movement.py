@@ -99,9 +99,11 @@ def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Transpose to at most one TRANSPOSE, which also changes the form (axis order) if necessary.
+    """Lower Transpose to at most one TRANSPOSE.
 
-    It reads the input in the form in which the TFLite graph stores it, and writes the natural form of the output.
+    The TFLite graph stores a tensor in one of two forms (axis orders): as an image (channels last) or plain (ONNX's
+    order). The TRANSPOSE reads the form in which the input is stored. It writes an output with four axes as an image,
+    and any other output plain. So no second transpose is needed.
     """
     name = node.inputs[0]
     rank = len(writer.graph.get_shape(name))

@@ -28,7 +28,10 @@ def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) ->
 
 
 def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> int:
-    """Return an operand in the given form (axis order). Leading axes of length 1 are added until it has `rank` axes."""
+    """Return the index of an operand in the given form (axis order), with `rank` axes.
+
+    Leading axes of length 1 are added, as ONNX's broadcasting does.
+    """
     shape = writer.graph.get_shape(name)
     if len(shape) == rank:
         return writer.read_tensor(name, form)

@@ -42,7 +42,8 @@ class CompiledDevice:
 
     Attributes:
         program: The device's part of the program.
-        hoisted_segments: Segments of the device, with copies moved out of the models.
+        hoisted_segments: Segments (ONNX submodels) of the device. Slices and Concats at their inputs and outputs are
+            replaced by copies that the device's program makes.
         lowered_models: The model of each segment; None if the segment only copies data.
         models: The distinct models of the device.
         needed_arenas: For each distinct model, the smallest arena in bytes.
@@ -84,8 +85,8 @@ class CompiledDevice:
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
     """Compile all models, measure their arenas, and lay out the memory of each device.
 
-    `margin` is the share by which arenas are larger than necessary. Raises DicompilerError if TFLite-micro cannot
-    express or run a segment.
+    `margin` is the fraction by which arenas (working memory of TFLite-micro for a model) are larger than necessary:
+    0.05 adds 5 %. Raises DicompilerError if TFLite-micro cannot express or run a segment.
     """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
@@ -138,8 +139,8 @@ def write_program(program: Program, margin: float, boards: Mapping[str, Host], d
 
     Args:
         program: Program of all devices.
-        margin: Share by which arenas are larger than necessary.
-        boards: Host of each device, for memory.json.
+        margin: Fraction by which arenas (working memory of TFLite-micro) are larger than necessary: 0.05 adds 5 %.
+        boards: Host of each device. memory.json lists its RAM and flash next to the needed sizes.
         directory: Directory that is filled.
 
     Raises:
@@ -233,7 +234,7 @@ def _describe_copy(copy: StridedCopy) -> Json:
 
 
 def _collect_copies(hoisted: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
-    """Return the copies of a segment. Tensors in `views` lie inside another tensor and need no copy.
+    """Return the copies of a segment, except for tensors in `views`, which lie inside another tensor.
 
     In the copies, an index denotes an input or output of the model, and a name denotes a tensor of the device.
     """

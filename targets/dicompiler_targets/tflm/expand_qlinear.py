@@ -1,5 +1,7 @@
 """Expansion of onnxruntime's QLinear operators, which have scales as inputs, to standard operators in QDQ form.
 
+In QDQ form, float operators are between DequantizeLinear and QuantizeLinear nodes:
+
     QLinearConv(x, w, scales and zero points of x, w and y) → y
         ⇒ DequantizeLinear(x), DequantizeLinear(w) → Conv → QuantizeLinear → y
 
@@ -143,9 +145,9 @@ def _make_refusal(node: onnx.NodeProto, cause: str, remedy: str) -> DicompilerEr
 
 
 def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
-    """Return the model in QDQ form.
+    """Return the model with float operators between DequantizeLinear and QuantizeLinear instead of QLinear operators.
 
-    Raises DicompilerError, which names the node, if a scale is not constant.
+    Raises DicompilerError, which names the node, if a scale is not constant or activations are quantized at run time.
     """
     for node in model.graph.node:
         if node.op_type in DYNAMIC_OPERATORS:

@@ -69,7 +69,7 @@ class TfliteOperation:
         code: Name of the operator, such as CONV_2D.
         inputs: Indices of the input tensors; -1 for an omitted input.
         outputs: Indices of the output tensors.
-        options: Name of the operator's options table without "Options".
+        options: Name of the operator's options table without "Options", such as Conv2D; empty if there is no table.
         values: Fields of the options table.
     """
 

@@ -107,7 +107,7 @@ def get_batch_norm_affine(graph: SegmentGraph, node: SegmentNode) -> tuple[NDArr
 def _find_affine(graph: SegmentGraph, node: SegmentNode, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Return factor and shift for each channel if the node computes y = factor * x + shift; else None.
 
-    The channel is axis 1, or the last axis of a matrix. `name` is the tensor x.
+    The channel is axis 1 if x has four axes, else the last axis. `name` is the tensor x.
     """
     shape = graph.shapes[node.output]
     if node.op == "BatchNormalization" and node.inputs[0] == name:

@@ -1,4 +1,4 @@
-"""The graph of a segment in the form that the lowering reads.
+"""The graph of a segment (an ONNX submodel of a device), in the form that the lowering to TFLite reads.
 
 It contains nodes, constants as arrays, and static shapes and types of all tensors.
 """
@@ -64,7 +64,7 @@ class SegmentGraph:
         name: Name of the segment.
         nodes: Nodes in topological order.
         constants: Constants by name.
-        shapes: Shapes of all other tensors, in ONNX's order of axes.
+        shapes: Shapes of all tensors that are not constants, in ONNX's order of axes.
         dtypes: NumPy's names of the element types of these tensors.
         inputs: Names of the inputs.
         outputs: Names of the outputs.
@@ -128,7 +128,7 @@ def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGrap
 
 
 def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
-    """Return the nodes or operations of `steps` that the outputs depend on, in order."""
+    """Return those of the nodes or operations in `steps` that the outputs depend on, in the same order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
         if wanted.intersection(step.outputs):

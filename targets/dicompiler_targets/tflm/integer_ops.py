@@ -45,7 +45,8 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
     Raises DicompilerError if TFLite does not support them.
     """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
-        # Nodes that encode or decode tensors of the wire type int8-block have this word in their names.
+        # With the option --wire-dtype int8-block, devices send tensors as int8 with a scale for each block. The nodes
+        # that convert such tensors have "int8-block" in their names.
         is_wire_type = "int8-block" in node.name
         remedy = WIRE_DTYPE_REMEDY if is_wire_type else "use constants, one for each channel"
         raise make_refusal(node, "its scale is computed or given for each block", remedy)
@@ -76,7 +77,10 @@ class _QuantizedTensors:
 
 
 def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with integer operators. Operators that stay in float32 get their constants in float32."""
+    """Return the graph with int8 operators, as far as TFLite-micro has them.
+
+    If an operator stays in float32, its quantized constants are converted to float32.
+    """
     ends = [node for node in graph.nodes if node.op in (DEQUANTIZE_OP, QUANTIZE_OP)]
     if not ends:
         return graph

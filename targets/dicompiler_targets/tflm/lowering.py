@@ -38,7 +38,7 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natur
 MAX_COPY_LOOPS = 3
 """Maximum number of loops of a copy. Tensors have up to four axes; the last axis is contiguous and needs no loop."""
 HOISTABLE_TYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
-"""Element types of tensors whose copies can move out of a model: the types of TFLite-micro."""
+"""Element types of tensors whose Slices and Concats can move out of a model: the types of TFLite-micro."""
 _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     **dict.fromkeys(("Identity", "Dropout"), elementwise.lower_alias),
     "Cast": elementwise.lower_cast,
@@ -126,7 +126,7 @@ class LoweredModel:
     Attributes:
         data: Content of the .tflite file.
         operators: Names of the operators that the model uses, sorted.
-        activation_bytes: Peak bytes of the model's tensors.
+        activation_bytes: Peak bytes of the model's tensors that exist at the same time, without constants.
         inputs: Inputs of the model.
         outputs: Outputs of the model.
     """
@@ -151,7 +151,11 @@ def hoist_segment_copies(segment: Segment) -> HoistedSegment:
 def make_wire_copies(
     target: str | int, copied: CopiedTensor, values: Mapping[str, TensorSpec]
 ) -> tuple[StridedCopy, ...]:
-    """Return the copies that fill a tensor, with channels last; see `copy_hoisting.make_copies`."""
+    """Return the copies that fill the tensor `target` with regions of other tensors.
+
+    `copied` lists the regions, and `values` describes the other tensors by name. In memory, tensors with four axes have
+    channels last.
+    """
     return copy_hoisting.make_copies(target, copied, values, NCHW_TO_NHWC if len(copied.shape) == 4 else None)
 
 

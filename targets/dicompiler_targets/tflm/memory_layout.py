@@ -1,4 +1,6 @@
-"""The memory layout of a device: where tensors and model arenas lie in one common memory.
+"""The memory layout of a device: where its tensors and the arenas of its models lie in one common memory.
+
+An arena is the working memory of TFLite-micro for one model. A segment is an ONNX submodel of the device.
 
 A tensor at the border of a segment is in memory from the step that computes it to its last reader. A graph input or a
 received tensor is in memory from the start of the frame to its last reader. An arena is in memory while its model runs.
@@ -60,7 +62,7 @@ class MemoryLayout:
     Attributes:
         buffers: Tensors by name.
         arena_offsets: For each segment, the offset of its model's arena; None if the segment only copies data.
-        frees_arena: For each segment, True if other buffers may use the arena's bytes after the model has run.
+        frees_arena: For each segment, True if tensors or other arenas may use the arena's bytes after the model ran.
         size_bytes: Size of the whole memory.
         views: Names of tensors that lie inside another tensor, so that they need no copy.
     """
@@ -179,8 +181,8 @@ _PLACEMENT_ORDERS: tuple[Callable[[_Lifetime], tuple[int, ...]], ...] = (
     lambda span: (span.first - span.last, -span.size, span.first),
     lambda span: (span.first, -span.last, -span.size),
 )
-"""Orders in which buffers are placed: the largest first, the longest lifetime first, or in order of time. The smallest
-layout is used."""
+"""Orders in which buffers (tensors and arenas) are placed: the largest first, the longest lifetime first, or in order
+of time. All orders are tried, and the smallest layout is used."""
 
 
 def _place_spans(

@@ -1,7 +1,7 @@
 """RAM and flash of devices, and the layers that need the most of them.
 
-Arenas and buffers are measured on this host, with pointers of 8 bytes. The report also estimates their sizes on
-boards, with pointers of 4 bytes.
+Arenas (working memory of TFLite-micro for a model) and buffers are measured on this host, with pointers of 8 bytes. The
+report also estimates their sizes on boards, with pointers of 4 bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dicompiler_targets.tflm.codegen import DeviceModels
 
 MEMORY_FORMAT = "dicompiler.tflm-memory/1"
 POINTER_SIZE_SHARE = 0.6
-"""Size of the arena's records (of tensors, nodes and operators) with pointers of 4 bytes, as a share of the size with
-pointers of 8 bytes. The share is estimated from the fields of the records."""
+"""The records of tensors, nodes and operators in an arena: their size with pointers of 4 bytes, divided by their size
+with pointers of 8 bytes. The value is estimated from the fields of the records."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,10 @@ LITERT_MODULE = "ai_edge_litert.interpreter"
 
 
 def make_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerance of each output, for `Target.tolerances`."""
+    """Return the tolerance of each output, for `Target.tolerances`.
+
+    It is 1e-4 of max|reference| in float32. In a quantized network, it is some steps of the output's scale.
+    """
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
     return quantized_tolerances(model) or {name: Tolerance(FLOAT_TOLERANCE) for name in floats}
@@ -44,9 +47,10 @@ def make_tolerances(model: Model) -> dict[str, Tolerance]:
 def check_quantized(
     model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
 ) -> tuple[Check, ...]:
-    """Return the checks of a quantized network, for `Target.extra_checks`.
+    """Compare the outputs of a quantized network with two references, for `Target.extra_checks`.
 
-    `whole` makes the program of the unsplit network.
+    The references are the unsplit network in TFLite-micro and in LiteRT. `whole` makes the program of the unsplit
+    network, and `result` has the outputs. Return no checks for a network that is not quantized.
     """
     if not any(node.op_type in QUANTIZATION_OPERATORS for node in model.proto.graph.node):
         return ()

@@ -24,7 +24,8 @@ _COORDINATE_MODES = ((False, False), (False, True), (True, False))
 def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) -> NDArray[Any]:
     """Return the position of each output pixel among the input pixels along an axis, as ONNX defines it.
 
-    `extent` and `out` are the numbers of input and output pixels.
+    `extent` and `out` are the numbers of input and output pixels. `scale` is the node's scale along the axis; by
+    default, `out` / `extent`.
     """
     x = np.arange(out, dtype=np.float64)
     mode = node.get_attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")

@@ -51,7 +51,11 @@ class TflmDevice:
 
 
 def run_artifact(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an artifact, for `Target.run`. The devices take turns, with one frame in flight."""
+    """Run an artifact in this process, for `Target.run`.
+
+    Frames (inference requests) are computed one after another. For each frame, the devices take turns: each executes
+    steps until it needs a tensor that has not been sent yet.
+    """
     if options.keys is not None or options.start_manually or options.hosts is not None:
         raise UsageError("run: target 'tflm' runs all devices in this process: omit --keys, --start-manually and hosts")
     document = load_artifact(directory)

@@ -42,7 +42,7 @@ def permute(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Reduce a transpose to as few axes as possible.
+    """Describe a transpose with as few axes as possible.
 
     Axes of length 1 are dropped, and axes that stay next to each other are merged.
 
@@ -105,7 +105,7 @@ class TfliteWriter:
         return index
 
     def set_alias(self, name: str, form: AxisForm, index: int) -> None:
-        """Let `name` in the given form denote the existing tensor `index`."""
+        """Let `name` in the given form (axis order) denote the existing tensor `index`."""
         self._held[name, form] = index
 
     def add_constant(
@@ -127,7 +127,7 @@ class TfliteWriter:
         return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, quantization)
 
     def read_tensor(self, name: str, form: AxisForm = "plain") -> int:
-        """Return the index of a tensor in the given form; convert the tensor if necessary."""
+        """Return the index of a tensor in the given form (axis order); convert the tensor if necessary."""
         if (name, form) in self._held:
             return self._held[name, form]
         if name in self.graph.constants:

@@ -116,7 +116,8 @@ private:
     const ncnn::Net& net_;
     std::string path_;
     std::vector<Binding> inputs_, outputs_;
-    // The number of views, plus one so that ncnn never frees a tensor.
+    // The reference count of the views. It is one more than the number of views. Otherwise, ncnn would free the memory
+    // of a tensor, which it does not own.
     int view_count_ = 1;
 };
 

@@ -231,7 +231,8 @@ ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const Fr
     };
     StepExecutor executor(task.roles, buffers, inputs, deliver, flow.frames - 1, task.options.min_seconds);
     wait_at_barrier();
-    // The first barrier waits until all ranks are ready. The second one lets them begin at the same time.
+    // Ranks leave wait_at_barrier() at slightly different times, because it sleeps between two checks. MPI_Barrier does
+    // not sleep, and is short here. It makes all ranks begin at the same time.
     MPI_Barrier(MPI_COMM_WORLD);
     exchange_times = exchange_or_abort(task, flow, buffers, executor, outputs);
     return executor.stop();

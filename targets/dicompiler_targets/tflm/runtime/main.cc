@@ -22,7 +22,8 @@ int loaded_model = -1;
 
 unsigned char* GetData(int tensor) { return memory + kTensors[tensor].offset; }
 
-// Destroys the interpreter. This accesses its arena, so the arena's memory may be used for others only afterwards.
+// Destroys the interpreter. The destructor accesses the arena, so tensors and other arenas may use this memory only
+// afterwards.
 void Unload() {
   if (interpreter != nullptr) interpreter->~MicroInterpreter();
   interpreter = nullptr;

@@ -1,4 +1,4 @@
-// The work of this device for one frame, as tables. The generated program.cc defines them.
+// The work of this device for one frame (inference request), as tables. The generated program.cc defines them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct Tensor {
   std::size_t bytes;
 };
 
-// A TFLite model in flash, and the size of the arena that it needs, including the margin.
+// A TFLite model in flash, and the size of the arena (working memory) that it needs, including a margin.
 struct Model {
   const unsigned char* data;
   std::size_t arena_bytes;
@@ -32,13 +32,13 @@ struct Copy {
   std::size_t target_strides[3];
 };
 
-// A segment: copies from tensors into the model's inputs, the model's run, copies from its outputs to tensors, and
-// copies from tensors to tensors. Segments of equal shape, such as tiles, share a model. `inputs`: the tensors that the
-// segment waits for.
+// A segment: the run of a model, with the copies before it (from tensors into the model's inputs) and after it (from
+// the model's outputs to tensors, and from tensors to tensors). Segments of equal shape, such as tiles, share a model.
+// `inputs`: the tensors that the segment waits for.
 struct Segment {
   int model;                 // -1: no model is run
   std::size_t arena_offset;
-  bool frees_arena;          // whether others may use the arena's memory after the run
+  bool frees_arena;          // true if tensors or other arenas may use the arena's memory after the run
   const int* inputs;
   int input_count;
   const Copy* input_copies;

@@ -13,7 +13,7 @@ class Transport {
   // Connects to all peers.
   virtual bool Start(int argc, char** argv) = 0;
 
-  // Allows to write an incoming transfer (an index of kIncoming) to `data` from now on.
+  // From now on, the transport may write the incoming transfer `incoming` (an index of kIncoming) to `data`.
   virtual void Post(int incoming, void* data) = 0;
 
   // Waits until the incoming transfer is complete.
