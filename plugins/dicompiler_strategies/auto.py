@@ -181,8 +181,8 @@ class _AutoSearch:
     def _slow_names(self) -> list[str]:
         """Return the strategies to ask after the quick ones.
 
-        Those that SLOW_STRATEGIES lists for the objective are sorted by their expected gain. If the option `strategies`
-        is not the default, the other strategies that it names (such as third-party ones) come before them.
+        They are those that SLOW_STRATEGIES lists for the objective, in the order of their expected gain. The option
+        `strategies` may name further ones, such as third-party strategies. These are then asked first.
         """
         chosen = self.options.strategies
         served = [name for term in objective_terms(self.problem.objective) for name in SLOW_STRATEGIES[term]]

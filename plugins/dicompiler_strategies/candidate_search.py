@@ -343,9 +343,9 @@ def neighbours(
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
     """Return the selection with new choices for some consecutive layers, which begin at a random layer.
 
-    The new choices minimise the times of the tables, with random errors, and with a random factor on times of sending.
-    The result is None if the layers have so many parallel branches that the tables of the exact search
-    (`minimise_exactly`) would be too large.
+    The new choices minimise the sum of the times in the tables. The times are first multiplied by random factors, so
+    that each call may find other choices. The factors of sending times vary more. The result is None if the layers have
+    so many parallel branches that the tables of the exact search (`minimise_exactly`) would be too large.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))

@@ -43,10 +43,11 @@ SHARE_STEPS = (0.05, 0.025)
 Smaller distances are useless, because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Numbers of the lanes. Late parts, such as the queries of the example, read data of another lane.
+"""Numbers of the lanes, in the order in which a device computes them.
 
-These data are available only after the next exchange between lanes, so that late parts are computed after both waves.
-Their lane has the lowest number, so that the device computes late parts first after the exchange.
+A lane is a group of parts of a device. Late parts, such as the queries of the example, read data of another lane. These
+data are available only after the next exchange, so that late parts are computed after both waves. Their lane has the
+lowest number, so that the device computes late parts first after the exchange.
 """
 
 
@@ -81,7 +82,8 @@ class _TaskOrder:
         routing: The routing.
         sending_tasks: Tasks with an output that is sent to another device.
         local_inputs: For each task, the tasks of the same device and the same stage that it reads.
-        late_tasks: Tasks that can be deferred, because nothing that their device sends in the same stage needs them.
+        late_tasks: Tasks that can be deferred, because their device needs them for nothing that it sends in the same
+            stage.
         waiting_tasks: Tasks that read data from other devices.
     """
 
@@ -95,7 +97,8 @@ class _TaskOrder:
     def from_routing(cls, routing: Routing) -> _TaskOrder:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # Stage of a task: the largest number of tasks that wait for other devices on any path that ends with it.
+        # The stage of a task is the largest number of tasks that wait for other devices, on any path of tasks that ends
+        # with it.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
@@ -140,9 +143,9 @@ class _TaskOrder:
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
         """Return the tasks that are split into two waves, with the region of each wave.
 
-        The rows of the first wave are sent while the device computes the second wave. The split tasks are those that
-        contribute to sent data, back to the last task that waits for other devices. `share` is the fraction of the rows
-        in the first wave. Tasks that read a whole tensor for each row are not split.
+        The rows of the first wave are sent while the device computes the second wave. `share` is the fraction of the
+        rows in the first wave. Tasks whose results are sent are split, and the tasks before them on the same device, up
+        to a task that waits for other devices. Tasks that read a whole tensor for each row are not split.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):

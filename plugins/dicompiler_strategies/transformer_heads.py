@@ -49,10 +49,10 @@ class Heads(Strategy):
 
         Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
 
-    Each layer has a few choices (ways to split it). They all use the same number of devices, equally or in proportion
-    to their rates. The best combination of choices is computed exactly, for several factors λ by which the time of
-    sending is multiplied. The simulator then selects one of these plans. If the objective is memory, only the choices
-    with the fewest weights on the fullest device are considered.
+    Each layer has a few choices (ways to split it). All choices use the same number of devices. The parts of the
+    devices are equal or in proportion to their rates. The best combination of choices is computed exactly, for several
+    factors λ by which the time of sending is multiplied. The simulator then selects one of these plans. If the
+    objective is memory, only the choices with the fewest weights on the fullest device are considered.
     """
 
     name: ClassVar[str] = "heads"

@@ -34,7 +34,7 @@ SplitKind = Literal["rows", "cut", "sums"]
 """How the layers of a run are split.
 
 - "rows": into fused height tiles.
-- "cut": one layer by channels, or not split: on one device, or as a copy on each device.
+- "cut": one layer that is split by channels, or computed whole on one device or on each device.
 - "sums": one layer into partial sums over ranges of its input channels.
 """
 CANDIDATE_RUNS_PER_S = 10_000
@@ -89,8 +89,8 @@ class CandidateRun(LayerRun):
     """A run of layers with its costs. n is the number of devices of the platform.
 
     Attributes:
-        steps: Seconds of each device, shape (n,), for each step of computing. There is one step. If the run has
-            partial sums, a second step adds them up.
+        steps: For each step of computing, the seconds of each device, shape (n,). If the run has partial sums, a second
+            step adds them up. Otherwise there is only one step.
         needs: For each tensor that the run reads and does not compute, the region that each device needs.
         weights: Bytes of weights on each device, shape (n,).
         partial_sums: Bytes of partial sums from each sender to each receiver, shape (n, n).

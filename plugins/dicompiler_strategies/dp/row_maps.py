@@ -73,9 +73,8 @@ class RowMap:
     Attributes:
         axis: Height axis of the output.
         single: Results of the operator rule for single rows.
-        needs: For each input tensor, the name under which `single` returns the rows of the tensor; None if the tensor
-            is always read whole. Layers of equal structure share `single`, so that the name may be that of another
-            layer's input.
+        needs: For each input tensor, its name in the results of `single`; None if the tensor is always read whole.
+            Layers of equal structure share `single`, so that the name may be that of another layer's input.
     """
 
     axis: int

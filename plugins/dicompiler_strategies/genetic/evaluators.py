@@ -29,9 +29,9 @@ If it raises DicompilerError, the plan is omitted with a warning.
 """
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""Range of the fraction of its seconds or weights that a device keeps if its run of layers is split.
+"""Range of the random fraction of a run that its device keeps, if the rest of the run moves to another device.
 
-The fraction is random. Another device gets the rest of the run.
+A run is a sequence of consecutive layers on one device. The fraction refers to the run's seconds or weights.
 """
 
 UNMEASURED_VALUE = 1e30

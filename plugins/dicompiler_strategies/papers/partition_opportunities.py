@@ -54,8 +54,8 @@ class PartitionOpportunity:
         group: Number of the matrix W_dev (logits of the sublayers' devices) that it uses. A fused PO uses the matrix of
             its parent.
         regions: Region of the layer's output that each sublayer computes; None if it computes nothing.
-        shares: The regions without overlap. To sublayers with other numbers, a sublayer sends only elements of its
-            share.
+        shares: The regions made disjoint. A sublayer sends any element that it computes to the sublayer of the next
+            layer with the same number. To all others, it sends only elements of its share.
         depth: Number of later layers that the layer is fused with; 0 if it is not fused.
     """
 

@@ -113,7 +113,8 @@ def solve_ilp(
     Args:
         layers: Layers of the ILP, in network order.
         N: Number of devices.
-        reuse: Do not count inputs that devices already have in the first layer of FUSE either.
+        reuse: Do not count inputs that devices already have for the first layer of a fused pair. For layers in LOP,
+            such inputs are never counted.
         lip: Allow LIP for layers that are not fused.
         fuse: Allow fused pairs.
     """

@@ -47,9 +47,11 @@ MAX_TRANSITIONS = 4096
 """Largest number of transitions in the search. A transition adds a unit of devices to a set of devices."""
 
 ROUND_LENGTHS = (1, 2, 3, 4, 6, 12)
-"""Numbers of frames in a round of devices with unequal speeds. All divide 12, so that a plan has at most 12 replicas.
+"""Allowed numbers of frames in a round of devices with unequal speeds.
 
-A unit of all devices computes the only stage, so that its round may have any length up to MAX_ROUND_FRAMES.
+In a round, the devices of a stage take frames in turn; rounds repeat. All numbers divide 12, so that a plan has at most
+12 replicas. If all devices compute one stage, there is no other round. This round may therefore have any length up to
+MAX_ROUND_FRAMES.
 """
 
 
@@ -281,7 +283,7 @@ class _ModelBuilder:
     def _build_unit(self, kinds: Sequence[DeviceKind], counts: tuple[int, ...]) -> StageUnit:
         members = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
         totals = [sum(self._seconds(kind)) for kind in members]
-        # Devices of equal speed take turns one by one. Otherwise faster devices compute more frames of a round.
+        # Devices of equal speed get one frame of a round each. Otherwise faster devices get more frames of a round.
         has_equal_speeds = max(totals) <= min(totals) * (1 + 1e-9)
         uses_all = all(count == len(kind.names) for kind, count in zip(kinds, counts, strict=True))
         lengths = range(1, MAX_ROUND_FRAMES + 1) if uses_all else ROUND_LENGTHS

@@ -97,7 +97,8 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
         return solution
     limited = []
-    # If the lengths of all stages' rounds divide 12 (or 16), the round of the plan has at most 12 (or 16) frames.
+    # The round of the plan is too long, because it is the least common multiple of the stages' rounds. If the lengths
+    # of all stages' rounds divide 12 (or 16), it has at most 12 (or 16) frames.
     for frames in (12, 16):
         units = tuple(unit for unit in model.units if frames % len(unit.turns) == 0)
         limited.append(_find_stages(replace(model, units=units), is_ordered))

@@ -212,9 +212,9 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
     """Return the first layers of the network: those with multiplications that read only a network input, by name.
 
-    The result also has layers that follow a first layer one after another; their names map to this first layer. Each
-    of them has no multiplications, has as many output elements as the layer before it, and is the only reader of that
-    layer.
+    Layers that only reshape the output of a first layer are in the result too: their names map to this first layer.
+    Such a layer has no multiplications, has as many output elements as the layer before it, and is the only reader of
+    that layer.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:

@@ -66,7 +66,8 @@ class CostTables:
       costs, the source computes while the network's inputs are sent to other devices.
     - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
       same time until the busiest link is done.
-    - An element that several devices store is sent by the device that has it in its share (see `ChoiceFootprint`).
+    - An element that several devices store is sent by only one of them, the device that has it in its share (shares are
+      disjoint regions).
     - Keys and values of an attention are sent in one message.
     - A tensor that two layers read is sent for each of the two, even if the receiver has it already.
     - A part is computed even if nothing reads it.
@@ -212,9 +213,10 @@ def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
     """Return the positions of layers whose output is sent in one message with another layer's output.
 
-    These layers are matrix products with the same input tensor. The message costs are counted for the first of these
-    products, whose position is not in the result. The product that computes the queries of an attention counts as the
-    last one: queries usually stay on their device, so that the message must be counted for another product.
+    Matrix products with the same input tensor send their outputs in one message. The costs of the message are counted
+    for the first of these products, whose position is not in the result. The product that computes the queries of an
+    attention counts as the last one. Queries usually stay on their device, so that the message must be counted for
+    another product.
     """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
