@@ -72,7 +72,7 @@ def make_device_contents(
 
 
 def describe_copies(hoisted: HoistedSegment) -> Json:
-    """Return the entries of a manifest for the copies of a segment; an empty object if the segment has none."""
+    """Return the entries of a manifest for the copies before and after a segment; {} if there are none."""
     sides = {"assembled_inputs": hoisted.copied_inputs, "assembled_outputs": hoisted.copied_outputs}
     return {
         key: [_describe_copied_tensor(name, copied, hoisted.values) for name, copied in tensors.items()]
@@ -129,7 +129,7 @@ def _make_copy_functions(
 def _make_views(
     hoisted: HoistedSegment, tensors: Mapping[str, CopiedTensor], memory: Mapping[str, NDArray[Any]]
 ) -> list[CopyViews]:
-    """Return the views of all copies that fill these tensors of a segment."""
+    """Return the pairs of views (target, source) of all copies that fill these tensors of a segment."""
     return [
         _make_copy_views(name, copy, memory)
         for name, copied in tensors.items()

@@ -51,7 +51,7 @@ class InFlightFrame:
         finished_at: When the last output arrived (time.perf_counter).
         computing_since: When the first device started to compute the frame (time.perf_counter); math.inf if not known.
         number: The frame's number, which changes when the frame is sent again.
-        role: Index of the role that the frame uses.
+        role: Index of the role (the normal plan, a replica or a failure plan) that the frame uses.
         role_io: Inputs and outputs of this role.
         active_devices: The devices that take part in the frame.
         deadline: When the frame must be finished, on a clock that stops while the caller is outside of the session:
@@ -60,7 +60,8 @@ class InFlightFrame:
         missing_outputs: Number of outputs that have not arrived.
         compute_s: The devices that have reported the end of their work on the frame, with the seconds in which they
             computed.
-        received: For each pair of sender and receiver, the tensors that the receiver has reported with this frame.
+        received: For each pair of sender and receiver, the bytes that the receiver has reported with this frame, and
+            the seconds in which they arrived.
         boards: For each device in `compute_s`, the state of its board.
     """
 
@@ -170,7 +171,7 @@ class ClusterSession(Session):
         options: The options of the run.
         in_flight: Maximum number of frames in flight.
         reports: The reports of the devices; empty until the session was closed without an error.
-        events: Failures, takeovers and returns of devices so far.
+        events: Failures, takeovers (the other devices use a failure plan) and returns of devices so far.
         opened_at: When the session was opened (time.perf_counter).
     """
 
@@ -552,7 +553,7 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log a takeover if devices have failed since the last takeover.
+        """Log a takeover (the other devices use a failure plan) if devices have failed since the last one.
 
         Call this method when a frame is finished, or when no frame is in flight.
         """

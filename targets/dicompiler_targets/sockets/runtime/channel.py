@@ -46,7 +46,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 5e-5, 0.02
 
 CheckHeader = Callable[[MessageHeader], None]
 DeliverMessage = Callable[[MessageHeader, Any], object]
-"""Receives header and payload of a message; a true result stops reading until `MessageChannel.release`."""
+"""Receives header and payload of a message. A true result stops reading until `MessageChannel.release` is called."""
 HandleEnd = Callable[[Exception], None]
 Buffer = bytes | memoryview
 

@@ -116,14 +116,14 @@ class DeviceRun:
         self._end_reason = ""
         self._window = FrameWindow(1)  # Replaced when `PEERS` tells how many frames may be in flight.
         self._next_announced = 0
-        self._last_change = 0  # Number of the first frame after the last change of roles.
+        self._last_change = 0  # Number of the first frame that uses the present roles (plans).
         self._peers_done: set[str] = set()
-        # This device must still tell these peers that it has applied the last change of roles.
+        # This device must still tell these peers that it has applied the last change of roles (plans).
         self._peers_to_notify: set[str] = set()
-        # For each peer that announced a change of roles: the number of the first frame after its latest change.
+        # For each peer that announced a change of roles (plans): the number of the first frame after its latest change.
         self._early_changes: dict[str, int] = {}
-        # If this device must still acknowledge a change of roles to the coordinator: the number of the first frame
-        # after the change.
+        # If this device must still acknowledge a change of roles (plans) to the coordinator: the number of the first
+        # frame after the change.
         self._unacknowledged_change: int | None = None
         self._inputs_by_role = [
             {value["index"]: value for value in (*role["inputs"], *role.get("states", ()))}
@@ -244,7 +244,7 @@ class DeviceRun:
         message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
         self._loop.let_helper_run(math.inf)
         self.peers.adopt_run(message)
-        with self._loop.lock:  # The helper thread may apply a change of roles at the same time.
+        with self._loop.lock:  # The helper thread may handle CHANGE_ROLES at the same time.
             self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
             self._window.drop(self._last_change)
             self._input_filter = self._make_input_filter()
@@ -390,8 +390,8 @@ class DeviceRun:
         def deliver(header: MessageHeader, payload: Any) -> bool:
             if header.type is MessageType.ROLES_CHANGED:
                 self._early_changes[peer] = header.frame
-                # All later tensors of the peer belong to its new roles. If this device has not applied the same change
-                # of roles yet, stop reading from the peer until then.
+                # All later tensors of the peer belong to its new roles (plans). If this device has not applied the same
+                # change of roles yet, stop reading from the peer until then.
                 return header.frame > self._last_change
             if header.type is MessageType.BYE:
                 if self._window.oldest < self._next_announced:

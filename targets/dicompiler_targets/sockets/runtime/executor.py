@@ -225,7 +225,7 @@ class StepExecutor:
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        self._states: dict[tuple[int, str], Any] = {}  # By frame that reads the state, and by name.
+        self._states: dict[tuple[int, str], Any] = {}  # Keys: the frame that reads the state, and its name.
         self._next_number = 0  # The number of the last frame that began, plus 1.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
@@ -349,7 +349,7 @@ class StepExecutor:
         """Return a received tensor or stored state as a value for onnxruntime, or as bytes if only copies read it."""
         buffer_set = frame.buffer_set or self._take_buffers(frame)
         view = buffer_set.views.get(name)
-        if isinstance(payload, ort.OrtValue):  # `_keep_states` stores a large state without copying it.
+        if isinstance(payload, ort.OrtValue):  # This is a large state, which was not copied.
             if view is None:
                 return payload
             payload = value_to_bytes(payload, frame.role.received[name])

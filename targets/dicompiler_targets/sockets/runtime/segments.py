@@ -33,9 +33,9 @@ OPTIMIZATION_LEVELS = {
     "none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL",
 }  # fmt: skip
 MAX_BUFFERED_BYTES = 1 << 14
-"""Size of the largest tensor that is stored in a buffer set."""
+"""Size of the largest tensor that is stored in a buffer set (memory that is reused for later frames)."""
 MAX_BUFFER_SETS = 8
-"""Maximum number of buffer sets of a role (the normal plan, a replica or a failure plan).
+"""Maximum number of buffer sets (reused memory) of a role: the normal plan, a replica or a failure plan.
 
 Further frames in flight allocate memory for each tensor.
 """
@@ -418,7 +418,7 @@ class BufferPool:
         bound = {name for io in segment_ios if all(name in small for name in io.names) for name in io.names}
         self._small_tensors = {name: value for name, value in small.items() if name in bound}
         self._empty_set = BufferSet({}, (), ())
-        # The first set is created in advance, because creating it after a failure would delay the first frame.
+        # The first set is created in advance. Otherwise the first frame of a failure plan would have to wait for it.
         self._free = [BufferSet(self._small_tensors, self._segment_ios, self._sessions)]
         self._set_count = 1
 
@@ -445,7 +445,7 @@ class BufferPool:
 
 
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
-    """Return type and shape of the small tensors with a known shape, by name."""
+    """Return type and shape of the tensors of known shape with at most MAX_BUFFERED_BYTES, by name."""
     found: dict[str, tuple[str, Sequence[int]]] = {}
     candidates = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
     candidates += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
