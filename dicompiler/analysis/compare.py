@@ -57,8 +57,8 @@ class StrategyResult:
         plan: The plan; None if the strategy has no valid plan.
         metrics: Simulated metrics of the plan.
         error: Reason why there is no valid plan; empty if there is one.
-        failures: Metrics of the plan without failures and of each failure plan
-            (`search.failure_cases.failure_metrics`); empty without failure plans.
+        failures: Metrics of the plan without failures, followed by those of each failure plan (a plan for the other
+            devices after some have failed). Empty if there are no failure plans.
     """
 
     strategy: str
@@ -93,9 +93,9 @@ class Comparison:
     """Results of several strategies for the same problem.
 
     Attributes:
-        problem: The problem.
-        results: The results, in the order of the strategies.
-        single_device: Metrics of the best single device.
+        problem: The problem that all strategies solved: layers, platform, cost model and objective.
+        results: One result for each strategy, in the order in which the strategies were given.
+        single_device: Simulated metrics of the best plan on one device.
         lower_bound: Value of the objective that no plan can beat; None if no such bound is known.
     """
 
@@ -169,7 +169,7 @@ class Comparison:
 
 
 def _describe_gap(objective: str, metrics: Metrics) -> str:
-    """Return a text that explains why the plan does not reach the bound on the objective."""
+    """Return a text that explains why the plan with these metrics does not reach the lower bound of the objective."""
     if objective == "memory":
         fullest = max(metrics.devices, key=lambda entry: entry.memory)
         weights, tensors = format_bytes(fullest.weights), format_bytes(fullest.activations)
@@ -212,15 +212,21 @@ def compare(
         model: The path of an ONNX file, its bytes, a ModelProto or a Model.
         platform: The cluster: a TOML file, the name of a built-in platform, or a Platform.
         strategies: The strategies, as text ("single,dp,cpsat{time=10}") or as a sequence of texts and objects.
-        objective: Quantity to minimize, as in `compile`.
+        objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
-        target: The target with the message and call overheads; None: messages and calls are free.
-        shape: Shapes of inputs with dynamic dimensions, as in `compile`.
-        state: Graph inputs and outputs that devices keep between frames, as in `compile`.
-        wire_dtype: Element type in which tensors are sent, as in `compile`.
-        engine: The engine that computes, or "auto", as in `compile`.
-        tolerate_failures: Device failures for which each strategy also makes plans, as in `compile`.
-        executor: Executor that evaluates the plans of a search in parallel, see `open_executor`.
+        target: The target whose runtime adds time to each message and to each call of a segment; None to omit this
+            time.
+        shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
+        state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
+            with common names) or "none".
+        wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer. Default: the
+            tensors' own types.
+        engine: The engine that computes on devices with CPU cores, such as "ncnn", or "auto" (the fastest one of each
+            device). Default: the engines in the platform.
+        tolerate_failures: Device failures for which each strategy also makes plans: the maximum number of failed
+            devices, "hosts" (all devices of one host), or names of devices ("pi02,pi03").
+        executor: Executor, opened by `open_executor`, that evaluates the plans of a search in parallel. Default: this
+            process evaluates them.
         progress: Function that is called with the name of each strategy before its search.
 
     Returns:
@@ -236,7 +242,10 @@ def compare(
 
 
 def parse_strategies(strategies: str | Sequence[str | Strategy]) -> dict[str, Strategy]:
-    """Return strategies by their text. Raises UsageError for unknown names."""
+    """Return each strategy by the text that describes it, such as "cpsat{time=10}".
+
+    `strategies` is one text with commas, or a sequence of texts and objects. Raises UsageError for unknown names.
+    """
     if isinstance(strategies, str):
         specs = parse_pipeline(strategies, "strategies", "strategy")
         return {str(spec): registry().make("strategies", spec) for spec in specs}
@@ -256,7 +265,8 @@ def compare_strategies(
         problem: Problem that every strategy solves.
         strategies: The strategies by name.
         progress: Function that is called with the name of each strategy before its search.
-        tolerate_failures: Failures of devices for which each strategy also makes plans, as in `compile`.
+        tolerate_failures: Failures for which each strategy also makes plans: the maximum number of failed devices,
+            "hosts" (all devices of one host), or names of devices ("pi02,pi03").
     """
     failures = FailureSelection.parse(tolerate_failures)
     failures.check_platform(problem.platform)

@@ -42,7 +42,8 @@ class LayerReason:
         saved_s: Seconds of computing that would be saved if only this layer were split, in the best way.
         sent_bytes: Bytes that this split would send.
         break_even_bandwidth: Bandwidth in bit/s above which this split is faster; None if it never is.
-        wire_dtypes: Wire types with which this split is faster at the platform's bandwidth.
+        wire_dtypes: Wire types (element types in which tensors are sent) with which this split is faster at the
+            platform's bandwidth.
     """
 
     layer: str
@@ -61,7 +62,8 @@ class SplitReason:
     Attributes:
         strategy: The strategy that made the plan.
         break_even_bandwidth: Bandwidth in bit/s above which the plan is better; None if it never is.
-        wire_dtypes: Wire types with which the plan is better at the platform's bandwidth.
+        wire_dtypes: Wire types (element types in which tensors are sent) with which the plan is better at the
+            platform's bandwidth.
     """
 
     strategy: str
@@ -234,9 +236,10 @@ def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> boo
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """Return the effect of splitting one layer, with its inputs and outputs on the device `home`.
+    """Return the seconds that are saved and the bytes that are sent if only this layer is split into `parts`.
 
-    The layer is split into `parts` and has the main operator `operator`.
+    The inputs of the layer come from the device `home`, and its outputs are sent back to it. `operator` is the layer's
+    main operator.
     """
     layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
     whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))

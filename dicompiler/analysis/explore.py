@@ -54,15 +54,19 @@ def explore(
         model: The path of an ONNX file, or a Model.
         platform: A TOML file, the name of a built-in platform, or a Platform.
         strategy: The strategy. If it makes only one plan, the front has one point.
-        cost: As for `compile`.
+        cost: The cost model.
         output: Directory to write the front to; None to write nothing.
-        shape: As for `compile`, as strings.
+        shape: Shapes of inputs with dynamic dimensions, such as "input=1x3x224x224".
         progress: Called with a message before each step.
-        wire_dtype: As for `compile`.
-        target: As for `compile`.
-        state: As for `compile`.
-        executor: As for `compile`.
-        engine: As for `compile`.
+        wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer. Default: the
+            tensors' own types.
+        target: The target whose runtime adds time to each message and to each call of a segment.
+        state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
+            with common names) or "none".
+        executor: Executor, opened by `open_executor`, that evaluates plans in parallel. Default: this process
+            evaluates them.
+        engine: The engine that computes on devices with CPU cores, such as "ncnn", or "auto" (the fastest one of each
+            device). Default: the engines in the platform.
 
     Raises:
         DicompilerError: The model cannot be explored. Nothing is written.

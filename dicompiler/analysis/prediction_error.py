@@ -35,7 +35,8 @@ MIN_FRAME_SHARE = 0.02
 SegmentSeconds = Mapping[str, tuple[float, ...]]
 """Device ⇒ seconds of one call of each of its segments, without the runtime's cost of a call.
 
-The segments of the first replica come first, then those of the next one.
+If the plan has replicas (copies on other devices, which compute frames in turn), the segments of the first replica come
+first, then those of the next one.
 """
 
 
@@ -48,8 +49,9 @@ class DeviceTiming:
         send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the operating
             system has accepted the messages.
         wait_s: Seconds of waiting.
-        segments_s: Seconds of one call of each segment. The segments of the first replica come first, then those of the
-            next one. Measured values also have the segments of failure plans, at the end.
+        segments_s: Seconds of one call of each segment. The segments of the first replica (a copy of the plan for some
+            of the frames) come first, then those of the next one. In measurements, the segments of failure plans follow
+            at the end.
         waits: Seconds of waiting for each other device, by name; the name is empty for waiting for a frame. Measured
             values are those of the last frame.
     """
@@ -93,7 +95,7 @@ class ExpectedTiming:
 
     Attributes:
         cost_model: Name of the cost model.
-        program: The program of the artifact.
+        program: The program of the artifact: the steps of each device, and the transfers between devices.
         timing: The predicted times.
     """
 
@@ -150,7 +152,7 @@ def expect_timing(directory: str | Path, cost: str, frames: int, in_flight: int)
 def on_emulation_host(
     problem: Problem, costs: RuntimeCosts, program: Program, host_processors: int = 0, secure: bool = False
 ) -> Problem:
-    """Return the problem with the runtime costs of a host that emulates all boards.
+    """Return the problem with the runtime costs (for messages, calls and copies) of a host that emulates all boards.
 
     Copies and cold caches have the costs of the boards, because they are a part of segments, and an emulated segment is
     delayed until it has taken as long as on its board. All other costs are those of the host.
@@ -196,7 +198,8 @@ def available_processors() -> int:
 def segment_seconds(workload: Workload) -> SegmentSeconds:
     """Return the predicted seconds of computing of each segment, without the overhead of its call, by device.
 
-    The segments of the first replica come first, then those of the next one.
+    If the plan has replicas (copies on other devices, which compute frames in turn), the segments of the first replica
+    come first, then those of the next one.
     """
     return {
         device.device: tuple(
@@ -212,7 +215,8 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
 def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
     """Return the workload with other seconds for its segments.
 
-    `seconds` are the seconds of each segment without its call, in the form that `segment_seconds` returns.
+    `seconds` has, for each device by name, the seconds of its segments without the overhead of a call. The segments of
+    the first replica (a copy of the plan for some of the frames) come first, then those of the next one.
     """
     remaining = {name: iter(values) for name, values in seconds.items()}
 
@@ -227,8 +231,8 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
     """Return the simulated times of a run.
 
-    With one frame in flight, one frame of each replica is simulated. With several, a stream of at most
-    MAX_SIMULATED_FRAMES frames is simulated.
+    With one frame in flight, one frame of each replica (a copy of the plan for some of the frames) is simulated. With
+    several frames in flight, a stream of at most MAX_SIMULATED_FRAMES frames is simulated.
     """
     count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)
@@ -277,8 +281,8 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
 def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
-    The first frame is excluded, because caches are still cold. The result is the median, or the mean of the replicas'
-    medians if the plan has several replicas (`roles`).
+    The first frame is excluded, because caches are still cold. The result is the median of the others. If the plan has
+    replicas (copies that compute frames in turn; `roles` is their number), it is the mean of the replicas' medians.
     """
     by_role = [list(frames_s[role::roles]) for role in range(roles)]
     if len(frames_s) > roles:
@@ -290,7 +294,8 @@ def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
     """Return how many times a device calls each of its segments in a run of `frames` frames.
 
-    `device` is the index of the device. The segments of failure plans come last and have 0 calls.
+    `device` is the index of the device. The segments of failure plans come last. They have 0 calls, because the run is
+    assumed to have no failures.
     """
     calls = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
     return calls + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(calls))

@@ -47,8 +47,9 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
 def check_output_directory(output: Path, main_file: str, kind: str) -> None:
     """Raise DicompilerError if `output` cannot be written, or exists and is not an earlier output of the same kind.
 
-    An empty directory may be replaced too. Each output contains a list of its files: an output is of the same kind if
-    `main_file` is the first entry of this list. `kind` is the word for the kind in error messages ("artifact").
+    An empty directory may be replaced too. Each output contains a list of its files. An output is of the same kind if
+    `main_file`, such as "artifact.json", is the first entry of this list. `kind` is the word for the kind in error
+    messages ("artifact").
     """
     with _os_errors_as_ours(output):
         _check_replaceable(output, main_file, kind)
@@ -99,7 +100,8 @@ def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iter
 def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
     """Yield a new directory that replaces `output` when the block ends without an error.
 
-    `check_output_directory` explains the parameters, and says which directories can be replaced. If all generated files
+    `output` can be replaced if it is empty, or if it is an earlier output of the same kind: `main_file` must be the
+    first entry of its file list. `kind` is the word for the kind in error messages ("artifact"). If all generated files
     are the same as before, `output` is not touched. Otherwise:
     - The user's own files are kept.
     - Generated files that are not written again are removed.

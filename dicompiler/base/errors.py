@@ -140,9 +140,9 @@ _HINT_BY_MARKER_FILE = {
 def describe_wrong_path(path: str | Path, part: str = "") -> str:
     """Return a hint to append to an error message if `path` is an output of dicompiler, or is in an artifact.
 
-    An example is ": it is an artifact of …". For any other path, the hint is "". If `path` is an artifact, the user
-    probably meant a file in it: `part` is the relative path of this file, such as
-    "reference/model.onnx".
+    An artifact is the directory that `dicompiler compile` writes. An example of a hint is ": it is an artifact of …".
+    For any other path, the hint is "". If `path` is an artifact, the user probably meant a file in it: `part` is the
+    relative path of this file, such as "reference/model.onnx".
     """
     place = Path(path)
     for name, text in _HINT_BY_MARKER_FILE.items():

@@ -69,8 +69,9 @@ def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: st
 
     Args:
         given: The input; anything but an integer array is ignored.
-        tables: Tables that the input indexes, as artifact.json lists them under `lookup_tables`. Its schema describes
-            the keys of a table, for example `rows` (number of rows).
+        tables: Tables that the input indexes: entries of `lookup_tables` in artifact.json. A table has `rows` rows. Its
+            other keys say how the model computes an index: it may read only a `region` of the input, cast the values to
+            `cast_dtype`, and add `offset`.
         place: Beginning of error messages: the input's name.
 
     Raises:

@@ -167,7 +167,7 @@ def parse_spec(text: str, label: str = "spec") -> Spec:
 def parse_pipeline(text: str, label: str = "pipeline", item: str = "pass") -> tuple[Spec, ...]:
     """Parse one or more specs that are separated by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`.
 
-    A syntax error begins with `label`, and calls one spec `item`.
+    A syntax error is a UsageError that begins with `label`. In its message, `item` is the word for one spec ("pass").
     """
     parser = _SpecParser(text, label)
     specs: list[Spec] = []

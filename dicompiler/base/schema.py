@@ -25,7 +25,10 @@ _TYPE_NAMES = {
     "null": "null",
 }
 _MAX_DIGITS = 100
-"""Maximum number of digits of an integer. Python's own limit is not used: its message names Python settings."""
+"""Maximum number of digits of an integer.
+
+Python has a limit too, but the message of its error names settings of Python, which do not help users.
+"""
 # If a document has several errors, only one is shown: the one with the earliest keyword in this list, because its
 # message helps most. A misspelt key (additionalProperties), for example, explains a missing key (required).
 _VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")

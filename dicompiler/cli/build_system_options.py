@@ -77,7 +77,8 @@ class DepfileRule:
         depfile: File to write; None to write nothing.
         target: Target of the rule.
         request: The compilation request.
-        plugins: Passes, strategies and other plugins whose options may name files (`depfile.find_prerequisites`).
+        plugins: The strategy, cost model, target and passes of the command. Files that their options name are
+            prerequisites too.
     """
 
     depfile: Path | None

@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # click prints an empty line for it, but not for Abort.
+        except KeyboardInterrupt as error:  # For KeyboardInterrupt, click prints an empty line; for Abort it does not.
             raise click.Abort from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -102,5 +102,6 @@ def root(ctx: click.Context) -> None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
     set_up_log(ctx)
-    # The module of the command is already imported. Until here, an interrupt ends the process at once.
+    # From here on, an interrupt raises KeyboardInterrupt, so that the command can clean up. Before, nothing has to be
+    # cleaned up, so an interrupt ends the process at once. The module of the command is already imported here.
     interrupt_handler.begin_command()

@@ -93,7 +93,7 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
         return error.exit_code, f"error: {_describe_usage_error(error)}"
     if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
-    if is_out_of_memory(error):  # Checked first: the next steps import modules, which needs memory.
+    if is_out_of_memory(error):  # This comes before the next steps, which import modules and so need memory.
         return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):
         return 1, f"error: {line}"

@@ -34,7 +34,7 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
 
 
 def _figures(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
-    """Return the cells from `latency_s` to `failure_latency_s`."""
+    """Return the cells of the columns from `latency_s` to `failure_latency_s` in HEADERS."""
     metrics, worst = result.metrics, result.worst_failure
     if metrics is None:
         return ("",) * 9

@@ -16,7 +16,7 @@ PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "engines", "operators", 
 NETWORKS_KIND_NAME = "networks"
 """Value of the first argument of `dicompiler list` in addition to PLUGIN_KIND_NAMES."""
 OFFERED_HOST_COUNTS = (1, 2, 3, 4, 8)
-"""Numbers of hosts for which members of a platform family are offered."""
+"""Numbers of hosts N for which the platforms of a family (such as rpi4xN) are offered."""
 
 
 def complete_names(kind: str) -> Completer:

@@ -1,4 +1,7 @@
-"""Tables of failure plans: predicted metrics and extra memory, for terminals and as JSON."""
+"""Tables of failure plans: predicted metrics and extra memory, for terminals and as JSON.
+
+A failure plan is a plan for the remaining devices, which is used after some devices have failed.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def show_failures(result: PipelineState) -> None:
 
 
 def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, Any]]:
-    """Return the intervals of a stream, which begin and end with a failure or a return of a device."""
+    """Return the intervals of a stream as JSON entries; a new interval begins when a device fails or returns."""
     return [
         {
             "down": interval.down,

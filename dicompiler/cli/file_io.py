@@ -74,9 +74,10 @@ def _require_array(value: Any, place: str) -> NDArray[Any]:
 
 
 def _require_tensor(array: Any, place: str) -> NDArray[Any]:
-    """Return a value that is an array, with its strings in a fixed length.
+    """Return the value, which must be an array; raise a DicompilerError that begins with `place` if it is not.
 
-    Raises DicompilerError if the value is not an array. `place` names the value in the message.
+    An array of Python strings becomes one of strings of equal length, because npz files store Python objects only as
+    pickles.
     """
     import numpy as np
 

@@ -48,7 +48,8 @@ class InterruptHandler:
     def end_command(self, is_finished: bool) -> None:
         """Let interrupts end the process from now on.
 
-        If the command is finished, and an interrupt during the command was delayed, raise KeyboardInterrupt.
+        Raise KeyboardInterrupt if the command is finished, but an interrupt is still delayed. Interrupts that arrive
+        during an import are delayed until the import has ended.
         """
         is_delayed = self._retries > 0  # Read first: the handler resets it as soon as no command runs.
         self._is_in_command = False
@@ -57,7 +58,8 @@ class InterruptHandler:
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
         if not self._is_in_command:
-            if self._retries:  # The delayed interrupt arrives after the command has printed its line and ended: ignore.
+            # A delayed interrupt may arrive after the command has ended. It was already reported, so it is ignored.
+            if self._retries:
                 self._retries = 0
                 return
             try:

@@ -386,7 +386,8 @@ class StreamOptions:
     ) -> tuple[Path, RunResult]:
         """Run the artifact with these inputs; only the outputs of the first frame are kept.
 
-        Return the artifact that the result describes. After swaps, it is the one in force at the end.
+        With --adapt or --follow, another artifact may replace the running one (a swap). Return the artifact that was
+        used last, and the result of the run. The times in the result are those of this artifact.
         """
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
@@ -404,7 +405,10 @@ class StreamOptions:
 
     @contextlib.contextmanager
     def _serve_metrics(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
-        """Serve metrics in the context, if wanted; yield the options with which a run records them."""
+        """Serve metrics for Prometheus until the `with` block ends, if --metrics was given.
+
+        Yield the options of the run, which then pass its measurements to the metrics server.
+        """
         if not self.metrics:
             yield options
             return

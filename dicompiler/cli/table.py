@@ -76,7 +76,11 @@ class _Table:
     width: int
 
     def format_blocks(self, wrap: int | None) -> Iterator[list[str]]:
-        """Yield the lines of each block: the first line has headers. `wrap` is the index of a text column."""
+        """Yield the lines of each block: a table of the columns that fit next to each other on the page.
+
+        The first line has headers. `wrap` is the index of a text column, which may be wrapped to several lines; None if
+        there is none.
+        """
         lines = (self.headers, *self.rows)
         widths = [max(_count_columns(line[column]) for line in lines) for column in range(len(self.headers))]
         if _sum_widths(widths) > self.width and widths[1:]:
@@ -95,7 +99,7 @@ class _Table:
             yield [line for row in lines for line in self._format_row(row, columns, widths)]
 
     def _group_columns(self, widths: Sequence[int]) -> list[list[int]]:
-        """Return the columns of each block."""
+        """Return the indices of the columns in each block. Every block begins with column 0, which has the names."""
         blocks = [[0]]
         for column in range(1, len(widths)):
             wider = _sum_widths([widths[i] for i in (*blocks[-1], column)])

@@ -84,8 +84,8 @@ def reopen_artifact(
 ) -> tuple[PipelineState, Target, Problem]:
     """Return the compilation, the target and the problem of an artifact.
 
-    The compilation is like the one that `compile` returned. It is computed again from the files of the artifact, which
-    takes a second or two.
+    The problem consists of the layers, the platform, the cost model and the objective. The compilation is like the one
+    that `compile` returned. It is computed again from the files of the artifact, which takes a second or two.
 
     Args:
         directory: The artifact.
@@ -141,8 +141,8 @@ def run(
 
     Args:
         directory: The artifact.
-        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays. Initial values of states are
-            used in the first frame only.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays. Arrays for states (inputs that
+            are outputs of the previous frame) are used in the first frame only.
         frames: Number of frames. They run one after another, unless `options` allows several in flight.
         timeout: Seconds for the whole run. Default: the timeout in `options`.
         options: Options of the run, such as the hosts to run on.
@@ -226,7 +226,7 @@ def uninstall(directory: str | Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def open_service(directory: str | Path, options: RunOptions) -> Service:
-    """Return the service that keeps the devices of an artifact running between runs, see `Target.service`."""
+    """Return the service of an artifact: it starts, stops and queries devices that keep running between runs."""
     path = Path(directory)
     target: Target = registry().make("targets", load_artifact(path)["target"])
     return target.service(path, options)
@@ -341,7 +341,8 @@ class _VerifiedRun:
     def checks(self, model: Model, target: Target, routing: Routing, engines: Mapping[str, str]) -> list[Check]:
         """Return the checks that compare the outputs of the run with those of onnxruntime.
 
-        `routing` follows from the artifact's plan. `engines` has the engines other than onnxruntime, by device name.
+        `routing` has the tensors that are sent. Those that are sent in narrower types increase the tolerance. `engines`
+        has the engines other than onnxruntime, by device name.
         """
         from dicompiler.verify.wire_error import wire_error_bound
 
@@ -352,9 +353,11 @@ class _VerifiedRun:
 def verify_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
-    """Compare the first frame of a run with onnxruntime; with replicas, the first frame of each replica.
+    """Compare the first frame of a run with onnxruntime.
 
-    `directory` is the artifact that was run, `result` the result of `run`, and `inputs` the inputs of the run.
+    If the plan has replicas (copies on other devices, which compute frames in turn), the first frame of each replica is
+    compared. `directory` is the artifact that was run, `result` the result of `run`, and `inputs` the inputs of the
+    run.
     """
     return _verify_frames(directory, lambda _inputs, _count: result, inputs)
 
@@ -366,7 +369,8 @@ def verify_session(
 
     Args:
         directory: The artifact of the session.
-        infer: The method `infer` of the session. With replicas, it is called once for each replica.
+        infer: The method `infer` of the session. If the plan has replicas (copies on other devices, which compute
+            frames in turn), it is called once for each replica.
 
     Returns:
         The comparison of each output.
@@ -418,8 +422,8 @@ def _compare_outputs(
 
     Args:
         model: The reference model.
-        inputs: Inputs of the frames to compare: one frame for each replica, or consecutive frames if the model has
-            states.
+        inputs: Inputs of the frames to compare. There is one frame for each replica (copy of the plan for some of the
+            frames), or several consecutive frames if the model has states (outputs that the next frame reads).
         result: The result of the run.
         target: The target, which may define tolerances of its own.
         engines: Engines other than onnxruntime by device name, which may define tolerances too.

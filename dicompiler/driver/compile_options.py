@@ -78,7 +78,7 @@ class CompileOptions:
             target adds.
         shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
         state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
-            with common names) or "none". See the pass `keep-states`.
+            with common names) or "none".
         quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized to int8 before it is
             split.
         wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer ({"*": "float16",
@@ -89,8 +89,9 @@ class CompileOptions:
         allow_worse: True to log no warning if the plan is worse than one device.
         require_complete_search: True to raise an error if the budget or an interrupt ended the search, because another
             run may then give another plan.
-        executor: Executor that evaluates the plans of a search in parallel, see `open_executor`.
-        instruments: Observers of the passes, see `Instrument`.
+        executor: Executor, opened by `open_executor`, that evaluates the plans of a search in parallel. Default: this
+            process evaluates them.
+        instruments: Objects with the methods of `Instrument`, which are called before and after each pass.
         progress: Function that is called with a message before each step. An exception that it raises ends the
             compilation.
     """

@@ -31,20 +31,22 @@ MAX_TABLE_DEVICES = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileResult(PipelineState):
-    """The result of `dicompiler.compile`: a pipeline state in which all fields below have values.
+    """The result of `dicompiler.compile`: a `PipelineState` in which all fields below have values.
+
+    A `PipelineState` is the record that each step of a compilation extends.
 
     Attributes:
         layers: The layers of the model.
         platform: The cluster.
         plan: The parts (regions that devices compute) of each layer.
         routing: The tasks that follow from the plan, and the regions that they exchange.
-        reference: The model with which outputs are compared: the one before `trim` or, if nothing was trimmed, before
-            `partition`.
+        reference: The model with which outputs are compared: the one before the pass `trim` (which removes unread
+            elements) or, if nothing was removed, before the pass `partition`.
         program: Steps of each device, and transfers between devices.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.
         decision: Names of the strategy, the objective and the cost model with which the plan was chosen.
-        problem: The problem that the strategy solved.
+        problem: The problem that the strategy solved: layers, platform, cost model and objective.
     """
 
     layers: LayerGraph

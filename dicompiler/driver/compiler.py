@@ -156,9 +156,10 @@ class CompileSetup:
         strategy: The strategy that makes the plan; None if the caller gave a plan.
         given_plan: The plan that the caller gave; None if a strategy makes it.
         wire_format: Element types in which tensors are sent.
-        failures: Device failures that need a failure plan.
+        failures: Device failures that need a failure plan (a plan for the remaining devices).
         shapes: Shapes of inputs, such as "input=1x3x224x224".
-        states: Graph inputs and outputs that devices keep between frames, as for the pass `keep-states`.
+        states: Graph inputs and outputs that devices keep between frames, such as "past*=present*"; ("auto",) for those
+            with common names, ("none",) for none.
         output: Directory to write the artifact to; None to write nothing.
     """
 
@@ -258,8 +259,8 @@ def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
 def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
     """Add the plan to the compilation: the strategy's plan, or the plan that the caller gave.
 
-    Failure plans and the value ranges for sending as int8 are added if they are requested. The next step is
-    `lower_plan`.
+    Failure plans (plans for the remaining devices if some fail) and the value ranges for sending as int8 are added if
+    they are requested. The next step is `lower_plan`.
     """
     if setup.strategy is not None:
         plan = run_strategy(problem, setup.strategy)
@@ -327,9 +328,10 @@ def with_engines(plan: Plan, platform: Platform) -> Plan:
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without unread parts: neither another part nor a network output needs their results.
+    """Return the plan without its unread parts.
 
-    A layer keeps all of its parts if it has partial sums, or if no part of it is read.
+    A part is a piece of a layer on one device. It is unread if neither another part nor a network output needs its
+    result. A layer keeps all of its parts if it has partial sums, or if no part of it is read.
     """
     routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
     dropped = set(routing.dropped_tasks)
@@ -382,7 +384,8 @@ def check_program(
 def measure_footprints(compilation: PipelineState, problem: Problem) -> PipelineState:
     """Add the RAM and flash that the target measures for each device, and for one device with the whole model.
 
-    Nothing is added if the plan has replicas, or if the target measures neither.
+    Nothing is added if the plan has replicas (copies on other devices, which compute frames in turn), or if the target
+    measures neither.
     """
     assert problem.target is not None and compilation.program is not None
     if compilation.plan is not None and compilation.plan.replicas:

@@ -31,9 +31,10 @@ log = logging.getLogger("dicompiler")
 AUTO_ENGINE = "auto"
 """Value of the option `engine` for which the fastest engine of each device is chosen."""
 MIN_STATED_SHARE = 0.5
-"""Share of a network's operations that decides whether "auto" chooses an engine with rates for some kinds of layers.
+"""Smallest share of a network's operations for which "auto" chooses an engine by its rates for some kinds of layers.
 
-The engine is chosen if layers of these kinds have at least this share of the operations.
+A platform may state rates of an engine for certain kinds of layers only, such as convolutions. The engine is chosen if
+layers of these kinds have at least this share of the operations.
 """
 
 

@@ -191,7 +191,7 @@ class MetricsServer:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """An HTTP server for addresses of IPv4 and IPv6, whose requests do not keep the process alive."""
+    """An HTTP server for addresses of IPv4 and IPv6. Requests that it still answers do not keep the process alive."""
 
     daemon_threads = True
 

@@ -47,9 +47,10 @@ def opt(
             named d0, d1, ….
         plan: A plan to start with, as a file or a Plan.
         shape: Shapes of inputs with dynamic dimensions, for the pass "infer-shapes".
-        wire_dtype: Element type in which tensors are sent, as in `compile`.
+        wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer. Default: the types
+            in the plan, otherwise the tensors' own types.
         wire_samples: An .npz file of sample inputs, from which the value ranges for sending as int8 are measured.
-        instruments: Observers of the passes, see `Instrument`.
+        instruments: Objects with the methods of `Instrument`, which are called before and after each pass.
 
     Returns:
         The state after the last pass, with the model and the plan.

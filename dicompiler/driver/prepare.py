@@ -66,10 +66,10 @@ def prepare(
     Args:
         model: The model to prepare.
         shape: Shapes of inputs with dynamic dimensions, such as "input=1x3x224x224".
-        instruments: Observers of the passes.
+        instruments: Objects that are called before and after each pass.
         quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized.
-        state: The option `state` of the pass `keep-states`. By default, only states that the model itself declares are
-            kept; `compile` passes "auto".
+        state: Graph inputs and outputs that devices keep between frames (states), such as "past*=present*". Default:
+            only states that the model itself declares; "auto", which `compile` uses, also finds them by common names.
 
     Raises:
         DicompilerError: onnxruntime does not know an operator, or a pass fails.
@@ -158,7 +158,9 @@ def load_problem(
 
 
 def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[str, ...]:
-    """Return the states that devices keep. "auto" becomes "none" if the target cannot keep states.
+    """Return the states (graph inputs and outputs that devices keep between frames) of a compilation as a tuple.
+
+    "auto" becomes "none" if the target cannot keep states.
 
     Raises:
         UsageError: States are named and the target cannot keep them.

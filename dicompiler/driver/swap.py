@@ -250,15 +250,17 @@ class SwappableSession(Session):
         """Swap to the artifact that the last swap replaced.
 
         Args:
-            verify: As in `swap`.
-            pause: As in `swap`.
+            verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            pause: Whether to end the running devices before the others start, for boards without memory for both.
 
         Returns:
             The replacement.
 
         Raises:
-            DicompilerError: As in `swap`.
-            UsageError: As in `swap`, or no artifact was replaced.
+            DicompilerError: The artifact has other inputs, outputs or devices, or needs too much memory.
+            RunError: A device could not be started, or the outputs are wrong.
+            UsageError: No artifact was replaced, or another swap is under way, or a loop over `stream` calls for a swap
+                with a pause.
         """
         if not self.swaps:
             raise UsageError("swap: no artifact was replaced: call swap() first")
@@ -460,13 +462,15 @@ def connect_swappable(
 
     Args:
         directory: The artifact's directory.
-        options: As for `connect`, for this artifact and all later ones.
-        timeout: As for `connect`.
-        hosts: As for `connect`. If it states the directory on a host, the files of later artifacts are copied to a
-            directory next to it.
-        keys: As for `connect`.
-        in_flight: As for `connect`.
-        on_event: As for `connect`. It is also called after each swap, in the thread that has called `swap`.
+        options: Options of the run, for this artifact and all later ones. Default: `RunOptions()` with three frames in
+            flight for each device.
+        timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
+        hosts: A hosts.toml, or its parsed content, with the hosts on which the devices are started. If it states the
+            directory on a host, the files of later artifacts are copied to a directory next to it.
+        keys: Directory made by `dicompiler keys`. Default: `options.keys`.
+        in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
+        on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
+            It is also called after each swap, in the thread that has called `swap`.
         follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
 
     Returns:
