@@ -156,7 +156,7 @@ class AnalyticModel(CostModel):
     that computes counts one FLOP for each element of its output. Operators that only move data (Reshape, Concat) are
     free.
 
-    If the platform states a memory bandwidth, a share takes at least as long as reading its weights from memory. This
+    If the platform states a memory bandwidth, a layer takes at least as long as reading its weights from memory. This
     limits matrix-vector products, such as a classifier or one token of a language model.
 
     Attributes:

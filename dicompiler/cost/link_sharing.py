@@ -94,7 +94,7 @@ class LinkScheduler(Generic[T]):
         return self._flows[devices]
 
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
-        """Insert a message into the queue of a flow, after the messages of the same or a lower rank.
+        """Insert a message into the queue of a flow (a connection), after the messages of the same or a lower rank.
 
         The message takes `seconds` if it has its links to itself. It never overtakes the message that is being sent.
         """
@@ -120,7 +120,10 @@ class LinkScheduler(Generic[T]):
             self._update_speeds(now, (link,))
 
     def finish_message(self, now: float, flow: Flow[T]) -> tuple[T, float]:
-        """Remove the first message of a flow and start the next one; return the removed message and its start time."""
+        """Remove the first message of a flow (a connection), start the next one, and return the removed one.
+
+        The result has the removed message and its start time.
+        """
         (message, _, _), started_at = flow.queue.popleft(), flow.started_at
         # If more messages wait, the flow stays on its links, because removing and adding it would change no speed.
         if flow.queue:
@@ -134,7 +137,7 @@ class LinkScheduler(Generic[T]):
         return message, started_at
 
     def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
-        """Update the speeds of all flows on links after their load has changed."""
+        """Update the speeds of all flows (connections) on the links `changed_links`, on which the load has changed."""
         for link in changed_links:
             for flow in link.flows:
                 load = 1.0

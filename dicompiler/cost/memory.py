@@ -27,8 +27,9 @@ class MemoryUse:
 
     Attributes:
         weights: Bytes of the constants of all segments, each counted once.
-        activations: Largest number of bytes of live tensors at once, without the buffers.
-        buffers: Bytes of graph inputs, states and received tensors, which exist for every frame in flight.
+        activations: Largest number of bytes of tensors that are needed at once, without the buffers.
+        buffers: Bytes of graph inputs, of states (outputs that are inputs of the next frame) and of received tensors.
+            They exist for every frame in flight.
         added: Bytes that the target's runtime needs in addition to all of these.
     """
 
@@ -110,7 +111,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device at each step of one frame, by device name.
 
-    Only the main plan or its first replica is considered, not `program.other_roles`.
+    Only the plan or its first replica is considered. Further replicas and failure plans are not.
     """
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
@@ -182,8 +183,8 @@ def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
 def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
     """Return the largest number of bytes that the tensors computed inside a segment take at once.
 
-    The inputs and outputs of a node are live at the same time, and the outputs of the segment live to its end. `sizes`
-    has the bytes of each tensor, as `segment_value_sizes` returns them.
+    A segment is an ONNX sub-model. The inputs and outputs of a node exist at the same time, and the outputs of the
+    segment exist to its end. `sizes` has the bytes of each tensor by name.
     """
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}
@@ -211,7 +212,8 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
 def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapping[str, int]) -> MemoryTimeline:
     """Return the memory of a device at each step.
 
-    `border_sizes` maps graph inputs and outputs, states and transferred tensors to their numbers of bytes.
+    `border_sizes` maps graph inputs and outputs, states (outputs that are inputs of the next frame) and transferred
+    tensors to their numbers of bytes.
     """
     constants: dict[str, int] = {}
     sizes = dict(border_sizes)

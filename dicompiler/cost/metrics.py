@@ -49,9 +49,10 @@ class _SentBox:
 
 @dataclass(frozen=True)
 class _RoleCosts:
-    """The routing of one role (a replica of the plan), the seconds of its tasks, and its messages.
+    """The routing of one role (the plan or a replica of it), the seconds of its tasks, and its messages.
 
-    Each message is a box (a region of a tensor) that is sent to another device.
+    A task computes one device's part of a layer. Each message is a box (a region of a tensor) that is sent to another
+    device.
     """
 
     routing: Routing
@@ -237,7 +238,8 @@ def _device_metrics(
 ) -> tuple[DeviceMetrics, ...]:
     """Return the metrics of each device. Work and sent bytes are averaged over `roles`.
 
-    `roles` are the replicas of the plan. The memory is for all roles of the routing, that is, also for failure plans.
+    `roles` has the costs of each replica of the plan, or of the plan itself. The memory includes that for failure
+    plans, because devices store the weights of all plans.
     """
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
@@ -272,9 +274,10 @@ def _mean_rounded_up(total: int, roles: Sequence[_RoleCosts]) -> int:
 def _peak_activations(routing: Routing) -> dict[str, int]:
     """Return the largest number of bytes of boxes that each device stores at once, by device name.
 
-    A box (a region of a tensor) that a task computes lives from this task to its last reader on the device. A received
-    box or a graph input lives from the start of the frame to its last reader. Boxes of graph outputs and of states live
-    to the end of the frame.
+    A task computes one device's part of a layer. A box (a region of a tensor) that a task computes is stored from this
+    task to its last reader on the device. A received box or a graph input is stored from the start of the frame to its
+    last reader. Boxes of graph outputs, and of states (outputs that are inputs of the next frame), are stored to the
+    end of the frame.
     """
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}

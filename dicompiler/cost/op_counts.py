@@ -20,7 +20,7 @@ from dicompiler.partition.bounds_inference import make_share_task
 
 
 def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
-    """Return the number of multiply-adds that a share of a layer computes in convolutions, matrix products and so on.
+    """Return the multiply-adds that a share (piece) of a layer computes in convolutions, matrix products and so on.
 
     An operator rule may compute more elements than `region` asks for, such as a whole group of channels. The operations
     for these elements are counted too. A node without static shapes counts 0.
@@ -57,7 +57,7 @@ def count_flops(
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Operations and bytes of a share of a layer.
+    """Operations and bytes of a share (a piece) of a layer.
 
     Attributes:
         multiply_flops: FLOPs of multiply-adds, two for each.
@@ -105,7 +105,7 @@ def count_operations(
     reduce: Interval | None = None,
     merge: int = 0,
 ) -> OpCounts:
-    """Count the operations and bytes of a share of a layer.
+    """Count the operations and bytes of a share (a piece) of a layer.
 
     Args:
         layers: The layers of the network.
@@ -154,7 +154,7 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 
 
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the bytes that a task reads and writes, without weights.
+    """Return the bytes that a task (the computation of a piece of a layer) reads and writes, without weights.
 
     A tensor without a static shape counts 0.
     """

@@ -70,7 +70,7 @@ class PieceMeasurement:
 
 
 def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
-    """Return True if a share computes its whole layer, and neither is a partial sum nor adds partial sums up."""
+    """Return True if a share is the whole layer, and not a piece of it, a partial sum, or a sum of partial sums."""
     everything = share.region is None or share.region == full_region(output_shape(layers, layer))
     return everything and share.reduce is None and not share.merge_count
 
@@ -239,7 +239,7 @@ class Profile(Memoizing):
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
-        """Return the additional seconds of a share in a frame, because data comes from memory and not from caches.
+        """Return the additional seconds of a share (a piece of a layer) if data comes from memory and not from caches.
 
         The device has just computed `local_bytes` of the inputs, which are still in caches.
         """

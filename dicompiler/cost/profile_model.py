@@ -53,7 +53,7 @@ class ProfileBasedModel(CostModel):
         """Return the seconds of a share (a piece of a layer) that runs repeatedly on its own, as in a profile."""
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Return the seconds of a share in a frame.
+        """Return the seconds of a share (a piece of a layer, or a whole layer) in a frame.
 
         A whole layer is assumed to run in one session with its neighbours, and so to read tensors that its device has
         just computed. A smaller share is assumed to read tensors from other devices.
@@ -86,10 +86,10 @@ class ProfileBasedModel(CostModel):
 class ProfileModel(ProfileBasedModel):
     """Times that `dicompiler profile` measured, interpolated for sizes that were not measured.
 
-    The predicted times of all whole layers add up to the measured time of the whole network. A share that is cut along
-    one axis takes a measured fraction of its layer's time. If it is cut along several axes, the fractions are
-    multiplied. Cuts along axes that were not measured, and layers that could not be measured, are predicted from the
-    number of operations.
+    The predicted times of all whole layers add up to the measured time of the whole network. A share (a piece of a
+    layer) that is cut along one axis takes a measured fraction of its layer's time. If it is cut along several axes,
+    the fractions are multiplied. Cuts along axes that were not measured, and layers that could not be measured, are
+    predicted from the number of operations.
     """
 
     name: ClassVar[str] = "profile"

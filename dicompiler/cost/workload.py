@@ -158,7 +158,8 @@ def _role_workload(
 def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
     """Return the seconds to bring the inputs to the sources plus those to bring the outputs from the sinks.
 
-    Each source receives one message with all of its inputs, and each sink sends one message with all of its outputs.
+    Sources are the devices that have the inputs, and sinks the devices that receive the outputs. Each source receives
+    one message with all of its inputs, and each sink sends one message with all of its outputs.
     """
     sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.is_fixed_size}
     first = program.devices[0].device
@@ -208,6 +209,8 @@ def _device_work(
 class ConversionCost(NamedTuple):
     """The time to convert a tensor to or from a wire type, expressed as copies that together take the same time.
 
+    A wire type is the element type in which a tensor is sent.
+
     Attributes:
         passes: Number of copies of the whole tensor; they dominate for a large tensor.
         extra_calls: Number of additional copies of 0 bytes; they dominate for a small tensor.
@@ -227,7 +230,10 @@ products, which replace the content of the caches. For 100 000 values it took 18
 
 
 class CopyCounts(NamedTuple):
-    """The number of copies that a task makes, and the bytes of all these copies."""
+    """The number of copies (slices, joins and casts) that a task makes, and the bytes of all these copies.
+
+    A task computes one device's share of a layer.
+    """
 
     copies: int
     nbytes: int
@@ -322,7 +328,8 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
     """Return the seconds of each segment, by name.
 
-    The seconds of a task are assigned to the segment with the main operator (anchor) of its layer.
+    A task computes one device's share of a layer. Its seconds are assigned to the segment with the main operator
+    (anchor) of the layer.
     """
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
@@ -347,7 +354,7 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
 def _local_input_nbytes(routing: Routing, task: Task) -> int:
     """Return the bytes of inputs that a task reads exactly as its own device computed them.
 
-    Inputs that are cut or joined before they are read do not count.
+    A task computes one device's share of a layer. Inputs that are cut or joined before they are read do not count.
     """
     nbytes = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
@@ -362,7 +369,7 @@ def task_flops(routing: Routing, task: Task) -> int:
 
 
 def _task_share(routing: Routing, task: Task) -> tuple[Layer, LayerShare]:
-    """Return the layer of a task and the share of it that the task computes.
+    """Return the layer of a task, and the share (piece) of the layer that the task computes.
 
     The last field of the share is the number of partial sums that the task reads in order to add them up.
     """

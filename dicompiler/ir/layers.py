@@ -74,13 +74,16 @@ class LayerGraph(Memoizing):
 
     @cached_property
     def delivered_outputs(self) -> tuple[str, ...]:
-        """Names of the model outputs that are sent to the sinks (all except the outputs of states)."""
+        """Names of the model outputs that are sent to the sinks, the devices that receive outputs.
+
+        Outputs that are states stay on their devices, because they are only inputs of the next frame.
+        """
         kept = {present for _, present in self.states}
         return tuple(name for name in self.outputs if name not in kept)
 
     @cached_property
     def state_output_of(self) -> Mapping[str, str]:
-        """Name of the model output of each state, by the name of its model input."""
+        """Name of the output of each state (an output that is an input of the next frame), by the input's name."""
         return dict(self.states)
 
     @cached_property

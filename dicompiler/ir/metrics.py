@@ -91,7 +91,8 @@ class Metrics:
 
     Attributes:
         devices: Metrics of the devices that the plan names, in platform order.
-        latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
+        latency_s: Seconds from the inputs on the sources (devices that have the inputs) to the outputs on the sinks
+            (devices that receive the outputs).
         period_s: Seconds between two frames of a stream, determined by the busiest device or link.
         energy_j: Energy in joules that all devices use during the latency of one frame.
         memory: Bytes in use on the host that needs the most memory.

@@ -86,7 +86,8 @@ class Plan:
         failures: Failure plans (plans that are used while certain devices are down). Each gets the digest, the wire
             format and the engines of this plan. A failure plan cannot have failure plans of its own.
         engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
-        chosen_strategy: Strategy that made the plan, if another strategy chose it. It is not stored in files.
+        chosen_strategy: Name of the strategy that made the plan, if another strategy compared several and chose this
+            one. It is not stored in files.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -136,7 +137,7 @@ class Plan:
 
     @property
     def role_failures(self) -> tuple[tuple[str, ...], ...]:
-        """For each entry of `roles`, the failed devices for which it is used; () for a replica of the plan itself."""
+        """For each entry of `roles`, the failed devices for which it is used; () for the plan and its replicas."""
         entries = (FailurePlan((), self), *self.failures)
         return tuple(entry.failed for entry in entries for _ in entry.plan.replica_roles)
 

@@ -24,7 +24,7 @@ StateInput = tuple[str, int, Shape]
 
 
 class StatePiece(NamedTuple):
-    """Piece of a state that one device keeps from frame to frame.
+    """Piece of a state (an output that is an input of the next frame) that one device keeps from frame to frame.
 
     In each frame, the tensor `read_name` has the value of the tensor `written_name` in the previous frame.
 
@@ -48,6 +48,8 @@ class StatePiece(NamedTuple):
 def read_states(model: onnx.ModelProto) -> StatePairs | None:
     """Return the model input and the model output of each state, as the model's metadata list them.
 
+    A state is an output that is an input of the next frame.
+
     Args:
         model: Model that may have states in its metadata.
 
@@ -59,7 +61,7 @@ def read_states(model: onnx.ModelProto) -> StatePairs | None:
 
 
 def write_states(model: onnx.ModelProto, pairs: Sequence[tuple[str, str]]) -> None:
-    """Store the model's states in its metadata.
+    """Store the model's states (outputs that are inputs of the next frame) in its metadata.
 
     Args:
         model: The model, which is changed.
@@ -69,7 +71,10 @@ def write_states(model: onnx.ModelProto, pairs: Sequence[tuple[str, str]]) -> No
 
 
 def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], tuple[StateInput, ...]]:
-    """Return the pieces of a placed model's states on the devices, and the model inputs that are states."""
+    """Return the pieces of states that the devices of a placed model keep, and the model inputs that are states.
+
+    A placed model is partitioned: each node has a device. A state is an output that is an input of the next frame.
+    """
     pieces, states = json.loads(_metadata_value(model, STATE_PIECES_KEY) or "[[], []]")
     return (
         tuple(
@@ -81,14 +86,18 @@ def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], t
 
 
 def write_state_pieces(model: onnx.ModelProto, pieces: Sequence[StatePiece], states: Sequence[StateInput]) -> None:
-    """Store the pieces of states, and the model inputs that are states, in the metadata of a placed model."""
+    """Store the pieces of states, and the model inputs that are states, in the metadata of a partitioned model.
+
+    A state is an output that is an input of the next frame.
+    """
     _set_metadata(model, STATE_PIECES_KEY, [pieces, states])
 
 
 def inputs_with_states(pieces: Sequence[StatePiece], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a placed model, in which the pieces of each state replace the whole state.
+    """Return the inputs of a placed (partitioned) model, in which the pieces of each state replace the whole state.
 
-    `inputs` has the values of the original model's inputs, by name.
+    A state is an input that is an output of the previous frame. `inputs` has the values of the original model's inputs,
+    by name.
     """
     pasts = {piece.past for piece in pieces}
     present = [piece for piece in pieces if piece.past in inputs]

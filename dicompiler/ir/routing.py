@@ -42,7 +42,9 @@ class Box(NamedTuple):
 
 
 class AssemblyLeaf(NamedTuple):
-    """Leaf of an assembly tree: a region that is read from one box, which is stored on the reading device.
+    """Leaf of an assembly tree, by which a device puts a region of a tensor together from boxes that it stores.
+
+    A box is a stored region. The leaf is the part that is read from one box.
 
     Attributes:
         box: The stored box.
@@ -54,7 +56,10 @@ class AssemblyLeaf(NamedTuple):
 
 
 class AssemblyConcat(NamedTuple):
-    """Inner node of an assembly tree: the concatenation of its children along an axis."""
+    """Inner node of an assembly tree: the concatenation of its children along an axis.
+
+    By an assembly tree, a device puts a region of a tensor together from regions that it stores.
+    """
 
     axis: int
     children: tuple[Assembly, ...]
@@ -140,13 +145,15 @@ class Routing:
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:
-        """Return the bytes of a box: the stored bytes of a computed box, or the sent bytes of a received box.
+        """Return the bytes of a box (a region of a tensor on a device).
+
+        These are the stored bytes of a computed box, or the sent bytes of a received box.
 
         Args:
             box: A box with static shape.
 
         Returns:
-            Number of bytes. For a received box, they depend on the wire type of the tensor.
+            Number of bytes. For a received box, they depend on the element type in which the tensor is sent.
         """
         assert box.region is not None
         if box.origin is not None:
@@ -160,7 +167,7 @@ class Routing:
 
 
 def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
-    """Return the leaves of an assembly tree: the regions of stored boxes that are concatenated.
+    """Return the leaves of an assembly tree: the regions of stored boxes (regions of a tensor) that are concatenated.
 
     Args:
         tree: The assembly tree.

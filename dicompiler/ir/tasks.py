@@ -28,7 +28,7 @@ class TensorKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # Compared by identity: task nodes are keys of memoized results and need a fast hash.
 class TaskNode:
-    """A node of a task, with the region of its output that the task computes.
+    """A node of a task (the computation of a piece of a layer), with the region of its output that the task computes.
 
     Attributes:
         node: The node.

@@ -39,7 +39,7 @@ _NARROWABLE_DTYPES: Mapping[str, frozenset[int]] = {
     INT8_BLOCK: _ALL_FLOAT_DTYPES,
     EXACT_STAND_IN: _ALL_FLOAT_DTYPES,
 }
-"""Element types that each wire type can narrow. Tensors of other element types are sent unchanged."""
+"""Element types that can be converted to each wire type. Tensors of other element types are sent unchanged."""
 _SENT_DTYPES = {
     "float16": int(onnx.TensorProto.FLOAT16),
     "bfloat16": int(onnx.TensorProto.BFLOAT16),
@@ -106,7 +106,7 @@ def parse_wire_format(source: str | Mapping[str, str] | WireFormat | None) -> Wi
 
 
 def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
-    """Return the entries of a plan file that describe a wire format; {} if nothing is narrowed."""
+    """Return the entries of a plan file for the types of sent tensors; {} if all tensors are sent unchanged."""
     types = dict(wire.dtypes)
     entries = {
         "wire_dtype": types[ALL_TENSORS] if types.keys() == {ALL_TENSORS} else types,
@@ -131,7 +131,7 @@ def range_name(key: TensorKey) -> str:
 def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire") -> LayerGraph:
     """Return the layers with the wire types; raise UsageError if a name is neither a layer nor a model input.
 
-    The error message begins with `place`.
+    A wire type is the element type in which a tensor is sent. The error message begins with `place`.
     """
     names = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
     for name, _ in types:
@@ -142,7 +142,10 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire")
 
 @memoized
 def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the requested wire type by tensor name. Tensors that are to be sent unchanged are omitted."""
+    """Return the element type in which the plan wants each tensor to be sent, by tensor name.
+
+    Tensors that are to be sent unchanged are omitted.
+    """
     types = dict(layers.wire_dtypes)
     owners = {name: name for name in layers.inputs}
     owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
@@ -152,9 +155,10 @@ def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 
 @memoized
 def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the wire type of each tensor that is narrowed, by tensor name.
+    """Return the element type in which each tensor is sent, by tensor name.
 
-    A tensor is sent unchanged if its element type cannot be narrowed to the requested wire type.
+    Tensors that are sent unchanged are omitted. A tensor is sent unchanged if it cannot be converted to the smaller
+    type that the plan requests for it.
     """
     return {
         name: kind

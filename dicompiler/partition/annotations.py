@@ -48,7 +48,7 @@ def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
 
 
 def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
-    """Return the annotation of a node of a placed model; KeyError if the node has no device."""
+    """Return the annotation of a node of a placed (partitioned) model; KeyError if the node has no device."""
     texts = {entry.key: entry.value for entry in node.metadata_props}
     lane = int(texts.get(LANE_KEY, "0"))
     origin, region = texts.get(ORIGIN_KEY, ""), texts.get(REGION_KEY, "")
@@ -70,7 +70,7 @@ def read_part(node: onnx.NodeProto) -> TaskId | None:
 
 
 def remove_annotations(model: Model) -> Model:
-    """Return a copy of a placed model without the metadata that the partition pass adds. Weights are not copied.
+    """Return a copy of a placed (partitioned) model without the metadata of the partition pass; weights are shared.
 
     Args:
         model: A placed model.
@@ -98,6 +98,9 @@ def write_source_and_copies(model: onnx.ModelProto, source: tuple[str, ...], cop
 
 
 def read_source_and_copies(model: onnx.ModelProto) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the source devices, and the original output of each output that is a copy for another sink."""
+    """Return the source devices, and the original output of each output that is a copy for another sink.
+
+    Sources are the devices that have the model's inputs, and sinks the devices that receive its outputs.
+    """
     texts = {entry.key: entry.value for entry in model.metadata_props}
     return tuple(json.loads(texts[SOURCE_KEY])), json.loads(texts[SINKS_KEY])

@@ -49,8 +49,9 @@ def make_scale_table() -> NDArray[np.float32]:
     """Return the scales by index. The indices -128 to -1 are at the end, as ONNX counts negative indices.
 
     Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE), because the
-    encoder rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller than needed by
-    the fraction SCALE_MARGIN. A block that a receiver has decoded therefore gets the same index if it is sent again.
+    encoder of the sender rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller
+    than needed by the fraction SCALE_MARGIN. A block that a receiver has decoded therefore gets the same index if it is
+    sent again.
     """
     indices = np.roll(np.arange(-128, 128), 128)
     largest = 2.0 ** ((indices - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE)
@@ -58,7 +59,7 @@ def make_scale_table() -> NDArray[np.float32]:
 
 
 class BlockQuantizer:
-    """Adds encoders and decoders of the wire type int8-block to a placed graph.
+    """Adds encoders and decoders of the wire type int8-block to a placed graph (nodes with devices).
 
     The outputs of all nodes of an encoder have the name of the sent tensor, with a dot and a suffix.
     """
@@ -154,5 +155,5 @@ class _NodeChain:
 
 
 def is_part_of(output: str, sent: str) -> bool:
-    """Return True if a node with this output belongs to the encoder of the sent tensor `sent`."""
+    """Return True if a node with this output belongs to the nodes that encode the sent tensor `sent`."""
     return output.startswith(f"{sent}.")

@@ -31,7 +31,8 @@ Rewrite = Callable[[PipelineState], PipelineState]
 def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
     """Add routing, placed model and program to a state with a plan.
 
-    If the state has no `reference` yet, its model becomes the reference.
+    A placed model is the partitioned model, in which each node has a device. If the state has no `reference` yet (the
+    model with which outputs are compared), its model becomes the reference.
 
     Args:
         state: State with layers, platform and plan.

@@ -58,7 +58,7 @@ Constant = NDArray[Any] | tuple[int, ...] | WeightSlice
 
 
 class PlacedTensor(NamedTuple):
-    """Tensor of the placed graph.
+    """Tensor of the placed graph (the partitioned model: nodes with a device and a position in time).
 
     Attributes:
         name: Name in the placed graph.
@@ -92,7 +92,7 @@ class NodePlacement(NamedTuple):
 
 
 class PlacedNode(NamedTuple):
-    """Node of the placed graph.
+    """Node of the placed graph (the partitioned model), with its device and its position in time.
 
     Attributes:
         placement: Device and position in time.
@@ -200,8 +200,8 @@ class PlacedGraph:
             contain another name, because it may describe the tensor in the original model.
         inputs: Model inputs, without constants and states.
         source: Devices that have the inputs.
-        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks receive a
-            model output, the graph has one output for each of them.
+        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks (devices that
+            receive the outputs) receive a model output, the graph has one output for each of them.
         constants: New initializers.
         used_names: Names of initializers that are read or must be kept.
         state_pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
@@ -287,7 +287,9 @@ class PlacedGraph:
 
 @dataclass
 class PlacedGraphBuilder:
-    """Builder of a placed graph. Names are unique, and depend only on the order of calls.
+    """Builder of a placed graph (the partitioned model: nodes with a device and a position in time).
+
+    Names are unique, and depend only on the order of calls.
 
     Attributes:
         facts: Properties of the model.

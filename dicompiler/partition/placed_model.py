@@ -42,7 +42,7 @@ DEFAULT_OPSET = 13
 def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
     """Rewrite the model by its plan: nodes for all parts, and slices and concatenations between devices.
 
-    The new state has the placed model and its routing.
+    The new state has this placed model, in which each node has a device, and its routing.
 
     Args:
         state: State with layers. Without a plan, all layers are placed on the device d0.

@@ -28,7 +28,7 @@ def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
 
 
 class _Placer:
-    """Turns each task into nodes, in the order of the routing."""
+    """Turns each task (the computation of one part of a layer) into nodes, in the order of the routing."""
 
     def __init__(self, facts: ModelFacts, routing: Routing, plan: Plan) -> None:
         self.facts, self.routing, self.plan = facts, routing, plan
@@ -86,9 +86,10 @@ class _Placer:
         return self.layers.tensors[tensor].dtype
 
     def _find_direct_outputs(self) -> dict[tuple[TensorKey, TaskId], str]:
-        """Return the names of the model outputs that a task on the output's first sink computes whole.
+        """Return the names of the model outputs that a single task computes whole, on the output's first sink.
 
-        The keys are the tensor and the task. The task's tensor gets the name of the output, so that no copy is needed.
+        A task computes one part of a layer, and sinks are the devices that receive the outputs. The keys of the result
+        are the tensor and the task. The task's tensor gets the name of the output, so that no copy is needed.
         """
         names: dict[tuple[TensorKey, TaskId], str] = {}
         for output, delivery in self.first_delivery_of.items():
@@ -102,7 +103,7 @@ class _Placer:
         return names
 
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
-        """Return the name of a tensor that a task computes.
+        """Return the name of a tensor that a task (the computation of one part of a layer) computes.
 
         If only one task computes the layer, and the tensor is not a model output, the tensor's name does not change.
         """
@@ -143,7 +144,8 @@ class _Placer:
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
         """Return the tensor of a box (a region of a tensor on a device).
 
-        If the box is received, the nodes that slice and narrow it on its sender are added at the first call.
+        If the box is received, its sender slices it, and may convert it to a smaller type. These nodes are added at the
+        first call.
         """
         assert box.region is not None
         if box.origin is None:
@@ -164,7 +166,7 @@ class _Placer:
         return self.wire_casts.widen(self.shared_tensors[cache_key], box, place)
 
     def _place_task(self, task: Task) -> None:
-        """Add the nodes that assemble a task's inputs, then the task's own nodes."""
+        """Add the nodes that put a task's inputs together from regions on its device, then the task's own nodes."""
         # Each layer has two positions: its partial sums are computed at the first one, and added at the second one.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)

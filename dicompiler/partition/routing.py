@@ -50,7 +50,7 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     """Return the routing of a plan, with the routings of its replicas and failure plans.
 
     `hosts` gives the host of each device; without it, each device has its own host. Raises DicompilerError if the plan
-    does not match the layers, or if a task reads a region that no part computes.
+    does not match the layers, or if a part of a layer reads a region that no part computes.
     """
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
@@ -101,6 +101,8 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 class _Router:
     """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read.
+
+    A task computes one part of a layer. A box is a region of a tensor on a device.
 
     Attributes:
         wanted_state_regions: Regions of states (outputs that are inputs of the next frame) that devices keep, by state
@@ -155,7 +157,10 @@ class _Router:
         return [task for task in tasks if task_id(task) in self.live_tasks]
 
     def _add_reads(self, task: Task, needs: Iterable[tuple[TensorKey, Region]]) -> None:
-        """Record the regions that a task reads. They are assembled later, when all readers of each tensor are known."""
+        """Record the regions that a task (the computation of one part of a layer) reads.
+
+        The regions are put together later, when all readers of each tensor are known.
+        """
         order = self._task_order(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
@@ -192,7 +197,10 @@ class _Router:
         return deliveries
 
     def _add_merge_reads(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
-        """Record which partial sums each live merger (a task that adds partial sums) reads."""
+        """Record the partial sums that each merger reads, if the result of the merger is read.
+
+        A merger is a task that adds partial sums.
+        """
         sums = {key: _boxes_of_tasks(partials, key) for task in partials for key in task.outputs}
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
@@ -208,9 +216,10 @@ class _Router:
     ) -> Assembly:
         """Assemble region `need` of a tensor from `boxes`, and from boxes that the device has received before.
 
-        `at` is the device and lane of the reader, and `reader` is the text for the reader in errors. The best box (see
-        `_piece_rank`) supplies its overlap with the region. If the overlap is not the whole region, the region is cut
-        along one axis at the ends of the overlap, and this function assembles each of the two or three pieces.
+        `at` is the device of the reader and its lane (group of the device's parts). `reader` is the text for the reader
+        in errors. The nearest box, or of equally near ones the box with the largest overlap, supplies its overlap with
+        the region. If the overlap is not the whole region, the region is cut along one axis at the ends of the overlap,
+        and this function assembles each of the two or three pieces.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
@@ -269,7 +278,7 @@ class _Router:
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_order(self, task: Task) -> TaskOrder:
-        """Return the sort key of a task: layer order, and within a layer, partial sums first."""
+        """Return the sort key of a task (one part of a layer): layer order; within a layer, partial sums come first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:

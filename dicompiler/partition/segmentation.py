@@ -20,7 +20,9 @@ from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedG
 def build_program(
     placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Program:
-    """Return the program of a placed model or of a placed graph. For a graph, segments have no model and no weights.
+    """Return the program of a placed (partitioned) model, or of a placed graph: this model before it is written.
+
+    The program of a graph is only simulated, so its segments have no model and no weights.
 
     `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
     each device has its own host.

@@ -33,7 +33,7 @@ PLACEHOLDER_RANGE = (-1.0, 1.0)
 
 
 class WireCasts:
-    """Adds casts between the devices of a placed graph, for tensors that the plan narrows."""
+    """Adds casts between devices, for tensors that are sent in a smaller element type (wire type) than their own."""
 
     def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
         self.builder, self.layers, self.wire = builder, layers, wire
@@ -46,7 +46,7 @@ class WireCasts:
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
     ) -> PlacedTensor:
-        """Return the tensor that is sent for a box (a region) of `tensor`, in its wire type.
+        """Return the tensor that is sent for a box (a region) of `tensor`, in the element type in which it is sent.
 
         A Slice and a cast are added if they are needed. If the box is the whole tensor, its cast directly follows the
         node that computes the tensor, at `producer_placement`. Otherwise, its cast follows all slices at
@@ -102,7 +102,8 @@ class WireCasts:
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
     """Raise DicompilerError if the opset is too old for a wire type, or the value range of an int8 tensor is unknown.
 
-    `opset` is the version of the model's standard operators, or 0 if the model does not use standard operators.
+    A wire type is the element type in which a tensor is sent. `opset` is the version of the model's standard operators,
+    or 0 if the model does not use standard operators.
     """
     dtypes = effective_wire_dtypes(routing.layers)
     keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes)
