@@ -23,7 +23,10 @@ from dicompiler.verify.executor import OrtSession, ProgramExecutor
 CALLS_PER_TURN = 5
 MIN_TURNS = 3
 LONG_TIMING_S = 2.0
-"""Duration of a long measurement. The lower quartile of all turns counts, because a shared host is slow at times."""
+"""Seconds of a long measurement.
+
+The lower quartile of its values is used, because a host that other programs use too is slow at times.
+"""
 
 
 class CallTimer:

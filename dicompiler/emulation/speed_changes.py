@@ -90,7 +90,7 @@ def emulate_speed_changes(
         )
 
     with (
-        open_boards(boards, {}, first) as emulation,  # `with_segment_times` adds the segment times.
+        open_boards(boards, {}, first) as emulation,  # The segment times are added for each artifact.
         _changing_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))

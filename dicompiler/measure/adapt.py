@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MIN_FRAMES_OF_REPLICA = 3
-"""Least number of frames of each replica over which medians are taken."""
+"""Least number of frames over which medians are taken, for each replica (copy of the plan on other devices)."""
 MIN_TIMED_BYTES = 65536
-"""Least number of timed bytes of a connection in a window. With fewer bytes, its speed is not compared."""
+"""The speed of a connection is compared with its prediction only if at least this number of its bytes was timed."""
 MAX_NAMED_CONNECTIONS = 2
 CHECKS_PER_WINDOW = 4
 """Number of times that the medians are computed while the window of observed frames moves by its length."""
@@ -136,7 +136,7 @@ class SpeedTrial:
 
     Attributes:
         finished_s: For each frame, the seconds from the start of the stream until its outputs were complete.
-        adaptations: The searches of the session; empty if it does not adapt.
+        adaptations: The session's searches for a better plan; empty if it does not search.
     """
 
     finished_s: tuple[float, ...]

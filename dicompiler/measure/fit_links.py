@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_FIT_STEPS = 20
 """Maximum number of steps of the fit; a few are usually enough."""
 MIN_BYTES_SHARE = 0.05
-"""A bandwidth is undetermined if it causes less than this share of the seconds of all pauses."""
+"""A bandwidth is undetermined if it causes less than this share of all pauses between segments."""
 TYPICAL_FRAME_WEIGHT = 4.0
 """Weight of a typical frame's seconds in the fit; a pause has weight 1.
 
@@ -202,7 +202,7 @@ class _LinkFit:
         return np.concatenate([*(_flatten(_simulated_pauses(work, platform)) for work in self.workloads), frames])
 
     def sensitivity(self, coordinates: NDArray[np.float64], index: int) -> NDArray[np.float64]:
-        """Return the derivatives of all simulated seconds with respect to the coordinate with this index."""
+        """Return the derivatives of all simulated seconds with respect to the bandwidth or latency number `index`."""
         moved = coordinates.copy()
         step = 0.05 * (coordinates[index] if self.figures[index].unit != "s" else max(coordinates[index], 1.0))
         moved[index] += step
@@ -240,8 +240,8 @@ class _LinkFit:
     def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
         """Return the coordinates for which the simulated seconds deviate least from the measured ones.
 
-        The sum of absolute deviations is minimized. The search starts at `coordinates`. Bandwidths and latencies that
-        are named in `fixed` do not change.
+        Each coordinate represents a bandwidth or latency. The sum of absolute deviations is minimized. The search
+        starts at `coordinates`. Bandwidths and latencies that are named in `fixed` do not change.
         """
         import numpy as np
 

@@ -38,9 +38,9 @@ TASKS_FORMAT = "dicompiler.profile-tasks/2"
 OPTIMIZATION, ORT_OPTIMIZATION_LEVEL = "all", "ORT_ENABLE_ALL"
 """Default optimization level of targets, and onnxruntime's name for it."""
 MIN_TIMING_S = 0.002
-"""Minimum seconds of one measurement; a short piece runs several times in it."""
+"""Minimum seconds of one measurement of a piece (a part of a layer); a short piece runs several times in it."""
 MAX_MEDIAN_RATIO = 1.1
-"""A piece is measured again if its median exceeds this multiple of its shortest time."""
+"""A piece (a part of a layer) is measured again if its median exceeds this multiple of its shortest time."""
 MAX_ROUNDS = 6
 """Maximum number of measurements of a piece in one pass."""
 PASS_COUNT = 2
@@ -347,7 +347,7 @@ def measure_cold_costs(
 
 
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the piece with the median number of moved bytes.
+    """Return the piece with the median number of moved bytes (bytes that it reads and writes).
 
     Only pieces that read all weights of the layer are considered.
     """

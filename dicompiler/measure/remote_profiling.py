@@ -39,7 +39,7 @@ MIN_LINK_DEVIATION_SHARE = 0.1
 MEASURED_NOTE = " Rates and links measured by 'dicompiler profile --hosts'."
 MAX_PROBE_BYTES = 1 << 27
 CPU_PROVIDERS = ("CPUExecutionProvider", "AzureExecutionProvider")
-"""Execution providers of onnxruntime that need no notice: the CPU, and one that only calls a web service."""
+"""Execution providers of onnxruntime that are not reported as unmeasured: the CPU, and a client of a web service."""
 THROTTLE_REASONS = (
     "under-voltage",
     "its frequency is capped",
@@ -212,7 +212,7 @@ def _last_line(result: ssh.CommandResult) -> str:
 
 
 def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: bool = False) -> Mapping[str, Any]:
-    """Run PROBE_SOURCE on a host, and return its report about the host.
+    """Run the Python program PROBE_SOURCE on a host, and return its report about the host.
 
     Without `check`, the report also contains the profile that the package's script has written on the host. With
     `check`, raise RunError if the host lacks a package that the measurement needs.

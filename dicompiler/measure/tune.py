@@ -312,7 +312,7 @@ def _spread(frames_s: Sequence[float]) -> float:
 
 
 def _corrected(platform: Platform, place: Path, artifact: Path) -> Platform:
-    """Return the platform corrected by the run in `place`, and write it there."""
+    """Return the platform corrected by the run log in the directory `place`, and write it there."""
     corrected = calibrate([place / LOG_FILE], artifact, force=True, platform=platform).platform
     _write(place / PLATFORM_FILE, platform_to_toml(corrected))
     return corrected

@@ -154,7 +154,7 @@ def _describe_origin(data: ReportData) -> str:
 
 
 def _describe_bound(data: ReportData) -> str:
-    """Return a text that says how close the plan is to the lower bound."""
+    """Return a text that says how close the plan is to the lower bound, a value that no plan can beat."""
     if not data.lower_bound:
         return ""
     objective = data.problem.objective

@@ -108,7 +108,7 @@ class _FailurePlanner:
         plan: The main plan, which is used while no device has failed.
         plan_is_fixed: True if the user gave the main plan.
         plans: The strategy's plan by failed devices; None if the strategy finds no plan.
-        uncovered_reasons: Reason why the failure of a device cannot be covered, by device name.
+        uncovered_reasons: Reason why no plan is possible after the failure of a device, by device name.
     """
 
     problem: Problem
@@ -121,12 +121,12 @@ class _FailurePlanner:
     _main_options: dict[FailedDevices, _PlanOption] = field(default_factory=dict)
 
     def remaining_ends(self, plan: Plan, failed: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
-        """Return the sources and sinks after a failure, or None if the failure cannot be covered.
+        """Return the sources and sinks after a failure, or None if no plan is possible after it.
 
         Sources and sinks that did not fail are kept. If all sources or all sinks failed, the first remaining device
-        that computes takes their place. This is only possible if source and sink are the default, the first device, and
-        if the first device can compute. Otherwise the failure cannot be covered, and `uncovered_reasons` gets the
-        reason.
+        that computes takes their place. This is only possible if the user chose no plan, source or sink, and if the
+        default (the first device) can compute. Otherwise no plan is possible after the failure, and
+        `uncovered_reasons` gets the reason.
         """
         first = self.problem.platform.devices[0]
         is_default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
