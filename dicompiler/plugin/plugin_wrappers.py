@@ -370,7 +370,7 @@ def describe_plan_error(plan: Any) -> str:
 
 @dataclass(frozen=True)
 class _OperationCheck:
-    """Check of the result of a rule's function whose first argument is an Operation.
+    """Check of a result of an operator rule. The first argument of the rule's function is an Operation (a node).
 
     Attributes:
         describe_error: Function that returns a description of the mistake in a result; '' if there is none.
@@ -478,7 +478,7 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     },
     "cost model": {"seconds": _check_seconds, "seconds_table": _check_seconds_table},
 }
-"""Wrapped methods of each kind, with the function that checks the result.
+"""Wrapped methods of each kind of plugin class, with the function that checks a method's result.
 
-The function is called with the object, the result and the arguments of the method, and returns the result.
+The function is called with the object, the result and the arguments of the method. It returns the result.
 """

@@ -120,7 +120,7 @@ class Registry:
         engines: The engines.
         operators: The operator rules.
         cost_models: The cost models.
-        platforms: The platform families and file formats.
+        platforms: The platform families, which find platforms by name (`rpi4x3`), and the platform file formats.
         plugins: The loaded plugins.
         warnings: Warnings of one line each.
         failed_plugins: Plugins that could not be loaded, each with the cause.
@@ -138,7 +138,7 @@ class Registry:
     failed_plugins: tuple[str, ...] = ()
 
     def entries(self, kind: str) -> Mapping[str, RegistryEntry]:
-        """Return the entries of one kind by name. `kind` is a key of PLUGIN_KINDS."""
+        """Return the entries of one kind by name. `kind` is a key of PLUGIN_KINDS, such as "passes"."""
         entries: Mapping[str, RegistryEntry] = getattr(self, kind)
         return entries
 
@@ -152,11 +152,11 @@ class Registry:
         """Return the entry of a kind with this name.
 
         Args:
-            kind: A key of PLUGIN_KINDS.
+            kind: A key of PLUGIN_KINDS, such as "passes".
             name: The name.
 
         Returns:
-            The entry.
+            The entry, which has the class, operator rule or platform family, and its origin.
 
         Raises:
             UsageError: The name is unknown. The message suggests the nearest one.
@@ -250,7 +250,7 @@ def temporarily_registered(*things: Any) -> Iterator[Registry]:
 
 
 def plugin_kind(value: Any) -> str:
-    """Return the key of PLUGIN_KINDS for a class, operator rule or platform family."""
+    """Return the key of PLUGIN_KINDS, such as "passes", for a class, operator rule or platform family."""
     for name, kind in PLUGIN_KINDS.items():
         base = _get_base_class(kind)
         if kind.provides_classes and isinstance(value, type) and issubclass(value, base):
@@ -354,7 +354,7 @@ def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[lis
 
 
 def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, RegistryEntry]]:
-    """Return (kind, entry) of everything that a plugin provides.
+    """Return a pair (kind, entry) for each class, operator rule and platform family that a plugin provides.
 
     A warning about each unknown hook is added to `warnings`. Other errors are raised.
     """
@@ -412,7 +412,10 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
 
 
 def _innermost_function(function: Any) -> Any:
-    """Return the plugin's own function inside decorators and partials. The module of a partial itself is functools."""
+    """Return the plugin's own function inside decorators and partials.
+
+    The caller needs the function's module, which is in the plugin. The module of a partial is functools.
+    """
     while isinstance(function := inspect.unwrap(function), functools.partial):
         function = function.func
     return function

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.program import Segment
 
 NETWORK_MODULE_PREFIX = "dicompiler_engine_"
-"""Start of the name of the module with the class `EngineNetwork` of an engine. The name of the engine follows."""
+"""Prefix of module names: the module dicompiler_engine_NAME has the class `EngineNetwork` of the engine NAME."""
 
 
 class UnsupportedByEngine(DicompilerError):
@@ -53,8 +53,9 @@ class EngineFiles:
     """A segment in the format of an engine.
 
     Attributes:
-        network: The operators. Inputs and outputs are in the same order as in the segment's model.
-        weights: The weights. `profile` replaces them by zeros of the same length, because they do not affect times.
+        network: Content of the file with the operators. Inputs and outputs have the order of the segment's model.
+        weights: Content of the file with the weights. `profile` replaces it by zeros of the same length, because the
+            values do not affect times.
     """
 
     network: bytes = field(repr=False)
@@ -123,8 +124,8 @@ class Engine(ABC):
         which its results are wrong.
 
         Args:
-            model: The sub-model.
-            weights: The data of initializers that are placeholders, by name.
+            model: The sub-model. Its large initializers are placeholders without data.
+            weights: The data of the placeholders, by name.
 
         Returns:
             The files; None to leave the sub-model to onnxruntime.
@@ -140,8 +141,8 @@ class Engine(ABC):
         Default: the nodes with an operator that is not in `operators`.
 
         Args:
-            model: The sub-model.
-            weights: The data of initializers that are placeholders, by name.
+            model: The sub-model. Its large initializers are placeholders without data.
+            weights: The data of the placeholders, by name.
 
         Returns:
             Why the engine cannot compute each of these nodes, by index of the node.

@@ -25,7 +25,7 @@ def measure_difference(
 
     Args:
         engine: The engine.
-        model: The sub-model, whose outputs are of type float.
+        model: The sub-model. Its outputs are of type float.
         files: The sub-model in the format of the engine.
         inputs: Arrays by name of the input.
 
@@ -65,7 +65,7 @@ def run_network(
             path.write_bytes(content)
         network = engine.load_network(*paths, threads=1)
     arrays = network.run([np.ascontiguousarray(inputs[value.name]) for value in graph.input], shapes)
-    # Copies, because the memory belongs to the network.
+    # The outputs are copied, because the network may overwrite their memory in its next call.
     return {value.name: np.array(array) for value, array in zip(graph.output, arrays, strict=True)}
 
 

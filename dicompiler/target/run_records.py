@@ -114,10 +114,10 @@ class RunEvent:
         kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
             `return` of a failed device; `swap` to another artifact; `adaptation`, a search for another plan because a
             device is slower or faster than predicted.
-        device: The device that failed or returned, or whose speed has changed. For a takeover, the device that failed
-            last. Empty for a swap.
-        reason: For a failure, its cause. For a swap, the directory of the new artifact. For an adaptation, what was
-            measured and done. Empty for the other kinds.
+        device: The device that failed, returned or changed its speed. For a takeover, the device that failed last.
+            Empty for a swap.
+        reason: For a failure, its cause. For a swap, the directory of the new artifact. For an adaptation, the
+            measurement and the result. Empty for the other kinds.
         down: All devices that are down after the event.
         at_s: Seconds from the start of the run to the event.
         finished_frames: Number of frames that were finished before the event. For a swap, the number of the first frame
@@ -217,8 +217,9 @@ class ReceivedBytes:
 
     Attributes:
         nbytes: Bytes of the tensors.
-        timed_bytes: Number of timed bytes. The first bytes of a tensor are not timed, because their time includes
-            waiting for the sender, nor are bytes that arrived while the device computed.
+        timed_bytes: Number of bytes with a measured time of arrival. Two kinds of bytes have none: the first bytes of
+            a tensor, because their time includes waiting for the sender, and bytes that arrived while the device
+            computed.
         timed_s: Seconds in which the timed bytes arrived.
     """
 
@@ -229,7 +230,7 @@ class ReceivedBytes:
 
 @dataclass(frozen=True)
 class BoardState:
-    """The state of a board, as its kernel tells it.
+    """The temperature and throttling of a board, read from its kernel.
 
     Attributes:
         temperature_c: Temperature in °C; None if it is unknown.

@@ -28,7 +28,7 @@ class TimeLimitError(KeyboardInterrupt):
 
 
 class _ProcessEndError(BaseException):
-    """Raised instead of `os._exit`."""
+    """Raised if a plugin calls `os._exit`, which would otherwise end the test run."""
 
 
 def require(condition: Any, message: str) -> None:

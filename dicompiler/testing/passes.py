@@ -40,7 +40,7 @@ def check_pass(
 
     Args:
         step: The pass, or its class.
-        on: Names (see `build_network`), paths of ONNX files, or models.
+        on: Names such as "lenet" (those that `build_network` accepts), paths of ONNX files, or models.
         limit_s: Seconds that one run of the pass may take.
 
     Raises:

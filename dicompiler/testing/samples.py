@@ -130,7 +130,7 @@ def samples(
     """Yield every network on every platform for every objective.
 
     Args:
-        networks: Names (see `build_network`), paths of ONNX files, or models.
+        networks: Names such as "lenet" (those that `build_network` accepts), paths of ONNX files, or models.
         platforms: The platforms. Default: `default_platforms()`.
         objectives: The objectives.
 

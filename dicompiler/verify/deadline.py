@@ -19,7 +19,8 @@ T = TypeVar("T")
 GRACE_S = 5.0
 """Seconds after the deadline until onnxruntime must have stopped.
 
-onnxruntime ignores the request to stop while it creates a session. After this time, its thread continues unused.
+onnxruntime ignores the request to stop while it creates a session. If it has not stopped after this time, its thread
+continues, and its result is not used.
 """
 
 

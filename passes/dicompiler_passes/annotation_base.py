@@ -65,7 +65,7 @@ class AnnotationPass(Pass):
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """Return the new parts of each layer whose parts change, by layer name.
+        """Return the new parts of layers, by layer name. Layers that are not in the result keep their parts.
 
         Raises DicompilerError if a layer of `selected` cannot be split in this way.
         """

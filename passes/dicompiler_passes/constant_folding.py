@@ -80,7 +80,7 @@ def fold_constants(graph: ModelGraph) -> None:
     * DequantizeLinear, random operators and operators of other domains,
     * control flow that computes something or reads tensors from outside its body,
     * nodes with results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute,
-    * nodes that make the model much larger, such as the Expand of a small constant (see MAX_GROWTH).
+    * nodes that make the model much larger (by more than MAX_GROWTH), such as the Expand of a small constant.
 
     An initializer that is also a graph input is not constant. A constant graph output becomes an initializer.
 
@@ -94,8 +94,8 @@ def fold_constants(graph: ModelGraph) -> None:
 def _fold_once(graph: ModelGraph) -> bool:
     """Fold the nodes that can be folded now; return True if a second call may fold more.
 
-    Nodes whose results have unknown sizes are not folded. If some other nodes were folded, shape inference may find
-    these sizes in a second call.
+    Nodes with results of unknown size are not folded. If some other nodes were folded, shape inference may find these
+    sizes in a second call.
     """
     outputs = {tensor.name for tensor in graph.outputs}
     folded: set[str] = set()

@@ -1,8 +1,8 @@
-"""Nodes whose shapes ONNX infers differently from onnxruntime: inference of their shapes, and equivalent attributes.
+"""Shape inference and rewrites for nodes of which ONNX infers other shapes than onnxruntime computes.
 
 `infer_as_onnxruntime`: model ⇒ model with value_info. ONNX infers the shapes first. If onnxruntime computes another
-shape for a node, this shape is stated in the model, and the node is hidden from ONNX. The inference is then repeated,
-so that it uses the stated shape for the tensors after the node.
+shape for a node, this shape is written into the model, and the node gets a domain that ONNX does not know. The
+inference is then repeated, so that it uses the written shape for the tensors after the node.
 
 `state_window_pads`: graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime itself
 infer shapes as ONNX does, so the segments of devices must have no nodes that ONNX infers differently.
@@ -150,7 +150,7 @@ def _is_disputed(node: onnx.NodeProto) -> bool:
 def _find_other_outputs(
     inferred: onnx.ModelProto, disputed: Mapping[int, onnx.NodeProto]
 ) -> Iterator[tuple[int, list[onnx.ValueInfoProto]]]:
-    """Yield the nodes for which ONNX has inferred another shape than onnxruntime, or none.
+    """Yield the nodes for which ONNX has inferred no shape, or another shape than onnxruntime computes.
 
     Each result is the index of a node, and its outputs with the shape that onnxruntime computes. `disputed` are the
     nodes to compare, by index.

@@ -59,7 +59,7 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weight and the bias of a Gemm whose output channels are multiplied by `factor`.
+    """Return the weight and the bias with which a Gemm computes its output channels multiplied by `factor`.
 
     The attributes alpha and beta of the Gemm are multiplied into the results. The weight keeps its layout.
     """

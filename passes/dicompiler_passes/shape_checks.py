@@ -40,9 +40,9 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 
 
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
-    """Return the model with inferred shapes, also of tensors whose shapes other nodes compute.
+    """Return the model with inferred shapes, even if nodes compute a shape (for example that of a Reshape).
 
-    For this purpose, ONNX computes all small integer tensors element by element, because they may be shapes. This step
+    For such shapes, ONNX computes all small integer tensors element by element, because they may be shapes. This step
     is omitted if it needs more than MAX_INFERENCE_BYTES. If onnxruntime infers other shapes than ONNX, onnxruntime's
     shapes are used. If `strict` is True, ONNX raises InferenceError for a node with shapes that contradict each other.
     """

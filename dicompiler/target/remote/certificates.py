@@ -50,8 +50,8 @@ def make_keys(
 ) -> tuple[str, ...]:
     """Create the keys and certificates that `directory` lacks for the coordinator and the named devices.
 
-    The directory is replaced as a whole or not at all. Other files in it are kept. A new certificate is valid for
-    `days` days.
+    The coordinator is the process that sends frames to the devices. The directory is replaced as a whole or not at all.
+    Other files in it are kept. A new certificate is valid for `days` days.
 
     Args:
         devices: Names of the devices.

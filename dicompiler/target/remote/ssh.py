@@ -427,7 +427,7 @@ class RemoteCommands:
 
         Args:
             location: How to reach the host.
-            paths: The directories and files on the host, the main one first.
+            paths: The directories and files on the host. Errors name the first one.
         """
         result = self.run(location, REMOVE_SCRIPT, [STAMP_FILE, *map(quote_path, paths)])
         if result.exit_code or not result.prefixed_lines:
@@ -476,7 +476,7 @@ def _write_archive(stream: IO[bytes] | _RateLimitedStream, files: Mapping[str, P
 
 
 def _find_copy_cause(result: CommandResult) -> str:
-    """Return the most informative line among the error messages of tar and sh."""
+    """Return the most informative line among the error messages of tar and sh after a failed copy."""
     lines = [line.strip() for line in result.errors.splitlines() if line.strip()]
     for line in lines:
         if re.search("no space left|quota exceeded", line, re.IGNORECASE):

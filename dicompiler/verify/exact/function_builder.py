@@ -26,7 +26,7 @@ ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
 ODD_MODULUS_16_BIT is for 16-bit types, and ODD_MODULUS for types with 24 or more significand bits.
 
 Multiplication by two maps different remainders of an odd modulus to different remainders, so it hides no difference. No
-integer is half-way between two multiples of an odd modulus, so the nearest multiple is unique (see `centred_mod`).
+integer is half-way between two multiples of an odd modulus, so the nearest multiple, which is subtracted, is unique.
 """
 
 
@@ -80,7 +80,7 @@ class StandInCall:
         return [f"X{index}" for index in range(self.arity)]
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """Return a node of the function that refers to the attributes of the calling node.
+        """Return a node of the function. Its attributes refer to those of the node that calls the function.
 
         An attribute in `own` has the given value instead.
         """
@@ -126,7 +126,7 @@ def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
 def attribute_constant(
     name: str, value: str, attribute: str, attribute_type: AttributeProto.AttributeType
 ) -> NodeProto:
-    """Return a Constant node with an attribute of the calling node as its value.
+    """Return a Constant node for an ONNX function: its value is an attribute of the node that calls the function.
 
     `value` is the attribute of Constant that is set, such as "value_int".
     """
@@ -136,7 +136,7 @@ def attribute_constant(
 
 
 def refer_attribute(node: NodeProto, name: str, attribute: str, attribute_type: AttributeProto.AttributeType) -> None:
-    """Let an attribute of a function's node refer to an attribute of the calling node."""
+    """Let an attribute of a node in an ONNX function refer to an attribute of the node that calls the function."""
     node.attribute.add(name=name, ref_attr_name=attribute).type = attribute_type
 
 

@@ -31,12 +31,12 @@ ROUNDING_FACTOR = 16
 The factor is 1 modulo 15 and modulo 3, so integers have the same remainder as without it.
 """
 DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
-"""Parameters of digests, which are integers modulo DIGEST_PRIME.
+"""Parameters of digests, which are hashes of all inputs of a node: integers modulo DIGEST_PRIME.
 
 A digest is computed from inputs that are clipped to ±DIGEST_BOUND, multiplied by DIGEST_FRACTION, and rounded down.
 """
 MAX_INTEGER_VALUES = 4
-"""Largest number of different values in an integer output: the values are 0, 1, … below this number.
+"""Largest number of different values in an integer output that is computed from a digest: 0, 1, … below this number.
 
 There are fewer values if the operators that read the output accept fewer.
 """
@@ -337,7 +337,7 @@ def _mod(tensor: str, modulus: str, share: str, target: str) -> list[NodeProto]:
 
 
 def _position_weighted_sum(i: int) -> list[NodeProto]:
-    """Return nodes that compute the scalar `h{i}`: a weighted sum of the elements of input i.
+    """Return nodes that compute the scalar `h{i}`: a hash of input i, which is a weighted sum of its elements.
 
     The element at position j has the weight j³ + j + 1 modulo DIGEST_PRIME.
     """
@@ -372,7 +372,7 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
 
 
 def _spread_digest(tensor: str, i: int, dtype: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
-    """Return nodes that compute output i from the digest in the scalar `tensor`.
+    """Return nodes that compute output i from the digest (hash of all inputs) in the scalar `tensor`.
 
     The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. A second modulus then makes it
     small enough for the ONNX type `dtype`. In integer outputs, all elements are also values that the operators that

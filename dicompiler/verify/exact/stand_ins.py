@@ -155,7 +155,10 @@ sum of bounded values over the same window, because a maximum would hide most fa
 
 
 def choose_body(node: NodeProto, facts: GraphFacts) -> str:
-    """Return how the stand-in of a node is built (`StandIn.body`); "" if the node is not replaced."""
+    """Return how the integer function that replaces a node is built; "" if the node is not replaced.
+
+    The result is a key of BODIES, or the operator type of the function's only node.
+    """
     if not all(facts.is_tensor(name) for name in node.output):
         return ""
     rule, relaxation = facts.rule(node), facts.relaxation
@@ -328,7 +331,7 @@ def _round_body_outputs(body: onnx.GraphProto, facts: GraphFacts) -> None:
 
 
 def declare_functions(proto: onnx.ModelProto, facts: GraphFacts, stand_ins: Mapping[int, StandIn]) -> None:
-    """Add the functions that the nodes of `proto` call, and raise its IR version if needed, in place."""
+    """Add the stand-in functions that the nodes of `proto` call, and raise its IR version if needed, in place."""
     calls: dict[tuple[StandIn, str], list[NodeProto]] = {}
     for index, stand_in in stand_ins.items():
         node = proto.graph.node[index]
