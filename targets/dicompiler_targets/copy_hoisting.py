@@ -359,8 +359,8 @@ def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], m
     `movable` has the outputs of all nodes that only move data. Two kinds of them are not returned:
 
     - tensors that are read by a node that stays in the model;
-    - copies of a source that is also read by a node that stays in the model, unless the source is an output of the
-      segment. Hoisting such a copy would keep its source in memory for longer.
+    - copies of a source that a node that stays in the model reads too. Hoisting such a copy would keep its source in
+      memory for longer. Copies of segment outputs are hoisted nevertheless.
     """
     readers: dict[str, list[str]] = {}
     for node in nodes:

@@ -38,8 +38,8 @@ CopyViews = tuple[NDArray[Any], NDArray[Any]]
 def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
     """Move the operators that only copy data, such as Slice and Concat, out of the models of a device's segments.
 
-    The runtime makes these copies instead. An operator stays in its model if another segment of the device reads its
-    output, if the output is one of the network, or if the device keeps it as a state for the next frame.
+    The runtime makes these copies instead. An operator stays in its model in three cases: another segment of the device
+    reads its output, the output is one of the network, or the device keeps the output as a state for the next frame.
     """
     kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     kept_outputs |= {state.written_name for state in device.states}

@@ -308,7 +308,7 @@ class ClusterState:
         if header is not None and header.type in JSON_MESSAGE_TYPES:
             process.queued_messages -= 1
         if header is not None and header.type is MessageType.TENSOR_OVERDUE and header.frame < self.window.first:
-            return False  # The frame was sent again after this report.
+            return False  # The report is about a frame that was sent again meanwhile.
         failure = find_failure(event, self.processes)
         if failure is not None:
             if process.report is None:  # After its report, a device closes its connection, which is not a failure.
@@ -322,7 +322,7 @@ class ClusterState:
         elif header.type is MessageType.REPORT:
             process.report = event.payload
         else:
-            if header.frame >= self._last_change:  # The device already uses the current roles.
+            if header.frame >= self._last_change:  # The device already uses the current roles (plans).
                 self.awaiting_ack.discard(event.device)
             return header.type is not MessageType.ROLES_CHANGED and header.frame >= self.window.first
         return False

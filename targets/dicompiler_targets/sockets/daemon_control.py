@@ -60,7 +60,7 @@ print(PREFIX + json.dumps({"ran": ran}))
 
 
 class ResidentDevices:
-    """The resident devices of the artifact in a directory: the implementation of `Service`."""
+    """The resident devices of the artifact in a directory, as the `Service` that `dicompiler deploy` uses."""
 
     def __init__(self, directory: Path, options: RunOptions) -> None:
         self.directory, self.options = directory, options

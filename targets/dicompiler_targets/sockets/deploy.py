@@ -163,7 +163,7 @@ class DeployedState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy the files and keys that the hosts lack: the implementation of `Target.install`."""
+    """Copy the files and keys that the hosts lack; `Target.install` calls this function."""
     artifact = SocketsArtifact.load(directory)
     check_device_options(options, artifact)
     ResidentCluster.load_for(artifact)

@@ -76,7 +76,7 @@ def open_session(directory: Path, options: RunOptions) -> Session:
 
         install(directory, options)
     elif access.connector is None and len(artifact.devices) == 1 and not _needs_process(options):
-        from dicompiler_targets.sockets.in_process_session import InProcessSession  # Imports onnxruntime.
+        from dicompiler_targets.sockets.in_process_session import InProcessSession  # Loads onnxruntime, which is slow.
 
         return InProcessSession(artifact, access.options)
     return ClusterSession(artifact, access.options, access.start, access.connector)
@@ -93,7 +93,7 @@ def run_artifact(
     options: RunOptions,
     start: StartDevice | None = None,
 ) -> RunResult:
-    """Run an artifact on a sequence of frames, the implementation of `Target.run`.
+    """Run an artifact on a sequence of frames; `Target.run` calls this function.
 
     `start`, if given, replaces the function that starts a device's process on this host.
     """

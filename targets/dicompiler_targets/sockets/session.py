@@ -163,7 +163,7 @@ class FrameReader:
 class ClusterSession(Session):
     """A session with a process for each device, on this host or others.
 
-    `open_session` and `run_artifact` create the session. It owns the frames in flight and a `ClusterState`, which
+    `open_session` and `run_artifact` create the session. It owns the frames in flight and a `ClusterState`. That object
     starts the devices, returns their messages as events, and decides whether frames must be sent again.
 
     Attributes:
@@ -477,7 +477,7 @@ class ClusterSession(Session):
     def _handle_events(
         self, waiting: Sequence[str], is_ready: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
-        """React to the events that have arrived or arrive in the next milliseconds (see `ClusterState.events`).
+        """React to the devices' messages and failures that have arrived or arrive in the next milliseconds.
 
         Do not wait for events if `is_ready` returns True.
 

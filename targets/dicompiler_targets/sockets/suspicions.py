@@ -1,8 +1,8 @@
 """Suspicions that a device has failed, and the choice of the devices without which the run continues.
 
 The two devices at the ends of a cut link report each other. Only reports of several devices show which device is cut
-off. The end of a device's process with an error is a suspicion too, because the device's error message, which may
-name another device as the cause, may still be in transit.
+off. The end of a device's process with an error is a suspicion too. The device's error message may still be in transit,
+and it may name another device as the cause.
 """
 
 from __future__ import annotations

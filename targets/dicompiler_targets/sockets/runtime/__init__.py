@@ -17,8 +17,8 @@ A frame (one inference request) goes through these modules:
    onnxruntime or, through `network_session`, another engine (`engine_ncnn`).
 5. `device` posts the computed transfers and outputs in a channel, and `event_loop` sends them.
 
-`daemon` does the work of `__main__` in a resident device, `role_schedule` selects the steps of a frame, `value_codec`
-encodes values of unknown size, and `integrity` finds damaged files.
+`daemon` does the work of `__main__` in a resident device. `role_schedule` selects the plan, and so the steps, of each
+frame. `value_codec` encodes values of unknown size, and `integrity` finds damaged files.
 """
 
 import os

@@ -59,8 +59,8 @@ def main() -> int:
 def _start_detached() -> int:
     """Start this command again in the background; return when clients can connect to the new process.
 
-    The secret token, with which clients prove that they belong to the cluster, is read from standard input, and the
-    address of the new process is printed as a line of JSON.
+    The secret token, with which clients prove that they belong to the cluster, is read from standard input. The address
+    of the new process is printed as a line of JSON.
     """
     token = sys.stdin.readline().strip()
     reader, writer = os.pipe()

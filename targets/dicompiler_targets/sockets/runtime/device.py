@@ -156,7 +156,7 @@ class DeviceRun:
         self._finish_run(executor)
 
     def serve(self, control: MessageChannel, address: Any, arriving: ConnectionQueue, sessions: list[Any]) -> None:
-        """Take part in one run, like `run`, but in the daemon of a resident device (see `daemon`).
+        """Take part in one run, like `run`, but in the daemon of a resident device, which keeps running afterwards.
 
         The coordinator has connected to the daemon and asked for the run; `control` is this connection. The daemon
         accepts peers at `address` and puts their connections into `arriving`. The daemon also keeps the onnxruntime
@@ -451,8 +451,8 @@ class DeviceRun:
     def _notified_channel(self, peer: str) -> MessageChannel:
         """Return the channel to a peer.
 
-        If the peer does not know yet that this device has applied the last change of roles (to other plans, after a
-        failure), post ROLES_CHANGED first.
+        If the peer does not know yet that this device has applied the last change of roles (plans), post ROLES_CHANGED
+        first.
         """
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:

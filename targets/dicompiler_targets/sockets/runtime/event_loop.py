@@ -97,8 +97,8 @@ class EventLoop:
     def watch(self, channel: EventSource, reads: bool, is_blocked: bool, is_paused: bool) -> None:
         """Set the events for which a channel waits.
 
-        The channel waits for data if `reads`, for space in the kernel's send buffer if `is_blocked`, and for the
-        seconds that its `pause_s` returns if `is_paused`.
+        If `reads`, the channel waits for data. If `is_blocked`, it waits for space in the kernel's send buffer. If
+        `is_paused`, it waits for the seconds that its `pause_s` returns.
         """
         number, mask = channel.fileno(), (READ if reads else 0) | (WRITE if is_blocked else 0)
         if mask:

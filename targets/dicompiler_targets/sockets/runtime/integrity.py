@@ -41,8 +41,8 @@ class FileIntegrity:
         """Start to compute the digests of all files in two threads.
 
         Call this method just before code that releases the interpreter's lock, so that the threads can run meanwhile.
-        Raise ValueError if a file is missing, is a link or has another size than in the manifest, or if a digest is of
-        an unknown kind.
+        Raise ValueError if a file is missing, is a link or has another size than in the manifest. Raise ValueError too
+        if a digest is of an unknown kind.
         """
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]

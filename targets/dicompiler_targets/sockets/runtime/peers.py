@@ -31,7 +31,7 @@ RETRY_S = 0.1
 """Seconds until a device tries again to connect to a peer."""
 
 ChannelCallbacks = tuple[CheckHeader, DeliverMessage, HandleEnd]
-"""Three callbacks of a channel: check a header, deliver a message, handle the end (see MessageChannel.start)."""
+"""Three callbacks for `MessageChannel.start`: check a header, deliver a message, handle the connection's end."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ DONE_FIELDS = struct.Struct("<dfI")
 """The start of the payload of DONE.
 
 Fields: seconds in which the device computed the frame, temperature of the board in °C (NaN if unknown), and throttling
-flags (see `board_sensors`).
+flags of the board, as `board_sensors` reads them.
 """
 RECEIVED_TENSORS = struct.Struct("<HQQd")
 """An entry in the payload of DONE, for a peer that has sent tensors since the previous DONE message.
@@ -346,9 +346,9 @@ class ReceiveFilter:
     ) -> None:
         """Create a filter for the frames in a window.
 
-        `expected_by_role` has, for each role (the normal plan, a replica of it, or a failure plan), the manifest's
-        entries of the tensors that may arrive, by index. `schedule` maps frames to roles; by default, frames use all
-        roles in turn.
+        A role is the normal plan, a replica of it, or a failure plan. `expected_by_role` has, for each role, the
+        manifest's entries of the tensors that may arrive, by index. `schedule` maps frames to roles; by default, frames
+        use all roles in turn.
         """
         self._roles, self._window = expected_by_role, window
         self._schedule = schedule or RoleSchedule([()] * len(self._roles))

@@ -148,7 +148,8 @@ class Connection:
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             if low_water > 1:
-                # By default, the kernel delays acknowledgements by 40 ms, and the other end may pause until then.
+                # By default, the kernel delays acknowledgements by 40 ms, and the other end may send nothing until
+                # then.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
