@@ -111,7 +111,7 @@ def _count_parts(plan: Plan) -> int:
 
 
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
-    """Yield the best selection (one choice per layer) in the barrier model for each λ, without repetitions.
+    """Yield the best selection (one way to split each layer) in the barrier model for each λ, without repetitions.
 
     In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times of
     sending. Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
@@ -192,7 +192,7 @@ class CandidateSearch:
         return self.budget.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
-        """Evaluate the best selections (one choice per layer) in the barrier model, for all factors λ.
+        """Evaluate the best selections (one way to split each layer) in the barrier model, for all factors λ.
 
         In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times
         of sending.
@@ -310,8 +310,8 @@ class CandidateSearch:
     def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
         """Return True if a selection's latency in the barrier model is too high to simulate its plan.
 
-        This is the case if it exceeds the best simulated latency by more than the factor HOPELESS_RATIO. In the barrier
-        model, nothing overlaps.
+        A selection has one way to split each layer. In the barrier model, nothing overlaps. The latency is too high if
+        it exceeds the best simulated latency by more than the factor HOPELESS_RATIO.
         """
         if self.best is None or self.problem.objective != "latency":
             return False
@@ -343,9 +343,10 @@ def neighbours(
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
     """Return the selection with new choices for some consecutive layers, which begin at a random layer.
 
-    The new choices minimise the sum of the times in the tables. The times are first multiplied by random factors, so
-    that each call may find other choices. The factors of sending times vary more. The result is None if the layers have
-    so many parallel branches that the tables of the exact search (`minimise_exactly`) would be too large.
+    A selection has one choice (way to split the layer) for each layer. The new choices minimise the sum of the times in
+    the tables. The times are first multiplied by random factors, so that each call may find other choices. The factors
+    of sending times vary more. The result is None if the layers have so many parallel branches that the tables of the
+    exact search (`minimise_exactly`) would be too large.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
@@ -378,9 +379,10 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the cost tables of some layers and their edges; all other layers have the choices of `selection`.
+    """Return the cost tables of some layers and of their edges (pairs of connected layers).
 
-    Edge costs are multiplied by `scale`. The costs of edges to other layers are added to those of the layers' choices.
+    All other layers have the choices (ways to split a layer) of `selection`. Edge costs are multiplied by `scale`. The
+    costs of edges to other layers are added to those of the layers' choices.
     """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]

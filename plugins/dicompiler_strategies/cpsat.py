@@ -154,9 +154,10 @@ class CpSat(Strategy):
     def build_tables(
         self, problem: Problem, budget: WorkBudget | None = None, among: ChoiceSet | None = None
     ) -> CostTables:
-        """Return the cost tables of the requested choices, or of fewer choices if the tables would take too long.
+        """Return the cost tables of the requested choices (ways to split a layer), or of fewer choices.
 
-        Filling the tables may take about half of the budget. If `among` is given, exactly these choices are used.
+        Filling the tables may take about half of the budget. If it would take longer, fewer choices are used. If
+        `among` is given, exactly these choices are used.
         """
         budget = budget or WorkBudget()
         return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)
@@ -181,7 +182,7 @@ class CpSat(Strategy):
 
 
 def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> list[tuple[int, ...]]:
-    """Return the best selections (one choice per layer) that the strategy `gradient` finds in the tables.
+    """Return the best selections (one way to split each layer) that the strategy `gradient` finds in the tables.
 
     The result is [] if the search would take too long.
     """

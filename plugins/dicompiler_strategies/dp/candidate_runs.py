@@ -128,9 +128,10 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Return the bytes of tensor `name` that each device must send to each other one before the run, shape (n, n).
+        """Return the bytes of tensor `name` that devices send to each other before the run.
 
-        These are the bytes that the receiver needs and lacks if the tensor is distributed over the devices as `form`.
+        The shape is (n senders, n receivers) for n devices. A receiver needs these bytes and lacks them if the tensor
+        is distributed over the devices as `form`.
         """
         if (name, form) not in self._missing_by_form:
             elements = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
@@ -381,7 +382,7 @@ class RowBlock:
         return row_counts(rows)
 
     def needed_boxes(self) -> dict[str, DeviceBoxes]:
-        """Return, for each tensor that is computed before the block, the region that each member reads."""
+        """Return, for each tensor computed before the block, the region that each member (device) reads."""
         team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}

@@ -84,7 +84,7 @@ class RunPath:
     Attributes:
         team: The devices that compute the runs.
         cost: Cost in units of the objective, with the prices of weights on hosts that have too little memory.
-        seconds: Seconds in the barrier model.
+        seconds: Seconds in the barrier model, in which nothing overlaps.
         total_bytes: Bytes that are sent between devices.
         runs: The runs, in layer order.
     """

@@ -199,7 +199,7 @@ class TiledLayerSpace:
         return self.tables.plan([int(number) for number in row])
 
     def encoding(self, devices: int) -> ChoiceEncoding:
-        """Return the encoding with the choices on at most `devices` devices.
+        """Return the encoding with the choices (ways to split a layer) on at most `devices` devices.
 
         A layer without any of these choices keeps its first choice.
         """

@@ -33,9 +33,10 @@ _MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
 class LocalSearch:
     """Local search for selections with the least cost: one layer or a few layers change at a time.
 
-    The cost is Σ node + Σ edge plus a penalty for exceeded memory limits. Here, node is the cost of a layer's choice,
-    and edge is the cost of the choices of two connected layers. Selections are arrays of shape (plans, layers) with
-    the number of each layer's choice. When the budget is used up, the methods return the current selections.
+    The cost is Σ node + Σ edge plus a penalty for exceeded memory limits. Here, node is the cost of a layer's choice
+    (way to split it), and edge is the cost of the choices of two connected layers. Selections are arrays of shape
+    (plans, layers) with the number of each layer's choice. When the budget is used up, the methods return the current
+    selections.
 
     Attributes:
         tables: The costs of all choices, and the memory limits.
@@ -49,7 +50,7 @@ class LocalSearch:
     def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
         """For each layer a, the layers b that are connected to it, each with the costs of all pairs of choices.
 
-        A table of costs has the shape (choices of b, choices of a).
+        A choice is one way to split a layer. A table of costs has the shape (choices of b, choices of a).
         """
         joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
         for (i, j), table in self.tables.edge.items():
@@ -67,8 +68,8 @@ class LocalSearch:
     def run(self, selections: Selections, elite: int = 8) -> Selections:
         """Return improved selections without duplicates, the cheapest first.
 
-        First, single layers are changed in all selections. Then sequences of layers are changed, but only in the
-        `elite` cheapest selections.
+        A selection has one choice (way to split the layer) for each layer. First, single layers are changed in all
+        selections. Then sequences of layers are changed, but only in the `elite` cheapest selections.
         """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
@@ -103,7 +104,7 @@ class LocalSearch:
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
     def improve_layers(self, selections: Selections) -> Selections:
-        """Return the selections after each layer was set to its best choice, one layer after another.
+        """Return the selections after each layer was set to its best choice (way to split it), one layer after another.
 
         The other layers are fixed while a layer is set. All layers are set from first to last and back, until no layer
         changes.
@@ -130,7 +131,8 @@ class LocalSearch:
         """For each layer, the sequence of at most _MAX_RUN_LAYERS layers that begins with it.
 
         Each layer of a sequence reads the layer before it and is connected to no other layer of the sequence except the
-        next one. Dynamic programming therefore finds the best choices. Sequences of a single layer are omitted.
+        next one. Dynamic programming therefore finds the best choices (ways to split the layers). Sequences of a single
+        layer are omitted.
         """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
@@ -151,10 +153,10 @@ class LocalSearch:
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
         """Return the selections after each sequence of layers was set to its best choices, one after another.
 
-        In a sequence, each layer reads the layer before it. All other layers are fixed while a sequence is set.
-        `prices` are the costs of a byte of weights on each limited host, shape (plans, limited hosts). If they are
-        given, they are added to the cost, and the memory limits are not enforced. Without prices, no change violates a
-        limit that was satisfied before.
+        A choice is one way to split a layer. In a sequence, each layer reads the layer before it. All other layers are
+        fixed while a sequence is set. `prices` are the costs of a byte of weights on each limited host, shape (plans,
+        limited hosts). If they are given, they are added to the cost, and the memory limits are not enforced. Without
+        prices, no change violates a limit that was satisfied before.
         """
         current = selections.copy()
         # Without memory limits, the best choices of a sequence depend only on the choices of its neighbours. Sequences
@@ -178,7 +180,7 @@ class LocalSearch:
     def _known_optimal(self) -> set[tuple[int, bytes]]:
         """Keys of sequences that are known to have their best choices.
 
-        A key has the sequence's choices and those of all layers that are connected to it (see `_surroundings_key`).
+        A key consists of the sequence's choices (ways to split its layers) and those of all layers connected to it.
         """
         return set()
 
@@ -197,8 +199,8 @@ class LocalSearch:
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
         """Return the selections with the best choices along a sequence of layers, by dynamic programming.
 
-        `prices` are the prices of a byte of weights, shape (plans, limited hosts). If it is None, the memory limits are
-        enforced instead.
+        A choice is one way to split a layer. `prices` are the prices of a byte of weights, shape (plans, limited
+        hosts). If it is None, the memory limits are enforced instead.
         """
         costs = []
         for k, layer in enumerate(path):

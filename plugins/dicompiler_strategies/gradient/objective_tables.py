@@ -63,11 +63,15 @@ class ObjectiveTables:
     families: tuple[Selections, ...]
 
     def values(self, selections: Selections) -> Floats:
-        """Return Σ node + Σ edge of each selection; `selections` has shape (plans, layers), the result (plans,)."""
+        """Return the cost Σ node + Σ edge of each selection (one choice per layer), shape (plans,).
+
+        The costs `node` are those of single layers, and the costs `edge` those of pairs of connected layers.
+        `selections` has the shape (plans, layers).
+        """
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes of weights on each limited host with each selection, shape (plans, limited hosts)."""
+        """Return the bytes of weights on each limited host for each selection (plan), shape (plans, limited hosts)."""
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]
@@ -92,7 +96,9 @@ class ObjectiveTables:
 
     @cached_property
     def loss_scale(self) -> float:
-        """Unit of the normalised loss: the cost of a layer's cheapest choice (without edges), averaged over layers.
+        """Unit of the normalised loss: the cost of the cheapest way to split a layer, averaged over layers.
+
+        Costs of pairs of connected layers are not counted.
 
         With this unit, learning rates do not depend on the size of the network or the speed of the devices. If all
         these costs are 0, the mean of all costs is used.

@@ -62,7 +62,10 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """Objective tables as flat arrays, with one column for each of the n choices of all layers together."""
+    """Objective tables as flat arrays, with one column for each of the n choices of all layers together.
+
+    A choice is one way to split a layer.
+    """
 
     tables: ObjectiveTables
 
@@ -106,10 +109,11 @@ class FlatTables:
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
         """Return the gradient of the loss L by the probabilities `p`, an array of shape (restarts, n) like `p`.
 
-        The derivative by the probability of a choice is the choice's own cost, plus the mean cost of each of its edges.
-        For the choices of layer a, ∂L/∂p_a = node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za. The layers b read the output
-        of layer a, and the layers z produce its inputs. If a host has more weights than fit, a choice with weights
-        there also costs `memory` · (weights of the choice in bytes) / (limit of the host in bytes).
+        A choice is one way to split a layer. The derivative by its probability is the choice's own cost, plus the mean
+        cost of each of its edges (transfers to or from a connected layer). For the choices of layer a, ∂L/∂p_a = node_a
+        + Σ_b edge_ab p_b + Σ_z p_z edge_za. The layers b read the output of layer a, and the layers z produce its
+        inputs. If a host has more weights than fit, a choice with weights there also costs `memory` · (weights of the
+        choice in bytes) / (limit of the host in bytes).
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -151,7 +155,8 @@ class DescentInterrupted(KeyboardInterrupt):
     """Raised if the user interrupts the descent.
 
     Attributes:
-        selections: The most probable choices at that time, shape (restarts, layers).
+        selections: The most probable choice (way to split the layer) of each layer at that time, shape (restarts,
+            layers).
     """
 
     def __init__(self, selections: Selections) -> None:
@@ -162,9 +167,9 @@ class DescentInterrupted(KeyboardInterrupt):
 def minimise_relaxation(
     tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
 ) -> Selections:
-    """Return the most probable choice of each layer after gradient descent, shape (restarts, layers).
+    """Return the most probable choice (way to split the layer) of each layer after gradient descent.
 
-    The descent ends after the last step, or when the budget is used up.
+    The result has the shape (restarts, layers). The descent ends after the last step, or when the budget is used up.
 
     The loss L is the expected cost if the choices have the probabilities p = softmax(W). Each step changes the logits W
     by the natural gradient, which is the gradient in the Fisher metric of the softmax. It is ∂L/∂W without its factor

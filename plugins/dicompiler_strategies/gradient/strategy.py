@@ -137,10 +137,10 @@ class Gradient(Strategy):
         )
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
-        """Return the best plan that consists of choices in the cost tables and fits into the hosts' memory.
+        """Return the best plan that fits into memory, over the choices in the cost tables.
 
-        The tables count weights but no activations. If the best plan needs too much memory with its activations, the
-        search is repeated, and weights must then leave the missing bytes free.
+        A choice is one way to split a layer. The tables count weights, but no activations. If the best plan needs too
+        much memory with its activations, the search is repeated, and weights must then leave the missing bytes free.
         """
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         best = self.search_tables(cost_tables, budget=budget)
@@ -172,7 +172,7 @@ class Gradient(Strategy):
         descent: bool = True,
         budget: WorkBudget | None = None,
     ) -> BestSelection:
-        """Return the best selection (a choice for each layer) by the objective of the problem.
+        """Return the best selection (one way to split each layer) by the objective of the problem.
 
         Args:
             cost_tables: The choices of each layer with their costs, and the problem.
@@ -220,7 +220,7 @@ class Gradient(Strategy):
 def _search_objective(
     tables: ObjectiveTables, settings: DescentSettings | None, hints: Sequence[Sequence[int]], budget: WorkBudget
 ) -> BestSelection | None:
-    """Return the best selection (a choice for each layer) by the costs in one ObjectiveTables.
+    """Return the best selection (one way to split each layer) by the costs in one ObjectiveTables.
 
     The descent uses `settings`, or is omitted if they are None. Local search then improves the selections that the
     descent found, and the selections `hints`. Hints with choices that are not in the tables are ignored. The result is
@@ -250,7 +250,8 @@ def _search_objective(
 def default_device_counts(devices: int) -> tuple[int, ...]:
     """Return the numbers of devices to split layers over: 2 to 8, then in steps of a fifth to a third, and `devices`.
 
-    Fewer numbers keep the tables small, because edge tables grow with the square of the number of choices.
+    Fewer numbers keep the tables small. A table for two connected layers grows with the square of the number of choices
+    (ways to split a layer).
 
     default_device_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
     """

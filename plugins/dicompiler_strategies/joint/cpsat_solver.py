@@ -51,7 +51,7 @@ class SolverEffort:
 
 @dataclass(frozen=True)
 class SolverResult:
-    """The best selection, with a lower bound.
+    """The best selection (one way to split each layer), with a lower bound.
 
     Attributes:
         best: Best selection, with the numbers that choices have in the cost tables; None if no selection is known.
@@ -69,10 +69,10 @@ class SolverResult:
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool = False) -> SolverResult:
     """Search for a selection better than the best one of a relaxation, or for a proof that there is none.
 
-    The first search is over the most promising choices, which have the smallest lower bounds. The second search is over
-    all choices that can still be in a better selection. If the graph is too wide for variable elimination (`is_wide`),
-    there is no second search: the bounds of such a graph exclude hardly any choice, and a model with all pairs of
-    choices would take gigabytes of memory.
+    A selection has one choice (way to split the layer) for each layer. The first search is over the most promising
+    choices, which have the smallest lower bounds. The second search is over all choices that can still be in a better
+    selection. If the graph is too wide for variable elimination (`is_wide`), there is no second search: the bounds of
+    such a graph exclude hardly any choice, and a model with all pairs of choices would take gigabytes of memory.
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)
@@ -211,7 +211,7 @@ class _SolverModel:
         self.model.minimize(largest if model.is_minimax else cost.in_units(unit))
 
     def _add_pairs(self, rows: list[cp_model.IntVar], columns: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
-        """Return a Boolean variable for each pair of choices of two layers, row by row.
+        """Return a Boolean variable for each pair of choices (ways to split a layer) of two layers, row by row.
 
         `rows` has a variable for each choice of the first layer, and `columns` for each choice of the second layer.
         Constraints make the variable of a choice equal to the sum of the variables of its pairs.

@@ -74,7 +74,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return the amount of each load (such as the bytes on a host) if layer i uses its choice selection[i]."""
+        """Return the amount of each load (such as the bytes on a host) if layer i has choice number selection[i]."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -85,13 +85,16 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the objective value if layer i uses its choice selection[i]."""
+        """Return the objective value if layer i has choice number selection[i], a way to split it."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
 
     def fits_limits(self, selection: Sequence[int]) -> bool:
-        """Return True if no load of the selection exceeds its limit by more than rounding errors."""
+        """Return True if no load (such as the bytes on a host) of the selection exceeds its limit.
+
+        Rounding errors are tolerated.
+        """
         return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
@@ -178,8 +181,9 @@ def _objective_tables(
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
     """Return the costs of choices and of pairs of choices (`node` and `edge`) whose sum is the objective.
 
-    If the objective is the largest of several loads (throughput, memory), all costs are 0, because the objective is not
-    a sum of costs. For energy, the devices `powered` draw idle power; None means all devices.
+    A choice is one way to split a layer. If the objective is the largest of several loads (throughput, memory), all
+    costs are 0, because the objective is not a sum of costs. For energy, the devices `powered` draw idle power; None
+    means all devices.
     """
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":
@@ -213,8 +217,8 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
     """Return the seconds for which each layer and each edge keeps each link of the network busy.
 
-    The array of a layer has the shape (choices, links). The array of an edge (i, j) has the shape (choices of i,
-    choices of j, links).
+    An edge is a pair of connected layers. A choice is one way to split a layer. The array of a layer has the shape
+    (choices, links). The array of an edge (i, j) has the shape (choices of i, choices of j, links).
     """
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
@@ -248,7 +252,8 @@ def _edge_link_seconds(
 ) -> Floats:
     """Return the seconds for which an edge keeps each link busy, of shape (producer choices, consumer choices, links).
 
-    `cache` has earlier results, so that edges of equal structure are computed once.
+    An edge joins the layer that produces a tensor and a layer that reads it. `cache` has earlier results, so that edges
+    of equal structure are computed once.
     """
     producer, consumer = (tables.footprints[i] for i in edge)
     key = (producer, consumer, slots)

@@ -30,7 +30,7 @@ RELATIVE_SLACK = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class RelaxedProblem:
-    """The result of a relaxation.
+    """The result of a relaxation. A selection has one choice (way to split the layer) for each layer.
 
     Attributes:
         bound: Lower bound on all selections within the limits.
@@ -58,7 +58,8 @@ def coordinate_descent(
 ) -> tuple[int, ...]:
     """Improve a selection layer by layer until no single change improves it or the budget is exceeded.
 
-    A change is an improvement if it reduces the excess over the limits, or keeps the excess and reduces the value.
+    A selection has one way to split each layer. A change is an improvement if it reduces the excess over the limits, or
+    keeps the excess and reduces the value.
     """
     chosen, budget = list(selection), budget or WorkBudget()
     edges_of: list[list[LayerEdge]] = [[] for _ in chosen]
@@ -92,7 +93,10 @@ def coordinate_descent(
 
 
 class _PriceSearch:
-    """The state of the search for the best prices: the model, the best bound so far, and the best selection so far."""
+    """The state of the search for the best prices: the model, the best bound so far, and the best selection so far.
+
+    A price is a Lagrange multiplier of a load. A selection has one way to split each layer.
+    """
 
     def __init__(self, model: JointModel, start: Sequence[Sequence[int]], budget: WorkBudget) -> None:
         self.model, self.budget = model, budget
@@ -124,7 +128,7 @@ class _PriceSearch:
     def spend_elimination(self) -> bool:
         """Charge one more variable elimination to the budget; return False if the budget does not allow it.
 
-        A variable elimination finds the best choices of all layers at given prices (see `variable_elimination`).
+        A variable elimination finds the best way to split each layer at given prices of the loads.
         """
         order = self.model.elimination_order
         return self.budget.try_steps(sum(order.table_elements), 3 * len(order.steps))
@@ -142,7 +146,7 @@ class _PriceSearch:
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections within the limits, beginning with these prices.
+        """Search for good selections within the limits of the loads, beginning with these prices of the loads.
 
         Prices of loads that exceed their limits rise. When no limit is exceeded, all prices fall again, in smaller and
         smaller steps.
@@ -184,11 +188,11 @@ def relax_with_prices(
 ) -> RelaxedProblem:
     """Return the best selection found and a lower bound on all selections, by Lagrangian relaxation.
 
-    The selections `start` are tried first. If the model has no loads, a single variable elimination finds the optimum.
-    Otherwise each load has a price (a Lagrange multiplier), and up to `iterations` subgradient steps on the prices
-    raise the bound. Prices of limited loads are at least 0. If the objective is the largest load (minimax), the prices
-    of the loads without a limit sum to 1. The weighted mean of these loads is then a lower bound on the largest load.
-    The search is deterministic.
+    A selection has one way to split each layer. The selections `start` are tried first. If the model has no loads, a
+    single variable elimination finds the optimum. Otherwise each load has a price (a Lagrange multiplier), and up to
+    `iterations` subgradient steps on the prices raise the bound. Prices of limited loads are at least 0. If the
+    objective is the largest load (minimax), the prices of the loads without a limit sum to 1. The weighted mean of
+    these loads is then a lower bound on the largest load. The search is deterministic.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
@@ -227,9 +231,9 @@ def bound_without_elimination(
 ) -> RelaxedProblem:
     """Return a good selection and a lower bound for a graph that is too wide for variable elimination.
 
-    The lower bound of a choice is the sum of the minima of all tables. In the tables of the choice's layer, only the
-    entries with this choice count. For each layer, the least bound of its choices is a bound on all selections. The
-    returned bound is the largest of these bounds.
+    A selection has one choice (way to split the layer) for each layer. The lower bound of a choice is the sum of the
+    minima of all tables. In the tables of the choice's layer, only the entries with this choice count. For each layer,
+    the least bound of its choices is a bound on all selections. The returned bound is the largest of these bounds.
 
     The selection is the best one that local search finds. The search begins with the selections `start`. Unless the
     objective is the largest load, it also begins with the optimum over a few choices of each layer, those with the
@@ -254,9 +258,10 @@ def bound_without_elimination(
 
 
 def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> JointModel:
-    """Return the model with only the best choices of each layer, so few that variable elimination is possible.
+    """Return the model with so few choices (ways to split a layer) that variable elimination is possible.
 
-    The best choices are those with the smallest lower bounds. `choice_bounds` has the bounds of each layer's choices.
+    Only the best choices of each layer are kept. The best choices are those with the smallest lower bounds.
+    `choice_bounds` has the bounds of each layer's choices.
     """
     reduced, max_choices = model, max(map(len, choice_bounds))
     while reduced.elimination_order.largest_table > MAX_TABLE_ELEMENTS and max_choices > 1:

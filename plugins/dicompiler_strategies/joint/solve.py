@@ -76,7 +76,7 @@ class JointSolution:
 
 
 def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
-    """Return the best plan over the choices of the tables, with the hosts' memory as hard limits.
+    """Return the best plan over the choices (ways to split a layer) of the tables, within the hosts' memory.
 
     Ctrl-C ends the search with the best plan so far.
 
@@ -154,7 +154,7 @@ class _JointSearch:
         return int(np.argmax([host_bytes[c][host_numbers].max() for host_bytes, c in chosen]))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection for the objective energy, and a lower bound on its energy.
+        """Return the best selection (one way to split each layer) for the objective energy, and a lower bound.
 
         Every powered device draws idle power, even if it computes nothing. A model is therefore solved for each number
         n of devices, in which the n fastest devices, the sources and the sinks are powered. `keep` has, for each layer,
@@ -178,7 +178,7 @@ class _JointSearch:
         return best, bound
 
     def _solve_model(self, model: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection of a model, and a lower bound on its objective.
+        """Return the best selection (one way to split each layer) of a model, and a lower bound on its objective.
 
         The search begins with the selections `start`. The returned selection is None if no selection within the limits
         is known.

@@ -111,9 +111,10 @@ def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerE
 def minimise_exactly(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least sum of all tables and a selection with this sum; among equals, low choice numbers.
+    """Return the least sum of all tables, and a selection with this sum: the choice of each variable.
 
-    `node` has a table for each variable, and `edge` has a table for each edge.
+    A variable is a layer, and its choices are the ways to split it. Among equally good choices, those with low numbers
+    are taken. `node` has a table for each variable, and `edge` has one for each pair of connected variables.
     """
     factors, _, least = _eliminate(order, node, edge)
     selection = [0] * len(order.choice_counts)
@@ -164,7 +165,8 @@ def _eliminate(
 ) -> tuple[list[list[_TableFactor]], list[Floats], float]:
     """Return the tables that each step adds up, the table that results from each step, and the least total sum.
 
-    The tables that result, called messages, are the sums minimised over the choices of the eliminated variable.
+    A variable is a layer, and its values are the layer's choices (ways to split it). The tables that result, called
+    messages, are the sums minimised over the choices of the eliminated variable.
     """
     factors: list[list[_TableFactor]] = [[] for _ in order.steps]
     for v, table in enumerate(node):

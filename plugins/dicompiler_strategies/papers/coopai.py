@@ -317,7 +317,7 @@ class _Rounds:
     single: bool
 
     def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return each round that can begin with layer i: its block, the state after it, and its seconds.
+        """Return each round that can begin with layer i: its block (layers), the DataState after it, and its seconds.
 
         `state` says where the input of layer i is stored before the round.
         """

@@ -158,10 +158,10 @@ def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristic
 def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
     """Return the loss of each restart, which is the cost of the network in ms or mJ, with its gradient.
 
-    The costs of all choices are weighted with their probabilities, the softmax of the logits W. The loss L adds up the
-    cost L_i of each layer i and the cost L_mov_{i,j} of sending its output to each reader j. It also adds the costs
-    L_mov_in and L_mov_out of sending the network's inputs and outputs. By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j
-    L_mov_{i,j}) + L_mov_out.
+    The costs of all opportunities (ways to split a layer) and devices are weighted with their probabilities, the
+    softmax of the logits W. The loss L adds up the cost L_i of each layer i and the cost L_mov_{i,j} of sending its
+    output to each reader j. It also adds the costs L_mov_in and L_mov_out of sending the network's inputs and outputs.
+    By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out.
 
     If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
     The penalty estimates the time that is saved because sublayers run at once. Eq. (2) for energy has no penalty.

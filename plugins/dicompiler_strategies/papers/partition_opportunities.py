@@ -382,9 +382,9 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     """Return how many elements each sublayer of a second layer receives from each sublayer of a first layer.
 
-    If the sublayer of the first layer with the same number computes an element, the element comes from there. Otherwise
-    it comes from the sublayer that has the element in its share. No element is counted twice. The paper calls the
-    result overlap_{i,j}.
+    A sublayer is the piece of a layer that one device computes. If the sublayer of the first layer with the same number
+    computes an element, the element comes from there. Otherwise it comes from the sublayer that has the element in its
+    share. No element is counted twice. The paper calls the result overlap_{i,j}.
 
     Args:
         produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities.

@@ -219,7 +219,7 @@ def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """Return a key of everything that a layer's footprint depends on, without names.
+    """Return a key of everything that the regions, seconds and bytes of a layer's pieces depend on, without names.
 
     Layers of equal structure have equal keys.
     """

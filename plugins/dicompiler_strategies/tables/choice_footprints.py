@@ -27,7 +27,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class NeededBoxes:
-    """The box of one input tensor that a layer reads, for each choice and each device.
+    """The box (region as an array) of one input tensor that a layer reads, for each choice and each device.
+
+    A choice is one way to split the layer.
 
     Attributes:
         boxes: Boxes in elements, an array of shape (choices, devices, axes + 1, 2).
@@ -72,9 +74,10 @@ def build_footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -
 def footprint_key(problem: Problem, layer: Layer) -> Hashable:
     """Return a key such that layers with equal keys have equal choices and footprints.
 
-    The key contains the layer's structure, the channel runs that contain the layer or end with it, and the labels of
-    its axes. Unless the cost model is the analytic one, the key also contains the layer's name, because other cost
-    models may have times for single layers by name.
+    A choice is one way to split a layer; its footprint has the regions, seconds and bytes of each device. The key
+    contains the layer's structure, the channel runs that contain the layer or end with it, and the labels of its axes.
+    Unless the cost model is the analytic one, the key also contains the layer's name, because other cost models may
+    have times for single layers by name.
     """
     layers = problem.layers
     inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
@@ -101,7 +104,10 @@ class _PartProbe:
 
 
 class _FootprintBuilder:
-    """Fills the arrays of a footprint choice by choice and part by part; equal parts are computed once."""
+    """Fills the arrays of a footprint choice by choice and part by part; equal parts are computed once.
+
+    A choice is one way to split the layer. A part is the piece of a device.
+    """
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
@@ -154,7 +160,7 @@ class _FootprintBuilder:
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """Add the output region of a part to the boxes of choice number `c`.
+        """Add the output region of a part (the piece of a device) to the boxes of choice number `c`.
 
         `share` is the region of which the part's device sends elements to others; None if it is the whole output
         region. If the part adds up partial sums, `senders` are the devices that send them, and their bytes are added as
@@ -260,7 +266,10 @@ def box_elements(boxes: Ints) -> Ints:
 
 
 def output_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) -> Floats:
-    """Return the bytes of a layer's outputs that each device computes, of shape (choices, devices)."""
+    """Return the bytes of a layer's outputs that each device computes, of shape (choices, devices).
+
+    A choice is one way to split the layer.
+    """
     nbytes = np.zeros(footprint.final_seconds.shape)
     for slot, boxes in footprint.produced.items():
         nbytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)

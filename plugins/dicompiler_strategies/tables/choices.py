@@ -321,7 +321,7 @@ def _grow_tiles(
     grown_axes: Sequence[int],
     extra_counts: range,
 ) -> Iterator[Choice]:
-    """Yield one choice for each number of extra rows in `extra_counts`.
+    """Yield one choice (way to split the layer) for each number of extra rows in `extra_counts`.
 
     With n extra rows, each tile is extended by n elements at both ends of each axis in `grown_axes`. For grid tiles,
     these axes are height and width; for all others, only the cut axis. Tiles with extra rows need fewer exchanges,

@@ -105,7 +105,10 @@ class CostTables:
         return float(self.total_seconds_of(np.asarray([selection]))[0])
 
     def total_seconds_of(self, selections: NDArray[np.integer]) -> Floats:
-        """Return the seconds of each of several selections, given as an array of shape (selections, layers)."""
+        """Return the seconds of each selection (one choice per layer).
+
+        `selections` has the shape (selections, layers).
+        """
         return sum_tables(self.node_seconds, self.edge_seconds, selections)
 
     def plan(self, selection: Sequence[int]) -> Plan:
@@ -113,7 +116,7 @@ class CostTables:
         return self.problem.build_plan({layer.name: choices[number].parts for layer, choices, number in chosen})
 
     def find_selection(self, plan: Plan) -> tuple[int, ...] | None:
-        """Return the selection with the plan's parts; None if a layer's parts are not among its choices."""
+        """Return the number of each layer's choice that has the plan's parts; None if a layer has no such choice."""
         numbers = [
             next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
             for layer, choices in zip(self.problem.layers.layers, self.choices, strict=True)
@@ -128,6 +131,8 @@ class CostTables:
 
 def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selections: NDArray[np.integer]) -> Floats:
     """Return the cost of each selection: the sum of the costs of its layers and of its edges.
+
+    A selection has one choice (way to split the layer) for each layer. An edge is a pair of connected layers.
 
     Args:
         node: For each layer, the cost of each of its choices.
@@ -148,7 +153,10 @@ def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selecti
 
 
 def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
-    """Translate a selection among the kept choices of each layer to the numbers that these choices had originally."""
+    """Translate a selection from numbers among the kept choices of each layer to the choices' original numbers.
+
+    A choice is one way to split a layer. Its number changes if other choices of the layer are dropped.
+    """
     return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
 
 
@@ -163,7 +171,7 @@ def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) 
 
 
 def restrict_edges(edge: Mapping[LayerEdge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[LayerEdge, Floats]:
-    """Return the edge tables restricted to the choices with the `kept` numbers of each layer."""
+    """Return the tables of pairs of connected layers, with only the `kept` choices of each layer."""
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
@@ -172,7 +180,9 @@ def build_cost_tables(
     options: ChoiceSet = ChoiceSet(),  # noqa: B008
     budget: WorkBudget | None = None,
 ) -> CostTables:
-    """Return the cost tables of the choices of every layer, by the barrier model; equal layers share their arrays.
+    """Return the cost tables of the choices (ways to split it) of every layer, by the barrier model.
+
+    In the barrier model, nothing overlaps. Equal layers share their arrays.
 
     Raises:
         DicompilerError: The budget is exceeded before the tables are filled.
@@ -256,7 +266,10 @@ def _multiplies_two_tensors(layers: LayerGraph, layer: Layer) -> bool:
 
 
 class _TableFiller:
-    """Fills the tables, and computes each distinct footprint and each distinct edge only once."""
+    """Fills the tables, and computes each distinct footprint and each distinct edge only once.
+
+    A footprint has the regions, seconds and bytes of a layer's choices. An edge is a pair of connected layers.
+    """
 
     def __init__(self, problem: Problem, options: ChoiceSet, budget: WorkBudget) -> None:
         self.problem, self.options, self.budget = problem, options, budget
@@ -320,7 +333,9 @@ class _TableFiller:
         return self.edge_arrays[key]
 
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
-        """Return the seconds and the sent bytes of each choice of layer `i`, without transfers from other layers.
+        """Return the seconds and the sent bytes of each choice (way to split it) of layer `i`.
+
+        Transfers from other layers are not included.
 
         They include the computing, the exchange of partial sums, and the transfers of the network's inputs and outputs.
         """
@@ -343,8 +358,8 @@ class _TableFiller:
     def _compute_seconds(self, footprint: ChoiceFootprint, arrival_s: Floats) -> Floats:
         """Return, for each choice, the seconds until the slowest device has computed its part of the layer.
 
-        `arrival_s` has, for each choice, the seconds until the network's inputs have arrived. With runtime costs the
-        source device, which has the inputs, does not wait for them.
+        A choice is one way to split the layer. `arrival_s` has, for each choice, the seconds until the network's inputs
+        have arrived. With runtime costs the source device, which has the inputs, does not wait for them.
         """
         is_waiting = np.ones(len(self.problem.platform.devices), bool)
         if arrival_s.any() and self.link_loads.runtime is not None:

@@ -65,11 +65,11 @@ class RuntimeArrays:
     def gathering_seconds(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
         """Return a lower bound on the seconds that runtimes spend on a transfer, if its senders are unknown.
 
-        The result has the shape (producer choices, consumer choices).
+        The result has the shape (producer choices, consumer choices), where a choice is one way to split a layer.
 
         Args:
             missing: Bytes that each receiver lacks, of shape (producer choices, consumer choices, receivers).
-            holders: Number of devices that have a share of the tensor, for each producer choice.
+            holders: Number of devices that have a share (disjoint region) of the tensor, for each producer choice.
             largest: Bytes of the largest share, for each producer choice.
             needed: Bytes that each receiver joins from pieces, of shape (consumer choices, receivers).
         """

@@ -36,7 +36,10 @@ Selections = NDArray[np.intp]
 
 
 class LoadModel(Protocol):
-    """A model that predicts the loads of selections: bytes of each host, or seconds of each device and link."""
+    """A model that predicts the loads of selections: bytes of each host, or seconds of each device and link.
+
+    A selection has one choice (way to split the layer) for each layer.
+    """
 
     @property
     def layers(self) -> int:
@@ -52,7 +55,7 @@ class LoadModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SentTensors:
-    """The bytes that devices send to each other for each tensor.
+    """The bytes that devices send to each other for each tensor, by the choices (ways to split a layer) of its layers.
 
     Attributes:
         edges: For each layer whose outputs other layers read: the position of the last reader and, for each edge (i, j)
@@ -98,7 +101,10 @@ class SentTensors:
 
 
 def find_sent_tensors(tables: CostTables) -> SentTensors:
-    """Return the tensors that are sent under each choice; equal edges share their arrays."""
+    """Return the tensors that are sent under each choice (way to split a layer).
+
+    Equal edges (pairs of connected layers) share their arrays.
+    """
     problem, layers, footprints = tables.problem, tables.problem.layers, tables.footprints
     known: dict[object, Floats] = {}
     by_producer: dict[int, dict[LayerEdge, Floats]] = {}
@@ -141,6 +147,8 @@ def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
 @dataclass(frozen=True, eq=False)
 class PeriodModel:
     """Seconds for which each device and each link is busy for one frame. Each device and each link is a load.
+
+    A choice is one way to split a layer.
 
     Attributes:
         layer_seconds: For each layer, the seconds of computing, and of sending the network's inputs to it and its

@@ -36,14 +36,15 @@ PENALTY = 1e6
 
 @dataclass(frozen=True, eq=False)
 class RunObjective:
-    """The value of selections, which the search minimises.
+    """The value of selections, which the search minimises. A selection has one way to split each layer.
 
     Attributes:
         model: The loads of which the largest is minimised.
         memory: The loads that are limited: the bytes of each host; None if the hosts' memory is not checked.
         memory_limits: Bytes that each host has.
-        sent_states: For each pair of layers that compute and read a state: True for the pairs of choices that would
-            send the state to another device, of shape (choices, choices).
+        sent_states: For each pair of layers that compute and read a state (an output that is an input of the next
+            frame): True for the pairs of choices that would send the state to another device, of shape (choices,
+            choices).
     """
 
     model: LoadModel
@@ -99,7 +100,7 @@ class RunSearch:
 
     @cached_property
     def numbers(self) -> Selections:
-        """For each label, the number of the choice of each layer with that label; −1 if there is none."""
+        """For each label ("height 2 on pi02 pi03"), the number of each layer's choice with that label; −1 for none."""
         numbers = np.full((len(self.labels), len(self.choices)), -1)
         for layer, choices in enumerate(self.choices):
             for number, choice in enumerate(choices):
@@ -107,7 +108,10 @@ class RunSearch:
         return numbers
 
     def uniform_selection(self, label: str) -> Selections:
-        """Return the selection with this label for every layer that has it, and the first choice for all others."""
+        """Return the selection (one choice per layer) in which each layer has the choice with this label.
+
+        Layers without such a choice have their first choice.
+        """
         selection: Selections = np.maximum(self.numbers[self.labels[label]], 0)
         return selection
 
@@ -132,7 +136,7 @@ class RunSearch:
         return current
 
     def perturb(self, selection: Selections, random: np.random.Generator) -> Selections:
-        """Return the selection with two random runs of layers moved to the choices with a random label."""
+        """Return the selection with changes at random: two runs of layers get the choices with a random label."""
         changed = selection.copy()
         for _ in range(2):
             length = int(random.choice(run_lengths(len(selection))))
@@ -153,7 +157,10 @@ class RunSearch:
         yield from (starts[i : i + size] for i in range(0, len(starts), size))
 
     def _moved(self, current: Selections, starts: Sequence[int], length: int) -> Selections:
-        """Return a selection for each start and each label, in which the run from the start has this label."""
+        """Return a selection for each start and each label, changed from `current`.
+
+        The run of `length` consecutive layers that begins at the start gets the choices with this label.
+        """
         moved = np.repeat(current[None], len(starts) * len(self.labels), axis=0)
         for place, start in enumerate(starts):
             rows, run = slice(place * len(self.labels), (place + 1) * len(self.labels)), slice(start, start + length)
