@@ -1,5 +1,8 @@
 """Runs benchmark artifacts with mpirun on this host, and prints the seconds of each frame as JSON.
 
+A benchmark artifact is a small network that was compiled to measure the times of messages, calls and copies. A frame is
+one inference request.
+
 `MpiTarget.benchmark_player` returns this program. It builds the C++ programs of the artifacts, so it needs the same
 tools as `dicompiler run`.
 """

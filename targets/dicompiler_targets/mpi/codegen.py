@@ -54,13 +54,13 @@ A call becomes a C++ call of the function with the same name in the class `Rank`
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """The device, host and cores of a rank.
+    """The device, host and cores of a rank (an MPI process, which runs one device).
 
     Attributes:
         device: Name of the device.
         host: Name of the host.
         cores: Indices of the host's cores on which the rank runs.
-        threads: Number of threads that compute a segment.
+        threads: Number of threads that compute a segment (an ONNX submodel).
         gpu: True if the device is a GPU.
     """
 
@@ -134,13 +134,16 @@ def assign_output_files(names: Sequence[str]) -> dict[str, str]:
 
 
 class _FunctionWriter:
-    """Writes the C++ statements of a rank's function, and gives its tensors C++ identifiers."""
+    """Writes the C++ function that lists the work of a rank (MPI process), and gives its tensors C++ identifiers."""
 
     def __init__(self) -> None:
         self._identifiers: dict[str, str] = {}
 
     def write(self, call: str, *arguments: Any) -> list[str]:
-        """Return the lines of the C++ statement for a call in program.json."""
+        """Return the lines of the C++ statement for a call in program.json.
+
+        The arguments are of the kinds that CALL_ARGUMENTS lists for the call.
+        """
         kinds = CALL_ARGUMENTS[call]
         if call == "tensor" and len(arguments) == 1:
             kinds = kinds[:1]  # The tensor's type and shape are unknown until its segment runs.
@@ -287,7 +290,10 @@ def _describe_tensor(value: TensorSpec) -> list[Any]:
 
 
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
-    """Return the calls that declare the tensors of a segment, copy its inputs, run it, and copy its outputs."""
+    """Return the calls that declare the tensors of a segment, copy its inputs, run it, and copy its outputs.
+
+    `file` is the file of the segment, and `hoisted` has the copies.
+    """
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
     inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.copied_inputs.items()]
     inner += [hoisted.values[name] for name in hoisted.outputs if name not in types]
@@ -318,7 +324,10 @@ def _describe_copies(call: str, tensors: Mapping[str, CopiedTensor], hoisted: Ho
 
 
 def read_placements(document: Json) -> list[RankPlacement]:
-    """Return the placement of each rank in the content of a program.json. Raise ValueError for an invalid entry."""
+    """Return the device, host and cores of each rank (MPI process), as the content of a program.json lists them.
+
+    Raise ValueError for an invalid entry.
+    """
     placements = [
         RankPlacement(rank["device"], rank["host"], tuple(rank["cores"]), rank["threads"], rank["gpu"])
         for rank in document["ranks"]

@@ -119,7 +119,7 @@ class PackageHost:
 
 @dataclass(frozen=True)
 class PackageState:
-    """The state of a package on its host.
+    """The state of a package (a host's directory of the artifact) on its host.
 
     Attributes:
         package: Absolute path of the package.
@@ -299,7 +299,7 @@ def _make_mpirun_command(
     options: RunOptions,
     arguments: Sequence[str],
 ) -> list[str]:
-    """Return the command line that starts all ranks.
+    """Return the command line that starts all ranks (MPI processes, one for each device).
 
     `hosts` are the reachable hosts, `packages` the path of the package on each of them, and `arguments` the program's
     arguments that are the same for all ranks.
@@ -320,7 +320,10 @@ def _make_mpirun_command(
 
 
 def _find_package_hosts(artifact: MpiArtifact, options: RunOptions) -> list[PackageHost]:
-    """Return the hosts in the order of their first devices. Raise UsageError for options that are not supported."""
+    """Return the hosts that run the artifact's devices, in the order of their first devices.
+
+    Raise UsageError for options that are not supported.
+    """
     if options.hosts is None:
         raise UsageError("deploy: no hosts: name the hosts file (--hosts)")
     if options.pin or options.listen:
@@ -344,7 +347,9 @@ def _make_script_arguments(host: PackageHost, path: str) -> list[str]:
 
 
 def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[str, str]) -> PackageState:
-    """Return the state of a package on its host. `sums` has the SHA-256 digests of the files to be checked, by name.
+    """Return the state of the package (directory of the artifact) on a host.
+
+    `sums` has the SHA-256 digests of the files to be checked, by name.
 
     Raise RunError if the host is unreachable or lacks a tool.
     """
@@ -363,7 +368,10 @@ def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[s
 
 
 def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, Path]:
-    """Return the paths of the files to copy to a host, by name in its package, including the headers of onnxruntime."""
+    """Return the paths of the files to copy to a host, including the headers of onnxruntime.
+
+    The keys are names in the host's package (directory of the artifact).
+    """
     names = [name for name in artifact.files if name.startswith(f"{host.host}/")]
     files = {name.removeprefix(f"{host.host}/"): artifact.directory / name for name in names}
     headers = sorted(get_include_directory().glob("*.h"))
@@ -371,7 +379,7 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
 
 
 def _list_ncnn_files(version: str, machine: str) -> dict[str, Path]:
-    """Return the paths of ncnn's headers and library for a processor, by name in a package."""
+    """Return the paths of ncnn's headers and library for a processor, by the names under which they are copied."""
     directory = get_ncnn_directory(version, machine)
     headers = sorted((directory / HEADER_FILE).parent.glob("*.h"))
     return {f"{NCNN}/{path.relative_to(directory)}": path for path in (*headers, directory / LIBRARY_FILE)}
@@ -394,7 +402,7 @@ def _prepare_hosts(
     scratch: Path,
     down: Collection[str],
 ) -> dict[str, str]:
-    """Copy the inputs of a run to all hosts, and return the path of the package on each host.
+    """Copy the inputs of a run to all hosts, and return the path of the package (program and models) on each host.
 
     If a host is unreachable and the artifact has failure plans, raise UnfinishedRun, so that the run continues with one
     of them. Without failure plans, raise UnreachableHost.

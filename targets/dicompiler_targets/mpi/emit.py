@@ -47,7 +47,7 @@ def write_program(
     preprocessing: ImagePreprocessing,
     directory: Path,
 ) -> None:
-    """Write the artifact.
+    """Write artifact.json and the packages.
 
     Args:
         program: The program.
@@ -107,7 +107,7 @@ def write_program(
 
 
 def make_package_sources(document: Json) -> dict[str, bytes]:
-    """Return the content of the files of a package that are compiled or run, by path.
+    """Return the content of those files of a package (a host's directory) that are compiled or run, by path.
 
     They depend only on `document`, the content of program.json. Raise KeyError, TypeError or ValueError if it is
     invalid.
@@ -164,7 +164,7 @@ def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[s
 
 
 def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
-    """Return the text of a device's contents.txt.
+    """Return the text of contents.txt, which lists the files of a device.
 
     The first line is the digest of the artifact. It is followed by a line for each file: bytes, digest and name. The
     last line is the SHA-256 of all lines before it.
@@ -177,7 +177,7 @@ def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
 def _make_manifest(
     program: Program, placements: Sequence[RankPlacement], host: str, preprocessing: ImagePreprocessing
 ) -> Json:
-    """Return the manifest of a host's package: the ranks on this host, and how images become inputs."""
+    """Return the manifest of a host's package: the ranks (MPI processes) on this host, and how images become inputs."""
     ranks = []
     for rank, placement in enumerate(placements):
         if placement.host == host:

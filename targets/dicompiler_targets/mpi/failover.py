@@ -44,7 +44,9 @@ class UnfinishedRun(Exception):
 
 
 def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, run_once: RunOnce) -> RunResult:
-    """Run mpirun until all frames are finished; after a failure, run it again with a failure plan.
+    """Run mpirun until all frames (inference requests) are finished.
+
+    After a failure, mpirun is run again with a failure plan, which is a plan that does not use certain devices.
 
     The result combines all runs of mpirun, and contains each frame once. Raise RunError if no failure plan excludes the
     failed devices, and UsageError if no failure plan excludes the devices in `options.start_without`.
@@ -122,7 +124,7 @@ class _FailoverRun:
         self.finished = self.finished[: self._frame_count - 1]
 
     def report_takeover(self, result: RunResult) -> None:
-        """Report when the remaining devices finished their first frame.
+        """Report the takeover: when the remaining devices finished their first frame after the failure.
 
         `result` is the result of the last call of mpirun.
         """

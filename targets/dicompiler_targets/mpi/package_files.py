@@ -82,7 +82,7 @@ def place_ranks(program: Program, platform: Platform | None, threads: int) -> tu
     Args:
         program: The program.
         platform: The platform. A device that the platform does not describe gets one core.
-        threads: Number of threads that compute a segment; 0: as many as the device has cores.
+        threads: Number of threads that compute a segment (an ONNX submodel); 0: as many as the device has cores.
     """
     descriptions = {device.name: device for device in platform.devices} if platform is not None else {}
     named_cores = {device.device: _parse_cores(device.device, device.host) for device in program.devices}
@@ -124,7 +124,7 @@ def make_hostfile(placements: Sequence[RankPlacement]) -> str:
 
 
 def make_transfer_table(program: Program, end: str, other_end: str) -> str:
-    """Return a JSON table that lists, for each device, the tensors of its transfers and the ranks at the other end.
+    """Return a JSON table that lists, for each device, the tensors that it exchanges, and with which ranks.
 
     With `end` "sender" and `other_end` "receiver", the table has the tensors that each device sends, and their
     receivers. With exchanged arguments, it has the tensors that each device receives, and their senders.

@@ -38,7 +38,10 @@ RANK_BASE_BYTES = 40 << 20
 
 @dataclass(frozen=True)
 class MpiTarget(Target):
-    """A C++ program for MPI with one rank (process) per device, and for each host a package to build and start it."""
+    """A C++ program for MPI with one rank (process) per device.
+
+    For each host, there is a package: a directory with the sources and models that the host needs to build and run it.
+    """
 
     name: ClassVar[str] = "mpi"
     can_run_replicas: ClassVar[bool] = True
@@ -112,7 +115,7 @@ class MpiTarget(Target):
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the model of each segment, and the copies that the runtime makes before and after the model runs."""
+        """Return the model of each segment (ONNX submodel), and the copies that are made before and after it runs."""
         from dicompiler_targets.segment_io import make_segment_calls
 
         return make_segment_calls(device)
@@ -142,7 +145,10 @@ class MpiTarget(Target):
         return uninstall(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Predict the bytes that each device's process adds: MPI, onnxruntime with sessions, and retained buffers."""
+        """Predict the bytes that each device's process adds: MPI, onnxruntime, its sessions, and retained tensors.
+
+        Sent and delivered tensors are retained until the end of the frame (inference request).
+        """
         from dicompiler_targets.engine_segments import predict_engine_bytes
         from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead
 

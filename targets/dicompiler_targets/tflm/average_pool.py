@@ -136,7 +136,11 @@ def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
 
 
 def _pool_integers(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
-    """Lower an average pool in int8: average each block of windows, and concatenate the results."""
+    """Lower an average pool in int8.
+
+    A block contains neighbouring windows that average the same number of elements. Each block is averaged by an
+    operation of its own, and the results are concatenated. `include` is True if averages include the padding.
+    """
     x = writer.read_tensor(node.inputs[0], "image")
     blocks = [_find_blocks(axis, include) for axis in windows]
     if include and not all(axis.is_valid for axis in windows):
@@ -159,7 +163,7 @@ def _average_block(
     blocks: tuple[WindowBlock, WindowBlock],
     windows: Sequence[WindowAxis],
 ) -> int:
-    """Return the tensor with the averages of a block of windows.
+    """Return the tensor with the averages of a block: windows that average the same number of elements.
 
     AVERAGE_POOL_2D computes the averages. If input and output have different quantizations, DEPTHWISE_CONV_2D computes
     the averages instead. Its weights are 1 / (number of elements of a window).

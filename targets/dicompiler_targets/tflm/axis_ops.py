@@ -44,7 +44,7 @@ def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNo
 
 
 def _make_output_tensor(writer: TfliteWriter, node: SegmentNode, shape: Shape) -> int:
-    """Return a tensor with the type and quantization of the node's output, but another shape."""
+    """Add a tensor with the type and quantization of the node's output, but another shape; return its index."""
     name = node.output
     return writer.add_tensor(name, writer.graph.dtypes[name], shape, writer.graph.quantizations.get(name))
 
@@ -96,7 +96,7 @@ def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _negative_power(writer: TfliteWriter, x: int, beta: float) -> int:
-    """Return the tensor x ^ -beta, for positive x."""
+    """Return the index of the tensor x ^ -beta, for positive x."""
 
     def unary(code: str, source: int, options: str = "") -> int:
         output = writer.add_like(source, writer.get_shape(source))

@@ -24,7 +24,7 @@ _BYTES_PER_LINE = 16
 
 @dataclass(frozen=True)
 class DeviceModels:
-    """The distinct models of a device.
+    """The distinct models of a device. Segments (ONNX submodels) with equal content share a model.
 
     Attributes:
         names: Names of the models.
@@ -158,9 +158,9 @@ def make_program_source(
 
 
 def _make_table(head: str, entries: Sequence[str], none: str) -> str:
-    """Return a C++ array that begins with `head`. If there are no entries, it has the unused entry `none`.
+    """Return the text of a C++ array that begins with `head`.
 
-    C++ has no arrays of length 0.
+    C++ has no arrays of length 0. Therefore, an array without entries gets the unused entry `none`.
     """
     lines = "".join(f"    {entry},\n" for entry in entries or [none])
     return f"const {head}[] = {{\n{lines}}};"

@@ -43,7 +43,7 @@ class WindowAxis:
 
     @property
     def needed_end_pad(self) -> int:
-        """Padding at the end that the last window reads."""
+        """Number of padding elements at the end that the last window reads."""
         return max((self.out - 1) * self.stride + self.span - self.extent - self.begin_pad, 0)
 
     @property
@@ -85,7 +85,7 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
 def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0) -> int:
     """Add an operation that puts padding of `value` around an image; return the index of the padded image.
 
-    `index` is the tensor of the image, and `windows` say how much padding each axis needs.
+    `index` is the tensor of the image. The windows along height and width determine the amount of padding.
     """
     shape = list(writer.get_shape(index))
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
@@ -103,7 +103,7 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """Return the image and the TFLite padding (SAME or VALID) with which an operator reads the given `windows`.
+    """Choose TFLite's padding (SAME or VALID) for an operator with the given `windows`, or add a PAD.
 
     If SAME or VALID gives these windows on the tensor `index`, the image is this tensor. Otherwise, a PAD puts padding
     of `value` around the tensor. Then, the image is the result of the PAD, and the TFLite padding is VALID.

@@ -58,7 +58,7 @@ class SegmentNode:
 
 @dataclass(frozen=True)
 class SegmentGraph:
-    """The graph of a segment.
+    """The graph of a segment (an ONNX submodel of a device).
 
     Attributes:
         name: Name of the segment.
@@ -99,7 +99,7 @@ def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
 
 
 def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
-    """Return the graph of a segment.
+    """Return the graph of a segment (an ONNX submodel of a device).
 
     Raises DicompilerError, which names the node, if a tensor has no static shape or a type that TFLite-micro lacks.
     """

@@ -126,7 +126,7 @@ class LoweredModel:
     Attributes:
         data: Content of the .tflite file.
         operators: Names of the operators that the model uses, sorted.
-        activation_bytes: Peak bytes of the model's tensors that exist at the same time, without constants.
+        activation_bytes: Maximum bytes of the tensors that exist at the same time, without constants.
         inputs: Inputs of the model.
         outputs: Outputs of the model.
     """
@@ -144,7 +144,10 @@ def to_wire_shape(shape: Shape) -> Shape:
 
 
 def hoist_segment_copies(segment: Segment) -> HoistedSegment:
-    """Return the segment with Slices and Concats at its borders replaced by copies that the device's program makes."""
+    """Return the segment without the Slices and Concats at its inputs and outputs.
+
+    They become copies, which the device's program makes itself, without TFLite.
+    """
     return copy_hoisting.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
 
 
@@ -160,7 +163,7 @@ def make_wire_copies(
 
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:
-    """Return the TFLite model of a segment.
+    """Return the TFLite model of a segment (an ONNX submodel of a device).
 
     Raises DicompilerError, which names the node, if TFLite-micro cannot express the segment.
     """

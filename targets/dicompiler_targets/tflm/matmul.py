@@ -115,9 +115,9 @@ def _add_product(
 
 
 def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower MatMul to one product with a constant weight (see `_add_product`), or to BATCH_MATMUL.
+    """Lower MatMul with a constant weight to FULLY_CONNECTED (in int8 CONV_2D), any other MatMul to BATCH_MATMUL.
 
-    For the product with a constant weight, all left matrices are combined into one matrix.
+    With a constant weight, all left matrices are combined into one matrix, so that there is only one product.
     """
     weight = writer.graph.constants.get(node.inputs[1])
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]

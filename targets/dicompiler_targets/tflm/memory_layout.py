@@ -57,7 +57,7 @@ def list_received(device: DeviceProgram) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """The memory layout of a device.
+    """The memory layout of a device: where tensors and arenas (working memory of models) lie.
 
     Attributes:
         buffers: Tensors by name.
@@ -86,9 +86,9 @@ def plan_memory(
     Args:
         program: Program of all devices.
         device: The device's part of the program.
-        hoisted_segments: Segments of the device.
+        hoisted_segments: Segments (ONNX submodels) of the device, and the copies at their inputs and outputs.
         models: For each segment, the index of its model; None if the segment only copies data.
-        arenas: For each model, the bytes of its arena.
+        arenas: For each model, the bytes of its arena (the working memory of TFLite-micro).
     """
     tensors = {name: make_wire_tensor(value) for hoisted in hoisted_segments for name, value in hoisted.values.items()}
     at_start = dict.fromkeys(value.name for value in find_device_inputs(program, device).values())
@@ -152,7 +152,7 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
 
 
 def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
-    """Return (model, first step, last step) for each time that a model's arena must stay in memory.
+    """Return (model, first step, last step) for each period in which a model's arena must stay in memory.
 
     `models` and `times` have the model and the step of each segment, and `end` is the last step of a frame. A model
     that runs several times, with no other model in between, keeps its arena. If the device has only one model, the
@@ -188,7 +188,7 @@ of time. All orders are tried, and the smallest layout is used."""
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Return the offset of each buffer: the lowest one that is free during the buffer's lifetime.
+    """Return the offset of each buffer (tensor or arena): the lowest one that is free during the buffer's lifetime.
 
     Buffers are placed one after another, sorted by the key that `order` returns.
     """
@@ -207,5 +207,5 @@ def _place_spans(
 
 
 def _get_end(spans: Mapping[str | int, _Lifetime], places: Mapping[str | int, int]) -> int:
-    """Return the highest end of all placed buffers."""
+    """Return the highest end of all placed buffers (tensors and arenas)."""
     return max((places[name] + span.size for name, span in spans.items()), default=0)

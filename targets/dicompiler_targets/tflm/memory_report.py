@@ -54,7 +54,7 @@ class DeviceSizes:
 
 
 def add_margin(size: int, margin: float) -> int:
-    """Return the size of an arena with the margin added, rounded up to a multiple of 16 bytes."""
+    """Return the size of an arena with a margin (a fraction of `size`) added, rounded up to a multiple of 16 bytes."""
     return -(-int(size * (1 + margin)) // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
 
 

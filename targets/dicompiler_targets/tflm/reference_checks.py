@@ -100,13 +100,13 @@ def _compare_outputs(
 
 
 class ModelRuntime(ABC):
-    """A segment's model in a runtime. Inputs and outputs have ONNX's order of axes."""
+    """A TFLite model that is loaded in a runtime. Inputs and outputs have ONNX's order of axes."""
 
     def __init__(self, model: LoweredModel) -> None:
         self.model = model
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the outputs by name."""
+        """Run the model on inputs by name, and return its outputs by name."""
         values = [inputs[tensor.name] for tensor in self.model.inputs]
         outputs = self._run([value.transpose(NCHW_TO_NHWC) if value.ndim == 4 else value for value in values])
         plain = [value.transpose(NHWC_TO_NCHW) if value.ndim == 4 else value for value in outputs]
@@ -114,7 +114,7 @@ class ModelRuntime(ABC):
 
     @abstractmethod
     def _run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs in the order of the model. Inputs and outputs have channels last."""
+        """Run the model and return its outputs. Inputs and outputs are in the model's order and have channels last."""
 
 
 class MicroRuntime(ModelRuntime):

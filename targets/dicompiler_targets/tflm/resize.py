@@ -2,8 +2,8 @@
 
     nearest → RESIZE_NEAREST_NEIGHBOR, or GATHER along each axis;   linear → RESIZE_BILINEAR
 
-Along each axis, an output pixel is a weighted mean of two input pixels. A TFLite mode is used if it has the same
-weights.
+Along each axis, an output pixel is a weighted mean of two input pixels. The weights depend on TFLite's options
+align_corners and half_pixel_centers. The lowering uses the options that give the weights of the ONNX node.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
     """Return the position of each output pixel in the input, as TFLite computes it in single precision.
 
-    `corners` and `half` are TFLite's options align_corners and half_pixel_centers. If `half` is True, TFLite's mode
-    linear subtracts half a pixel from these positions. The caller must subtract it in this mode, but not in mode
-    nearest.
+    `corners` and `half` are TFLite's options align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the
+    returned positions. If `half` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller must subtract.
     """
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)
@@ -77,7 +76,7 @@ def _interpolation_weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any
 
 
 def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Resize or Upsample along H and W."""
+    """Lower Resize or Upsample along H and W to RESIZE_NEAREST_NEIGHBOR, two GATHERs, or RESIZE_BILINEAR."""
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
     if len(shape) != 4 or shape[:2] != out[:2]:
         raise make_refusal(
@@ -115,8 +114,8 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
 def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
     """Return True if TFLite-micro resizes 8-bit integers as precisely as floats.
 
-    In mode linear, TFLite-micro rounds the positions of integers to multiples of 1/1024 pixel. Other positions are
-    therefore less precise.
+    In mode linear on integers, TFLite-micro rounds positions to multiples of 1/1024 pixel. The result is as precise as
+    with floats only if all positions are such multiples.
     """
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"

@@ -122,7 +122,7 @@ def _run_frame(
     deadline: float,
     timeout: float,
 ) -> dict[str, dict[str, NDArray[Any]]]:
-    """Compute one frame and return the outputs of each sink device.
+    """Compute one frame (inference request), and return the outputs by device and name.
 
     The devices take turns: each executes steps until it needs a tensor that has not been sent yet.
     """
@@ -182,7 +182,7 @@ def _run_step(
 
 
 def _run_segment(device_state: TflmDevice, index: int) -> None:
-    """Run segment `index`: copy tensors to the model's inputs, run the model, and copy its outputs."""
+    """Run a segment (ONNX submodel): copy tensors to its model's inputs, run the model, and copy its outputs."""
     segment = device_state.manifest["segments"][index]
     start = time.perf_counter()
     sizes = {tensor["name"]: tensor["bytes"] for tensor in device_state.manifest["tensors"]}

@@ -48,7 +48,11 @@ class TflmTarget(Target):
         write_program(program, self.margin, boards, directory)
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
-        """Measure arenas by trials in TFLite-micro on this host, and add the sizes of buffers and models."""
+        """Measure the RAM and flash that each device needs.
+
+        Arenas (working memory of a model) are measured by trials in TFLite-micro on this host. The sizes of tensors
+        outside of the arenas and of models are added.
+        """
         from dicompiler_targets.tflm.emit import compile_devices
         from dicompiler_targets.tflm.memory_report import make_footprint
 
@@ -58,7 +62,7 @@ class TflmTarget(Target):
         )
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
-        """Return the tolerances: 1e-4 of max|reference| in float32, or some steps in a quantized network."""
+        """Return the tolerances: 1e-4 of max|reference| in float32; in a quantized network, some steps of the scale."""
         from dicompiler_targets.tflm.reference_checks import make_tolerances
 
         return make_tolerances(model)

@@ -33,7 +33,10 @@ NHWC_TO_NCHW = (0, 3, 1, 2)
 
 
 def get_natural_form(shape: Shape) -> AxisForm:
-    """Return the form of a tensor of this shape at the border of a segment: image (channels last) or plain."""
+    """Return the axis order of a segment's input or output of this shape.
+
+    It is "image" (channels last) for four axes, else "plain" (ONNX's order).
+    """
     return "image" if len(shape) == 4 else "plain"
 
 
@@ -82,7 +85,10 @@ class TfliteWriter:
     # -- tensors
 
     def get_form(self, name: str) -> AxisForm:
-        """Return the form (axis order) in which the graph has a tensor; the natural form if it has both."""
+        """Return the form (axis order) in which the graph has a tensor.
+
+        If the graph has both forms, return "image" (channels last) for four axes, else "plain" (ONNX's order).
+        """
         known = get_natural_form(self.graph.get_shape(name))
         other: AxisForm = "plain" if known == "image" else "image"
         return other if (name, other) in self._held and (name, known) not in self._held else known
@@ -92,7 +98,7 @@ class TfliteWriter:
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantization: QuantizationParams | None = None) -> int:
-        """Add a tensor with its TFLite shape; return its index."""
+        """Add a tensor that an operation computes; return its index. `shape` has the axis order of the TFLite graph."""
         self.tensors.append(TfliteTensor(name, dtype, tuple(map(int, shape)), None, quantization))
         return len(self.tensors) - 1
 
@@ -154,7 +160,7 @@ class TfliteWriter:
     def add_operation(
         self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **values: Any
     ) -> None:
-        """Add an operation."""
+        """Add an operation. `options` is the name of its options table without "Options"; `values` are the fields."""
         self.operations.append(TfliteOperation(code, tuple(inputs), tuple(outputs), options, values))
 
     def add_reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
@@ -195,8 +201,8 @@ class TfliteWriter:
     def finish(self) -> tuple[bytes, tuple[str, ...], int]:
         """Return the .tflite file, the names of the operators that it uses, and the peak bytes of its tensors.
 
-        Outputs have their natural forms. If an output is an input, a constant or the same tensor as another output, a
-        RESHAPE copies it to a separate tensor.
+        Outputs with four axes have channels last, all others have ONNX's order of axes. If an output is an input, a
+        constant or the same tensor as another output, a RESHAPE copies it to a separate tensor.
         """
         inputs = [self.read_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
         outputs: list[int] = []
