@@ -62,13 +62,13 @@ NOT_EMULATED = (
 
 
 def describe_limits(dilation: float) -> str:
-    """Return a text about the limits of emulation: effects of real boards that it omits, and the dilation of time."""
+    """Return a text about the limits of emulation: omitted effects of real boards, and the slowdown by `dilation`."""
     return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
 
 
 @dataclass(frozen=True)
 class EmulationResult:
-    """Result of an emulated run. All times are times on the boards, without the dilation.
+    """Result of an emulated run. All times are times on the boards: measured times are divided by `dilation`.
 
     Attributes:
         result: Outputs and measurements of the run.

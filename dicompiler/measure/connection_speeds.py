@@ -70,10 +70,10 @@ def fit_bandwidths(
 ) -> Platform:
     """Change bandwidths of hosts until the measured seconds per byte are predicted.
 
-    A host gets a lower bandwidth if its connections are slower than predicted, and few hosts explain all slow
-    connections. If all hosts share a medium or a gateway and all connections are slow, the bandwidth of the medium or
-    gateway is lowered instead. Bandwidths that were lowered before are raised if their connections are faster than
-    predicted, up to those of `stated`.
+    If connections are slower than predicted, lower bandwidths are given to a few hosts, such that each slow connection
+    begins or ends at one of them. If all hosts share a medium or a gateway and all connections are slow, the bandwidth
+    of the medium or gateway is lowered instead. Bandwidths that were lowered before are raised if their connections are
+    faster than predicted, up to those of `stated`.
 
     Args:
         platform: The platform to correct.

@@ -80,7 +80,7 @@ def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> dict[str, Any]:
-    """Return the target's entry of tasks.json: the data that `runtime_costs_fit.fit_costs` needs."""
+    """Return the target's entry of tasks.json, from which the costs of its runtime are computed after the run."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _frame_counts(compilation) for name, compilation in programs.items()}

@@ -1,6 +1,6 @@
 """Simulation of an adaptive session: its frames, searches and swaps, while boards and links change their speed.
 
-plan in force ──simulate until a change is measured──► search on the changed platform ──if the gain is large enough──►
+plan in use ──simulate until a change is measured──► search on the changed platform ──if the gain is large enough──►
 next plan
 """
 
@@ -31,7 +31,7 @@ from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
 
 SWAP_S = 7.0
-"""Seconds from the start of a search until its plan is in force.
+"""Seconds from the start of a search until its plan computes new frames.
 
 The search takes 4 s, and the start and the verification of the new devices 3 s (docs/reference/results.md).
 """
@@ -47,12 +47,12 @@ def simulate_adaptation(
 ) -> SpeedTrial:
     """Simulate a stream in an adaptive session.
 
-    A search starts when `adapt.frames` frames were finished after a change of speed. It uses the changed speeds
-    exactly, and its plan is in force after `SWAP_S`.
+    A search starts when `adapt.frames` frames were finished after a change of speed. Unlike a real session, which
+    estimates the changed speeds by measurements, the search uses them exactly. Its plan is used `SWAP_S` seconds later.
 
     Args:
         first: The plan with which the session begins, on the platform without changes.
-        plan_for: Function that makes a plan for a platform, or evaluates the given plan on it.
+        plan_for: Function that evaluates a plan on a platform. If the plan is None, it makes the plan.
         changes: The changes of speed.
         frames: Number of frames.
         in_flight: Number of frames in flight.
@@ -65,7 +65,7 @@ def simulate_adaptation(
         UsageError: A change names an unknown device or host.
     """
     stated, current, plan_count = first.platform, first, 1
-    list_speeds(changes, [device.name for device in stated.devices])  # It rejects unknown names.
+    list_speeds(changes, [device.name for device in stated.devices])  # This call raises an error if a name is unknown.
     finished, found = list[float](), list[Adaptation]()
     assumed, start_s, seen_s = stated, 0.0, -math.inf
     simulation = _simulate(current, changes, start_s, frames, in_flight)
@@ -102,7 +102,7 @@ def simulate_adaptation(
 def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
     """Return the times at which a session delivers frames, given the times at which they are finished.
 
-    It delivers all frames of an old plan before those of the next one.
+    The session delivers all frames of an old plan before those of the next plan.
     """
     return tuple(itertools.accumulate(finished, max))
 
@@ -110,7 +110,7 @@ def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
 def _simulate(
     result: CompileResult, changes: Sequence[SpeedChange], start_s: float, frames: int, in_flight: int
 ) -> SimulationResult:
-    """Simulate frames of a plan that is in force from `start_s` on."""
+    """Simulate frames that a plan computes from `start_s` on. `changes` count from the start of the whole stream."""
     devices = [device.device for device in result.program.devices]
     link_speeds = list_link_speeds(changes, result.platform)
     return result.problem.simulate_compilation(
@@ -124,9 +124,10 @@ def _simulate(
 
 
 def _find_search(ends: Sequence[float], changes: Sequence[SpeedChange], seen_s: float, adapt: AdaptOptions) -> float:
-    """Return the time of the next search; infinity if there is none.
+    """Return the time of the next search in seconds; infinity if no further speed change is noticed.
 
-    `ends` are the times of finished frames, and `seen_s` is the time of the last search.
+    A search starts when `adapt.frames` frames were finished after a change, but not before the minimum interval since
+    the last search. `ends` are the times of finished frames, and `seen_s` is the time of the last search.
     """
     times = [time_s for change in changes for time_s in (change.start_s, change.end_s) if seen_s < time_s < math.inf]
     if not times:
@@ -167,7 +168,10 @@ def _speed_at(speeds: Speeds, at_s: float) -> float:
 
 
 def _find_ratios(assumed: Platform, changed: Platform, adapt: AdaptOptions) -> Mapping[str, float]:
-    """Return the ratio of the seconds on two platforms for each device and host that differs too much."""
+    """Return how many times longer devices compute and hosts send on the platform `changed` than on `assumed`.
+
+    Only ratios that differ from 1 by more than `adapt` allows are returned, by name of the device or connection.
+    """
     ratios = {
         before.name: before.rate / after.rate
         for before, after in zip(assumed.devices, changed.devices, strict=True)

@@ -33,9 +33,9 @@ _ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
 }
 #: Operators that may be between a weight and the operator that uses the weight.
 _RESHAPING_OPERATORS = ("Unsqueeze", "Reshape")
-#: Factor of a node's weights, by the role of the weights and the operator that reads the node's output. The scales
-#: before a Sum (the end of a residual branch) are small, so that activations keep their size at any depth. The filters
-#: before a Softmax (the last layer) are small, so that no class has all of the probability.
+#: Factor of a node's weights, by the role of the weights (their use) and the operator that reads the node's output. The
+#: scales before a Sum (the end of a residual branch) are small, so that activations keep their size at any depth. The
+#: filters before a Softmax (the last layer) are small, so that no class has all of the probability.
 _GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 
 

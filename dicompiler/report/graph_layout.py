@@ -23,7 +23,7 @@ LANE_WEIGHT = 1e-6
 LayoutItem = tuple[int, int]
 """(node, row): in the node's own row, the box of the node; in a lower row, the lane of the node's edges."""
 EdgePiece = tuple[float, int, float, int]
-"""Position and row of the upper end of a piece of an edge, then those of the lower end."""
+"""A piece of an edge between adjacent rows: position and row of its upper end, then those of its lower end."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class GraphLayout:
         x: Horizontal centre of each node.
         row: Row of each node.
         lanes: Position and row (x, row) of each lane.
-        edge_pieces: For each piece of an edge, which leads from one row to the next: its ends, the node that computes
-            the tensor, and the node that reads the tensor (-1 if the piece ends in a lane).
+        edge_pieces: For each piece of an edge: its ends, the node at which the edge begins, and the node at which the
+            piece ends (-1 if it ends in a lane).
         width: Width of the graph.
         rows: Number of rows.
     """

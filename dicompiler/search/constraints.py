@@ -163,7 +163,10 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
 
 
 def check_target_support(plan: Plan, target: Target) -> None:
-    """Raise DicompilerError if the target cannot run the plan's replicas or failure plans."""
+    """Raise DicompilerError if the target cannot run the plan's replicas or failure plans.
+
+    Replicas (copies of the plan on other devices) compute frames in turn. A failure plan is used after a device failed.
+    """
     if plan.replicas and not target.can_run_replicas:
         raise DicompilerError(
             f"plan: replicas: target {target.name!r} does not support replicas: remove them, or use target 'sockets'"

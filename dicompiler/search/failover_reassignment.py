@@ -25,9 +25,9 @@ _Reassign = Callable[[Layer, Part], Iterable[Part]]
 def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survivors: Sequence[str]) -> Iterator[Plan]:
     """Yield variants of a plan in which the devices `survivors` compute the parts of the devices `failed`.
 
-    Source and sink do not change. If some replicas of the plan use no failed device, the first variant consists of
-    these replicas. All other variants have no replicas: each part of a failed device is cut into one piece for each
-    survivor, or is moved whole to one survivor.
+    Source and sink do not change. If some replicas of the plan (its copies on other devices) use no failed device, the
+    first variant consists of these replicas. All other variants have no replicas: each part of a failed device is cut
+    into one piece for each survivor, or is moved whole to one survivor.
     """
     roles = plan.replica_roles
     intact = [
