@@ -142,7 +142,8 @@ class Comparison:
             "limit_reason": self.limit_reason,
             "single_device": asdict(self.single_device),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(document))  # This turns tuples into lists, as in a file.
+        # This turns tuples into lists, so that the document equals one that is read from a comparison file.
+        plain: dict[str, Any] = json.loads(json.dumps(document))
         return plain
 
     @property

@@ -236,10 +236,10 @@ def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> boo
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """Return the seconds that are saved and the bytes that are sent if only this layer is split into `parts`.
+    """Return the reason not to split a layer into `parts`, with the saved seconds and the bytes that are sent.
 
-    The inputs of the layer come from the device `home`, and its outputs are sent back to it. `operator` is the layer's
-    main operator.
+    Only this layer is split. Its inputs come from the device `home`, and its outputs are sent back to it. `operator` is
+    the layer's main operator.
     """
     layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
     whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))

@@ -71,8 +71,8 @@ class RunTiming:
         frame_s: Seconds of a frame. If several frames are in flight, it is the total time divided by the number of
             frames.
         devices: Times of each device.
-        input_output_s: Share of `frame_s` to bring the inputs to the sources and the outputs to the caller; 0 if it is
-            not known, or if several frames are in flight.
+        input_output_s: Seconds of `frame_s` that are needed to bring the inputs to the first devices and the outputs to
+            the caller; 0 if they are not known, or if several frames are in flight.
         is_stream: True if several frames are in flight.
     """
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 Optimization = Literal["none", "basic", "extended", "all"]
-"""Graph optimization levels of onnxruntime. "all" is its default and fastest level, with which users compare.
+"""Graph optimization levels of onnxruntime. "all" is its default and fastest level, so users compare results with it.
 
 At all levels up to "extended", convolutions give the same bits for every split of a network. At "all", they do so only
-if all values are integers. Only "all" computes quantized networks in QDQ form with integers: it fuses patterns of
-nodes. In a network that has been split, onnxruntime may find other patterns, and then results round differently.
+if all values are integers. Only "all" computes quantized networks in QDQ form (operators between DequantizeLinear and
+QuantizeLinear nodes) with integers: it fuses these patterns of nodes. In a network that has been split, onnxruntime may
+find other patterns, and then results round differently.
 """
 
 

@@ -70,7 +70,9 @@ POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=T
 
 
 def parse_period(text: str, place: str) -> tuple[float, float] | None:
-    """Return start and end in seconds of "2.5s-6s", or of "2.5s", whose end is infinite; None for another form.
+    """Return the start and end of a period such as "2.5s-6s" in seconds; None if the text has another form.
+
+    The end of a period such as "2.5s" is infinite.
 
     `place` precedes the cause in the DicompilerError about an invalid time.
     """

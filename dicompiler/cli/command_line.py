@@ -118,7 +118,7 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """Return a message that names the third-party plugin in whose code an exception was raised.
+    """Return a message that names the third-party plugin that raised an exception.
 
     The result is None if no frame of the traceback is code of such a plugin.
     """

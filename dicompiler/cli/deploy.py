@@ -170,7 +170,8 @@ def _copy_and_run(
 
     inputs = read_inputs(stream.inputs)
     with progress(f"{directory}: copying to the hosts"):
-        # On boards, an artifact has the name of its directory, and not that of a symbolic link to it.
+        # On boards, an artifact has the name of its directory, and not that of a symbolic link to it. The link is
+        # therefore resolved.
         installed = install(directory.resolve() if stream.follow else directory, options)
     report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:

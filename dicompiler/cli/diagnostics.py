@@ -16,7 +16,8 @@ QUIET_KEY, LOG_FILE_KEY = "dicompiler.quiet", "dicompiler.log_file"
 COMMAND_LOGGED_KEY = "dicompiler.command_logged"
 """Key of a flag in the same `meta`, which is set when the command line has been written to the log file.
 
-The flag prevents a second entry: diagnostic options after the name of the command set up the log once more.
+The flag prevents a second entry. Diagnostic options can be given before and after the name of the command, and both set
+up the log.
 """
 
 

@@ -58,7 +58,8 @@ class InterruptHandler:
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
         if not self._is_in_command:
-            # A delayed interrupt may arrive after the command has ended. It was already reported, so it is ignored.
+            # A delayed interrupt may arrive after the command has ended. The command has then already printed
+            # "interrupted" or its error, so the interrupt is ignored.
             if self._retries:
                 self._retries = 0
                 return

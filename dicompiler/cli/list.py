@@ -92,7 +92,7 @@ def _family_name(catalogue: Registry, name: str) -> str:
 
 
 def _find_member(catalogue: Registry, name: str) -> Platform | None:
-    """Return the platform with a name; None if the name is that of a platform file format.
+    """Return the built-in platform with a name; None if there is none, for example if a file format has this name.
 
     For the name of a family ("rpi4xN"), the result is the member of this family with two hosts.
     """

@@ -1,6 +1,6 @@
 """`dicompiler profile`: measure a network's layers on this device or on boards over ssh.
 
-The command can also write a directory whose script measures the layers on a device without dicompiler.
+The command can also write a directory with a script that measures the layers on a device without dicompiler.
 """
 
 from __future__ import annotations

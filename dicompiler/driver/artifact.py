@@ -182,9 +182,10 @@ def run_opened(
     frames: int,
     options: RunOptions,
 ) -> RunResult:
-    """Run an artifact as `run` does, with the directory, target and model that `_open_artifact` returned.
+    """Run an artifact that is already open, and give every frame the same inputs.
 
-    Instead of the reference model, `model` may be another model with the same inputs.
+    `path` is its directory, `target` its target, and `model` its reference model, or another model with the same
+    inputs.
     """
     from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
@@ -202,7 +203,7 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
     together; by default it is the timeout in `options`.
 
     Returns:
-        What was done for each device.
+        For each device, its directory on the host, the copied bytes, and the versions of the installed software.
 
     Raises:
         RunError: A host cannot be used; the message names the device, its host and the cause.

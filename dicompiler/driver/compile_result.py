@@ -39,7 +39,8 @@ class CompileResult(PipelineState):
         layers: The layers of the model.
         platform: The cluster.
         plan: The parts (regions that devices compute) of each layer.
-        routing: The tasks that follow from the plan, and the regions that they exchange.
+        routing: The tasks that follow from the plan (the work of a device on a part), and the regions that they
+            exchange.
         reference: The model with which outputs are compared: the one before the pass `trim` (which removes unread
             elements) or, if nothing was removed, before the pass `partition`.
         program: Steps of each device, and transfers between devices.
@@ -86,7 +87,7 @@ class CompileResult(PipelineState):
 
     @property
     def unused_devices(self) -> tuple[str, ...]:
-        """Names of the devices that could compute, but have no part in the plan and are neither source nor sink."""
+        """Names of the devices that could compute, but compute nothing and handle no input or output of the network."""
         return tuple(d.name for d in self.platform.computing_devices if d.name not in self.plan.devices)
 
     @property

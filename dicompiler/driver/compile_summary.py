@@ -34,7 +34,8 @@ class CompileSummary:
         chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several strategies; otherwise
             empty.
         device_count: Number of devices that compute.
-        latency_s: Seconds of a frame, from the inputs on the sources to the outputs on the sinks.
+        latency_s: Seconds of a frame, from the inputs on the sources (the devices that read them first) to the outputs
+            on the sinks (the devices that deliver them).
         input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
         period_s: Seconds between consecutive frames of a stream.
         single_device_s: Seconds of a frame on the best single device, without inputs and outputs.

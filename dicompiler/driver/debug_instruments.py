@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class VerifyEach(NoOpInstrument):
     """Runs the model in onnxruntime after each pass, and compares its outputs with those before the pass.
 
-    Comparisons begin when all graph inputs have static shapes. After a pass with `preserves_outputs = False`, the new
-    outputs become the reference. A difference raises DicompilerError, which names the pass and the output.
+    Comparisons begin when all graph inputs have static shapes. After a pass with `preserves_outputs = False`, such as
+    `quantise`, the new outputs become the reference. A difference raises DicompilerError, which names the pass and the
+    output.
 
     Attributes:
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
@@ -46,8 +47,8 @@ class VerifyEach(NoOpInstrument):
         references = self._reference_outputs if step.preserves_outputs else {}
         random = random_tensors(state.model.proto)
         for name, reference in references.items() if outputs else ():
-            # Two kinds of outputs cannot be compared: a state that a pass has cut into pieces is missing, and a random
-            # output differs in each run.
+            # Two kinds of outputs cannot be compared. A state (an output that the next frame reads) is missing after a
+            # pass has cut it into pieces. A random output differs in each run.
             if name not in outputs or name in random:
                 continue
             check = compare_value(name, reference, outputs[name])

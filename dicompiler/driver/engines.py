@@ -1,5 +1,7 @@
 """The choice of the engine of each device, and its effects on programs and tolerances.
 
+An engine is the library that computes segments (ONNX submodels) on a device: onnxruntime by default, or ncnn.
+
 PipelineState with layers + option `engine` + CostModel ⇒ Platform with an engine for each device
 """
 

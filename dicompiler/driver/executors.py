@@ -43,7 +43,7 @@ def open_executor(text: str | None) -> Iterator[Executor | None]:
     """Open the executor that a string describes, and close it at the end of the block.
 
     The results of a search do not depend on the executor. A script that uses processes must guard its main module with
-    `if __name__ == "__main__":`, see `multiprocessing`.
+    `if __name__ == "__main__":`, because each process imports the main module again.
 
     Args:
         text: "processes=4" for processes of this host, "dask=10.0.0.1:8786" for a Dask scheduler, or "mpi" for the

@@ -104,7 +104,10 @@ def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _refuse_wire_types(is_partitioned: bool) -> None:
-    """Raise UsageError, because wire types can be set only between the passes and the final `partition`."""
+    """Raise UsageError, because wire types can be set only between the passes and the final `partition`.
+
+    `is_partitioned` says whether the pipeline contains `partition`. If it does not, it makes no plan.
+    """
     if is_partitioned:
         raise UsageError(
             "opt: wire_dtype: the pipeline contains the pass 'partition': remove it, opt adds it at the end"

@@ -91,8 +91,8 @@ def check_loadable(model: Model) -> None:
     """Raise DicompilerError if the installed onnxruntime cannot load the model.
 
     The model is first loaded without its weights, so that large models need no more time and memory than small ones. If
-    this fails, the model is loaded with its weights, because some operators accept only constants. In this second try,
-    onnxruntime may also replace operators.
+    this fails, the model is loaded with its weights, because some operators accept only constants. The second try also
+    enables optimizations, because they may replace an operator that has no kernel.
     """
     # The executor imports onnxruntime, which not every program that imports this module needs.
     from dicompiler.verify.executor import OrtSession
@@ -213,7 +213,7 @@ def make_problem(
 
 
 def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:
-    """Return the problem with another platform, and with the costs of the target's runtime that follow from it."""
+    """Return the problem with another platform, and with the costs of the target's runtime on this platform."""
     costs = runtime_costs(platform, problem.cost_model, target)
     return replace(problem, platform=platform, runtime_costs=costs)
 
@@ -232,7 +232,7 @@ def check_powers(platform: Platform, objective: str) -> None:
 
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
-    """Return the costs of the target's runtime on each device, by device name.
+    """Return the costs of the target's runtime (seconds for messages, calls and copies) on each device, by its name.
 
     If the platform has several hosts, the costs include the encryption of messages with TLS.
     """

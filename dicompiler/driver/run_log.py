@@ -43,7 +43,7 @@ def run_document(
         result: The result of the run.
         options: The options of the run.
         log_path: The file that the document will be written to. The path of the artifact is relative to that file.
-        predicted: The prediction for the run, as `ExpectedTiming.document` returns it.
+        predicted: The predicted times of the run and of its devices, as entries of the key `predicted`.
         platform: The emulated platform, if boards were emulated.
         runtime: Costs of the target's runtime on the host that emulated the boards.
         dilation: Factor by which the emulation ran slower than the boards would.

@@ -294,7 +294,8 @@ class SwappableSession(Session):
     def _open(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
         """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""
         on_frame, is_verified = options.on_frame, threading.Event()
-        if on_frame is not None:  # The user did not send the frame of the verification.
+        # `on_frame` is not called for the frame of the verification, because the user did not send this frame.
+        if on_frame is not None:
             options = replace(options, on_frame=lambda times: on_frame(times) if is_verified.is_set() else None)
         version = self._start(directory, options)
         try:
