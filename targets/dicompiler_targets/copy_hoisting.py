@@ -100,7 +100,7 @@ class CopiedTensor:
 
 @dataclass(frozen=True)
 class HoistedSegment:
-    """A segment whose data movement at its inputs and outputs has been hoisted out of its model.
+    """A segment from which the data movement (Slice, Concat, Identity) at its inputs and outputs was moved out.
 
     Attributes:
         segment: The remaining segment, which computes; None if the original segment only moves data.

@@ -99,7 +99,10 @@ def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
 
 
 def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a hoisted segment's model by name, copied from `values`, the device's tensors."""
+    """Return the inputs of a segment's model by name, after the copies that the runtime makes before the model.
+
+    The copies are made from `values`, the tensors that the device stores.
+    """
     memory = {name: np.ascontiguousarray(values[name]) for name in values}
     for name, copied in hoisted.copied_inputs.items():
         memory[name] = np.zeros(copied.shape, tensor_dtype_to_np_dtype(copied.dtype))

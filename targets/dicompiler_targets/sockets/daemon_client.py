@@ -51,7 +51,7 @@ RESTART_HINT = "start the device again ('dicompiler deploy --resident')"
 
 @dataclass(frozen=True)
 class ResidentCluster:
-    """The resident devices of an artifact, as listed in the file ARTIFACT.resident.json.
+    """The resident devices (running daemons) of an artifact, as listed in the file ARTIFACT.resident.json.
 
     Attributes:
         directory: The artifact's directory.
@@ -71,13 +71,13 @@ class ResidentCluster:
 
     @staticmethod
     def state_file(directory: Path) -> Path:
-        """Return the path of the file that lists the resident devices of an artifact."""
+        """Return the path of the file that lists the resident devices (running daemons) of an artifact."""
         absolute = directory.absolute()
         return absolute.with_name(f"{absolute.name}.resident.json")
 
     @classmethod
     def load(cls, directory: Path) -> ResidentCluster | None:
-        """Return the resident devices of an artifact; None if there are none.
+        """Return the resident devices (running daemons) of an artifact; None if there are none.
 
         Raise DicompilerError if the file is invalid.
         """
@@ -97,7 +97,7 @@ class ResidentCluster:
 
     @classmethod
     def load_for(cls, artifact: SocketsArtifact) -> ResidentCluster | None:
-        """Return the resident devices of an artifact; None if there are none.
+        """Return the resident devices (running daemons) of an artifact; None if there are none.
 
         Raise RunError if the devices run another artifact.
         """
@@ -185,7 +185,7 @@ def call_daemon(
     request: Mapping[str, Any],
     deadline: float,
 ) -> tuple[MessageChannel, dict[str, Any]]:
-    """Connect to a resident device and send a request. Return the connection and the device's answer.
+    """Connect to the daemon of a resident device and send a request. Return the connection and the answer.
 
     Raise OSError if the device cannot be reached, ProtocolError if another program answers, and PeerRefused if the
     device refuses the request.
@@ -220,7 +220,7 @@ def _error_text(error: Exception) -> str:
 
 @dataclass
 class DaemonProcess(DeviceProcess):
-    """A resident device in a run. `failure` is the reason why the device cannot be reached, or '' if there is none."""
+    """A resident device (a running daemon) in a run. `failure` is the reason why it cannot be reached, or ''."""
 
     failure: str = field(default="", kw_only=True)
 
@@ -232,7 +232,7 @@ class DaemonProcess(DeviceProcess):
 
 
 class DaemonConnector:
-    """Connects a run to resident devices. `daemon_control.make_connector` creates it.
+    """Connects a run to resident devices (running daemons). `daemon_control.make_connector` creates it.
 
     `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections.
     `restart` starts a device that does not answer, and returns its address; without it, such a device counts as failed.

@@ -60,7 +60,7 @@ print(PREFIX + json.dumps({"ran": ran}))
 
 
 class ResidentDevices:
-    """The resident devices of the artifact in a directory, as the `Service` that `dicompiler deploy` uses."""
+    """The resident devices (daemons) of the artifact in a directory, as the `Service` that `dicompiler deploy` uses."""
 
     def __init__(self, directory: Path, options: RunOptions) -> None:
         self.directory, self.options = directory, options
@@ -169,7 +169,7 @@ class DaemonHosts:
 
 
 def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
-    """Stop the resident devices, and remove all files of the artifact from the hosts.
+    """Stop the resident devices (daemons), and remove all files of the artifact from the hosts.
 
     Return, for each device, True if it was running or files were removed.
     """
@@ -189,7 +189,7 @@ def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def make_connector(artifact: SocketsArtifact, options: RunOptions) -> DaemonConnector | None:
-    """Return the connections to the artifact's resident devices; None if there are none.
+    """Return the connector to the artifact's resident devices (running daemons); None if there are none.
 
     If `options.hosts` is given, a device that does not answer is restarted.
     """

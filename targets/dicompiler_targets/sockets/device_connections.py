@@ -86,7 +86,7 @@ class RunAcceptor:
     """Accepts connections of the devices of a run.
 
     `ClusterSession` creates the acceptor, and `ClusterState` asks it for the devices that have connected. For resident
-    devices, `daemon_client.DaemonConnector` is used instead.
+    devices (running daemons), `daemon_client.DaemonConnector` is used instead.
 
     Attributes:
         address: HOST:PORT at which devices connect.

@@ -73,7 +73,10 @@ def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
 
 
 def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:
-    """Return the status in the answer of a resident device. Raise ProtocolError with the name of an invalid field."""
+    """Return the status in the answer of a resident device (a daemon).
+
+    Raise ProtocolError with the name of an invalid field.
+    """
     values: dict[str, Any] = {"address": address}
     for field in fields(DeviceStatus):
         if field.name != "address" and (field.name in status or field.default is MISSING):

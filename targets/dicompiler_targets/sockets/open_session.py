@@ -30,7 +30,7 @@ class ClusterAccess:
     Attributes:
         options: The options of the session.
         start: Function that starts a device; None to start devices on this host.
-        connector: The connections to resident devices; None if the session starts new processes.
+        connector: The connections to resident devices (running daemons); None if the session starts new processes.
         explain_errors: A context that appends the directory of the devices' logs to the message of a RunError.
     """
 
@@ -41,7 +41,7 @@ class ClusterAccess:
 
 
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
-    """Return where the artifact's devices run: as resident devices, on `options.hosts`, or on this host.
+    """Return where the artifact's devices run: in daemons (resident devices), on `options.hosts`, or on this host.
 
     `start`, if given, replaces the function that starts a device's process on this host; resident devices are then not
     used. Raise UsageError for invalid options, and RunError if the resident devices run another artifact.

@@ -543,7 +543,8 @@ class ClusterSession(Session):
     ) -> None:
         """Add an event of this `kind` ("failure", "takeover" or "return") to the event log.
 
-        The reason of a failure may still change. The last three parameters are fields of RunEvent, for takeovers.
+        At a takeover, the other devices use a failure plan. The reason of a failure may still change. The last three
+        parameters are fields of RunEvent, for takeovers.
         """
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)

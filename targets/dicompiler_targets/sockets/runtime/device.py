@@ -54,16 +54,16 @@ from .transport import COORDINATOR_IDENTITY, check_encryption, check_identity, o
 class DeviceRun:
     """One device during one run: connects it, receives its messages, and sends its results.
 
-    `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device. A frame passes
-    it in three steps:
+    `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device (a daemon). A
+    frame passes it in three steps:
 
     1. The event loop calls `_deliver_control` with the coordinator's BEGIN_FRAME and INPUT messages, and a callback of
        `_make_peer_callbacks` with the peers' TENSOR messages. Both put the content into the mailbox.
     2. `_execute_frames`, in the main thread, begins the frame in the executor, which takes tensors from the mailbox.
     3. The executor calls `_post_value` for each transfer and output, and `_finish_frame` when the frame is finished.
 
-    The coordinator can order a change of roles: later frames are computed by other plans, because a device has failed
-    or returned.
+    A role is the normal plan, a replica of it, or a failure plan. The coordinator can order a change of roles: later
+    frames are computed by other plans, because a device has failed or returned.
 
     Attributes:
         peers: Connections to other devices.
@@ -347,7 +347,7 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Resume reading from peers that changed their roles first, if this device has applied the same change now."""
+        """Resume reading from peers that changed their roles (plans) first, if this device has changed its own now."""
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()

@@ -114,14 +114,14 @@ class FrameExecution:
     Attributes:
         number: The frame's number.
         deadline: Time (time.monotonic) by which the frame must be finished.
-        role: The steps of the role that the frame uses.
+        role: The steps of the role (the normal plan, a replica or a failure plan) that the frame uses.
         position: Index of the next step.
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
         started_at: Time (time.perf_counter) when the frame's first segment started; 0 before.
         compute_s: Seconds of the frame's segments so far.
-        resets_states: True if the states start with values from the coordinator, False if they start as zeros, None if
-            they continue from the previous frame.
+        resets_states: True if the states (inputs that are outputs of the previous frame) start with values from the
+            coordinator, False if they start as zeros, None if they continue from the previous frame.
     """
 
     number: int
@@ -361,7 +361,11 @@ class StepExecutor:
         return value_from_bytes(payload, frame.role.received[name])
 
     def _take_payload(self, name: str, frame: FrameExecution) -> Any:
-        """Remove and return the received tensor or stored state of that name, or None if not available."""
+        """Remove and return the received tensor of that name, or None if it is not available.
+
+        For a state (an output of the previous frame), return the stored value, or zeros if the frame resets the state
+        to zeros.
+        """
         if not frame.role.states or frame.resets_states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
         if frame.resets_states is None:
@@ -411,7 +415,7 @@ class StepExecutor:
     def _compute_outputs(
         self, step: ExecutorStep, number: int, frame: FrameExecution, buffer_set: BufferSet
     ) -> Mapping[str, Any]:
-        """Run a segment and return its outputs by name; `number` is its index among the segments of all roles."""
+        """Run a segment and return its outputs by name; `number` is its index among the segments of all plans."""
         if (bound := buffer_set.bindings.get(step.index)) is None:
             segment_io = frame.role.segment_ios[step.index]
             values, computed = segment_io.join_inputs(frame.values), dict[str, Any]()

@@ -44,8 +44,8 @@ class RoleSchedule:
     def __init__(self, failed_by_role: Sequence[Collection[str]], active_by_role: Sequence[bool] = ()) -> None:
         """Create a schedule that begins without failed devices.
 
-        `failed_by_role` has, for each role, the failed devices for which the role is made. `active_by_role` is the
-        result of `active_roles`; by default, the device is active in all roles.
+        `failed_by_role` has, for each role (a plan), the failed devices for which the role is made. `active_by_role` is
+        the result of `active_roles`; by default, the device is active in all roles.
         """
         self._failed_sets = tuple(map(frozenset, failed_by_role))
         self._is_active = active_by_role or [True] * len(failed_by_role)
@@ -58,12 +58,12 @@ class RoleSchedule:
 
     @property
     def is_idle(self) -> bool:
-        """True if the device has no work in frames after the last change of roles."""
+        """True if the device has no work in frames after the last change of roles (plans)."""
         return not self._is_active[self._changes[-1][1][0]]
 
     @property
     def last_change(self) -> int:
-        """Number of the first frame after the last change of roles."""
+        """Number of the first frame after the last change of roles (plans)."""
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
@@ -75,7 +75,7 @@ class RoleSchedule:
         return min(candidates, key=len, default=None)
 
     def change(self, failed: Collection[str], first_frame: int, oldest_frame: int) -> None:
-        """From frame `first_frame` on, use the roles that are made for the failure of the devices `failed`.
+        """From frame `first_frame` on, use the roles (plans) that are made for the failure of the devices `failed`.
 
         `failed` is a result of find_failed_set. The roles of frames before `oldest_frame` are forgotten. Raise
         ValueError if no role is made for exactly these failed devices.
