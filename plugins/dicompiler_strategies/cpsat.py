@@ -119,8 +119,8 @@ class CpSat(Strategy):
         search = CandidateSearch(problem, self.name, budget)
         interrupted = solution.interrupted
         try:
-            # The tables are less exact than the simulator. The best single device may therefore be better in the
-            # simulator than the optimum of the tables.
+            # The plan of the best single device is tried too. The simulator may find it better than the optimum of the
+            # tables, because the tables are less exact.
             single = problem.best_single_device[0]
             search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:

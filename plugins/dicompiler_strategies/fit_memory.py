@@ -57,7 +57,8 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     spans: list[tuple[int, int, int]] = []
     channels = operators = 0
     constants: dict[tuple[str, Region], int] = {}
-    # Inputs of the model exist from time 0. Task k computes at time 2k + 2, and copies padded inputs just before.
+    # Times are integers. Inputs of the model exist from time 0. Task k computes at time 2k + 2. If an input needs
+    # padding, the task copies it at time 2k + 1.
     for step, task in enumerate(tasks):
         time = 2 * step + 2
         elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)

@@ -60,7 +60,7 @@ class Manual(Strategy):
                 check_plan_devices(problem.platform, plan)
                 check_constraints(problem, plan)
             return plan
-        self.own_platform()  # Raises an error if platform.txt does not have the hosts and cores of the keys.
+        self.own_platform()  # This call checks that platform.txt has the hosts and cores of the keys.
         mapping = load_mapping(self.mapping)
         devices = {key: find_device(key, problem.platform, self.mapping) for key in mapping}
         _warn_of_core_mismatch(devices)

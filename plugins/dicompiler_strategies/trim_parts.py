@@ -21,7 +21,8 @@ from dicompiler.plugin_api.regions import (
     route_on_platform,
 )
 
-MAX_TRIM_ROUNDS = 32  # Each round can trim the producers of the layers that the previous round has trimmed.
+# Largest number of rounds. Trimmed parts read less, so that the next round can trim the layers before them.
+MAX_TRIM_ROUNDS = 32
 
 
 def trim_parts(problem: Problem, plan: Plan) -> Plan:

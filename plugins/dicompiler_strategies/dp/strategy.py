@@ -213,7 +213,9 @@ class Dp(Strategy):
             least = min(least, (float(excess.max()), int(excess.argmax())))
             worst = {host.name for host, missing in zip(hosts, excess, strict=True) if 2 * missing > excess.max()}
             priced = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
-            if not priced:  # Prices do not help if a source or sink lacks memory for inputs or outputs.
+            # The hosts that lack the most memory store no weights: they are sources or sinks that lack memory for the
+            # network's inputs or outputs. Prices of weights do not help them.
+            if not priced:
                 break
             price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in priced}
         return [], least

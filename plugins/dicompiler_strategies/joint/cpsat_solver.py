@@ -121,8 +121,9 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if is_complete and status == cp_model.INFEASIBLE:
         bound = value
     elif is_complete and status != cp_model.MODEL_INVALID:
-        # The solver's bound does not cover choices that the relaxation dropped. Selections with dropped choices are not
-        # better than `relaxed.value`, so that the bound may not exceed `relaxed.value`.
+        # The solver's bound does not cover choices that the relaxation dropped. Selections with dropped choices may
+        # have the value `relaxed.value`, but are not better. A bound on all selections is therefore at most
+        # `relaxed.value`.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - solver_model.terms / COST_UNITS))
@@ -205,7 +206,8 @@ class _SolverModel:
         self.terms = len(cost.variables) + max((len(load.variables) for load in loads), default=0) + 1
         largest = self.model.new_int_var(0, 1 << 60, "")
         for load, limit in zip(loads, model.load_limits, strict=True):
-            # Limited loads are integers already (bytes). Unlimited loads are rounded to multiples of `unit`.
+            # CP-SAT accepts only integers. Loads with a limit are bytes, which are integers already. Loads without a
+            # limit are rounded to multiples of `unit`.
             is_limited = math.isfinite(limit)
             self.model.add(load.in_units(1 if is_limited else unit) <= (math.floor(limit) if is_limited else largest))
         self.model.minimize(largest if model.is_minimax else cost.in_units(unit))

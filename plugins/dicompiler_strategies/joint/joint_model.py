@@ -235,7 +235,8 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
     edges = {
         edge: _edge_link_seconds(tables, network, edge, slots, cache) for edge, slots in find_edges(layers).items()
     }
-    # A choice that sends a state costs more than any plan on one device, because plans must not send states.
+    # Plans must not send states. A pair of choices that would send one therefore costs more than any plan on one
+    # device.
     prohibitive_s = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
     for (i, j), slots in find_state_edges(layers).items():
         busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, cache) > 0, prohibitive_s, 0.0)

@@ -81,7 +81,8 @@ def coordinate_descent(
                     load[:, : table.shape[2]] += table[:, chosen[j]] if i == v else table[chosen[i]]
             totals = loads - load[chosen[v]] + load
             excess = np.maximum(totals - model.load_limits, 0).sum(axis=1)
-            # The mean breaks ties between equal maxima; otherwise loads below the largest one would never fall.
+            # A small fraction of the mean load is added to the largest load. Otherwise loads below the largest one
+            # would never fall.
             value = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
             best = int(np.lexsort((value, excess))[0])
             if (excess[best], value[best]) < (excess[chosen[v]], value[chosen[v]]):

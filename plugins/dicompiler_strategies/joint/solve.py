@@ -246,7 +246,8 @@ class _JointSearch:
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
                 sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
-        devices = len(self.problem.platform.devices)  # All devices may be on one host, each with its own copies.
+        # In the worst case, all devices are on one host, and each has its own copies.
+        devices = len(self.problem.platform.devices)
         weight_copies = 1 if self.problem.target is None else AMPLE_COPIES
         device_bytes = weight_copies * sizes[True] + AMPLE_COPIES * sizes[False]
         return min(self.memory.values()) >= devices * (device_bytes + 2 * max(self.problem.target_overhead.values()))

@@ -270,7 +270,8 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
         ∂L_pen/∂a, because ∂X_ij/∂a = (a − b) / (2 X_ij).
     """
     S = sigma.shape[2]
-    later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
+    # Shape (P, S, S): True if both sublayers exist and the second one has the larger number.
+    later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]
     squares = (sigma**2).sum(axis=3)
     distance = squares[..., :, None] + squares[..., None, :] - 2 * sigma @ sigma.swapaxes(2, 3)
     X = np.sqrt(np.maximum(distance, 0.0) / 2)

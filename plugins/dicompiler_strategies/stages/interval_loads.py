@@ -156,8 +156,9 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
     start of the frame to its last reader. A sink stores the outputs of the network to the end of the frame. A source
     stores the inputs of the network, even if it only sends them.
 
-    A stage consists of consecutive blocks of layers, which begin at `positions` (see `block_of_layers`). All tensors of
-    a block count as stored at the same time. If a block has several layers, the result can therefore be too large.
+    A stage consists of consecutive blocks of layers. Block b has the layers positions[b] to positions[b + 1] - 1. All
+    tensors of a block count as stored at the same time. If a block has several layers, the result can therefore be too
+    large.
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
@@ -194,7 +195,11 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
 
 
 def _add_own_tensor(live: Floats, flow: TensorFlow, block: Sequence[int], layers: int, is_sink: bool) -> None:
-    """Add the bytes of a tensor that the stage computes; a sink stores an output until the last layer of its stage."""
+    """Add the bytes of a tensor to the stages that compute it, for each block of layers during which it is stored.
+
+    Entry [b, e] of `live` is for block b in the stages that end before block e. A sink stores an output of the network
+    until the last layer of its stage.
+    """
     producer = block[flow.producer]
     if is_sink and SINK_POSITION in flow.readers:
         live[producer:, producer + 1 :] += flow.nbytes
@@ -223,7 +228,10 @@ class _TrafficCounter:
 
 
 def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, amount: float) -> None:
-    """Add an amount to the stages that begin at layer `first` or later and contain at least one of the readers."""
+    """Add `amount` to the stages in `total` that begin at block `first` or later and contain at least one reader.
+
+    A block consists of consecutive layers. `readers` are the blocks of the readers, in ascending order.
+    """
     start = first
     for reader in readers:
         if reader >= first:
@@ -232,7 +240,10 @@ def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, 
 
 
 def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
-    """Return the pieces (bytes with the same readers) of all tensors; `block` has the block of each layer."""
+    """Return the pieces (bytes with the same readers) of all tensors.
+
+    `block` has, for each layer, the number of the block (consecutive layers) to which it belongs.
+    """
     pieces = []
     for flow in flows.flows:
         for group in flow.groups:

@@ -200,7 +200,8 @@ def _demanded_regions(
         region = task.outputs[TensorKey(layer.output)]
         if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
-            # A layer that sums over channels itself is the first of the run: its inputs are not followed further.
+            # A layer that sums over channels itself needs all channels of its inputs. It is therefore the first layer
+            # of the run, and its inputs are not followed further.
             if not summed_length(layers, layer):
                 demand(task.needs)
     return found

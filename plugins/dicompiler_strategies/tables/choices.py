@@ -373,7 +373,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
             stride = round(split.full_region()[height_axis][1] / smaller_height)
             label_suffix = f" of {stride}"
             # If a later layer merges many rows into one (patches of an image become a sequence), a halo of a few rows
-            # is useless. The number of extra rows therefore grows in steps of a quarter of `stride`.
+            # is useless, because it is only a fraction of a merged row. The number of extra rows therefore grows in
+            # steps of a quarter of `stride`.
             extra_counts = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
         yield partial(cut, cut_kind), label_suffix, extra_counts
 

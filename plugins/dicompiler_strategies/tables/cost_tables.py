@@ -277,7 +277,7 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        # Seconds and bytes of the exchange of partial sums, for each footprint.
+        # Cache: the seconds and bytes of the exchange of partial sums, for each footprint.
         self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:
@@ -286,7 +286,8 @@ class _TableFiller:
         footprints = tuple(footprint for _, footprint in pairs)
         edges = {edge: self._edge_arrays(footprints, edge, slots) for edge, slots in find_edges(layers).items()}
         nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(footprints)]
-        # Pieces of a state that another device reads in the next frame are sent like the tensors of an edge.
+        # A device may need pieces of a state that another device computed in the previous frame. They are sent like the
+        # tensors of an edge.
         for (i, j), slots in find_state_edges(layers).items():
             seconds, sent = self._edge_arrays(footprints, (i, j), slots)
             if i == j:
@@ -335,9 +336,8 @@ class _TableFiller:
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
         """Return the seconds and the sent bytes of each choice (way to split it) of layer `i`.
 
-        Transfers from other layers are not included.
-
-        They include the computing, the exchange of partial sums, and the transfers of the network's inputs and outputs.
+        Both include the computing, the exchange of partial sums, and the transfers of the network's inputs and outputs.
+        They do not include transfers from other layers.
         """
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
