@@ -52,7 +52,7 @@ def dicompiler_passes() -> Iterable[type[Pass]]:  # type: ignore[empty-body]
 
 @hookspec
 def dicompiler_strategies() -> Iterable[type[Strategy]]:  # type: ignore[empty-body]
-    """Yield strategies, which turn a Problem into a Plan: frozen dataclasses derived from `Strategy`.
+    """Yield strategies, which find a Plan (a split) for a Problem: frozen dataclasses derived from `Strategy`.
 
     @hookimpl
     def dicompiler_strategies():

@@ -149,9 +149,9 @@ def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
 
 @dataclass(frozen=True)
 class WrappedFunction:
-    """A wrapped function of an operator rule or platform family.
+    """A function of an operator rule or platform family, wrapped so that errors in it name the plugin.
 
-    It can be pickled, because layers are sent to other processes together with their rules.
+    It can be pickled, because layers and their operator rules are sent to other processes.
 
     Attributes:
         name: Name of the function in errors.

@@ -224,7 +224,7 @@ def registry() -> Registry:
 def temporarily_registered(*things: Any) -> Iterator[Registry]:
     """Register classes, operator rules and platform families for this thread while the context is open.
 
-    Errors name their plugin "uninstalled". They replace entries of the same kind and name.
+    They replace registered things of the same kind and name. The name of their plugin is "uninstalled".
 
     Args:
         *things: Classes of passes, strategies, targets, engines and cost models; operator rules; platform families.

@@ -45,7 +45,7 @@ repository that is not installed has no entry points."""
 class Session(Protocol):
     """Running devices of an artifact that wait for frames. `connect` creates a session.
 
-    A session must be closed. Several threads may use it: their calls take turns. A forked child of the process cannot
+    A session must be closed. Several threads may use it: one call runs at a time. A forked child of the process cannot
     use it: each call raises a RunError there, and the parent's session continues. If a device fails and the artifact
     has no plan for the remaining devices, the session ends all devices and raises a RunError with the device's name and
     the cause.

@@ -99,7 +99,9 @@ class LoadedNetwork(Protocol):
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """The base class of all engines. A subclass is a frozen dataclass; its first line is shown by `list engines`.
+    """The base class of all engines. A subclass is a frozen dataclass.
+
+    `dicompiler list engines` shows the first line of the subclass's docstring.
 
     Attributes:
         name: Name of the engine in `--engine NAME`: lower-case letters, digits and underscores.

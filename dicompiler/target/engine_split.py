@@ -25,7 +25,8 @@ cost more than it saves."""
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
     """Return the program with its segments split at the operators that the engines do not support.
 
-    A device sends the outputs of a segment after the last piece of the segment.
+    A segment becomes several pieces, each computed by the engine or by onnxruntime. A device sends the outputs of a
+    segment after the segment's last piece.
 
     Args:
         program: The program.
@@ -52,7 +53,7 @@ def _split_role(program: Program, engines: Mapping[str, Engine]) -> Program:
 
 
 def _first_pieces(pieces: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return the new index of the first piece of each segment."""
+    """Return the index of each segment's first piece in the list of all pieces of the device."""
     return [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
 

@@ -50,8 +50,8 @@ def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> t
         seeds: Seeds of the exact check, which compares results on small integers bit by bit.
 
     Returns:
-        The passed checks: first the exact check, then one for each output on each sink, then the check of the sent
-        bytes.
+        The passed checks: first the exact check, then one for each output on each sink (a device that receives
+        outputs), then the check of the sent bytes.
 
     Raises:
         AssertionError: A check failed.
@@ -75,7 +75,7 @@ def verify_plan(
     """Run three kinds of checks of a plan in this process.
 
     - exact: models with small integers as weights must give the same bits with and without the split;
-    - outputs: every output on every sink must be within the tolerance of `reference`;
+    - outputs: on every device that receives outputs, they must be within the tolerance of `reference`;
     - bytes: every transfer must have the predicted length, and the sum of all lengths must be the number that the
       plan's routing (all exchanged regions) predicts.
 

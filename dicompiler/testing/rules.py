@@ -132,8 +132,8 @@ def check_operator_rule(
     """Check that an operator rule splits nodes correctly.
 
     For each case and seed, the node is split at a random region, and the result is compared with that of the whole
-    node. The bits must be equal unless the case is inexact. If the rule has a reduction, partial sums over ranges of
-    the input channels are checked too. The cost of each piece must be an OpCost. The rule must be picklable, because
+    node. The bits must be equal unless the case is inexact. If the operator sums over input channels, partial sums over
+    ranges of them are checked too. The cost of each region must be an OpCost. The rule must be picklable, because
     executors evaluate plans in other processes. The rule need not be registered.
 
     Args:
@@ -284,8 +284,8 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """Return random parts: a random region on device a, and the regions around it on devices b and c.
 
-    Device a is the sink. If several devices compute an element, the sink uses its own value. All elements of the region
-    on device a are therefore compared.
+    Device a is the sink, which receives the output. If several devices compute an element, the sink uses its own value.
+    All elements of the region on device a are therefore compared.
     """
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)

@@ -32,7 +32,7 @@ SPLIT_STRATEGIES = ("single", "modnn", "pipeline")
 """Strategies that split the samples: all layers on one device, tiles with halos, and a pipeline of whole layers."""
 FRAME_COUNT = 2
 STATE_FRAME_COUNT = 3
-"""Number of consecutive frames of the network with a state."""
+"""Number of consecutive frames with which the network with a state is run."""
 _STATEFUL_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, float[1, 2, 8, 6] present) {
   [sum] present = Add (x, past)
@@ -63,8 +63,8 @@ def check_target(
     - artifact.json names this target, and no file is written outside of the artifact's directory;
     - no call changes its arguments, ends the process, or runs without end;
     - `memory_overhead` returns a number of bytes for every device;
-    - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes,
-      and returns a report for every device.
+    - a run of two frames gives outputs within the tolerance of onnxruntime on every device that receives outputs,
+      sends the predicted bytes, and returns a report for every device.
 
     Three more plans are run:
 

@@ -163,9 +163,9 @@ def check_exact(
     """Check that a split reads and places all elements correctly, with integers instead of the real weights.
 
     A check model is the same graph with small integers, on which float arithmetic is exact. It is split by the same
-    plan, and the results must be bit-equal to those of the whole check model. All replicas and failure plans are
-    checked. The check does not apply if onnxruntime refuses the check model. Nodes without an exact integer form are
-    excluded and named in the detail.
+    plan, and the results must be bit-equal to those of the whole check model. All replicas (copies of the plan on other
+    devices) and failure plans are checked. The check does not apply if onnxruntime refuses the check model. Nodes
+    without an exact integer form are excluded: their results are not checked, and the detail names them.
 
     Args:
         model: The normalised network.
@@ -173,9 +173,9 @@ def check_exact(
         seeds: Seeds of the check models. Default: as many as are needed to read every kernel position and input
             channel.
         rules: Operator rules by (domain, operator type). Default: the built-in ones.
-        layers: The layers of `model`. If they are given, more nodes in layers that no plan cuts can be
-            replaced by integer functions (stand-ins), so that fewer nodes are excluded. The detail of the check then
-            counts the checked layers.
+        layers: The layers of `model`. If they are given, more nodes in layers that no plan cuts can be replaced by
+            integer functions (stand-ins), so that fewer nodes are excluded. The detail of the check then counts the
+            checked layers.
     """
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()

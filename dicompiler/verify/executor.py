@@ -228,8 +228,8 @@ def run_model(
     """Run a whole model in one onnxruntime session. Results of split networks are compared with its outputs.
 
     Args:
-        model: The network. For a model after `partition`, the inputs contain whole states, which are cut into the
-            pieces that the model reads.
+        model: The network. The pass `partition` cuts states (tensors that one frame passes to the next) into pieces.
+            For such a model, the inputs contain whole states, which are cut here.
         inputs: An array for each graph input, by name.
         outputs: Names of tensors to return instead of the graph outputs; inner tensors are allowed.
         optimization: Graph optimization level of onnxruntime.
@@ -261,7 +261,7 @@ class Execution:
     Attributes:
         outputs: Graph outputs by name, each from the first device that has it.
         sent: Sent bytes by transfer index.
-        delivered: Outputs by sink device and name.
+        delivered: Outputs by name, for each sink (a device that receives outputs).
         values: Every tensor by device and name, if the caller asked for them.
         kept_states: Pieces of states that devices keep for the next frame, with their values.
     """

@@ -99,7 +99,7 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
 
     Args:
         program: Program that sends values in their own types: it was compiled with `WireFormat.with_exact_stand_ins`.
-        routing: Routing of the plan with its wire types.
+        routing: Routing of the plan (all exchanged regions), with its wire types.
         wire: The plan's wire types.
         inputs: Arrays by input name.
     """

@@ -180,7 +180,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
 
 
 def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
-    """Move each DequantizeLinear into the group of the node that reads it. The anchors do not change."""
+    """Move each DequantizeLinear into the group of the node that reads it. The groups keep their main operators."""
     single_nodes = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
     by_reader = dequantize_by_reader(nodes, readers, lambda node: node.name in single_nodes)

@@ -54,7 +54,11 @@ class Normalise(Pass):
 
 
 def normalise(model: Model) -> Model:
-    """Return the model in normal form. A second call changes nothing. Nodes that stay keep their names."""
+    """Return the model in the form that later passes rely on.
+
+    In this form, weights are initializers, every graph output is computed by a node, and every node is read. A second
+    call changes nothing. Nodes that stay keep their names.
+    """
     graph = model.graph()
     fix_initializers(graph)
     raise_opset(graph)

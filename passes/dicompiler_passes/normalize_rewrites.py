@@ -27,8 +27,8 @@ def raise_opset(graph: ModelGraph) -> None:
 
     Reshape(x), shape as an attribute (opset 4)  ⇒  Reshape(x, shape) (opset 7)
 
-    The pieces of a split tensor are joined by Concat or Add. onnxruntime has no Concat before opset 4, and no Add
-    before opset 7.
+    The opset is raised because the pieces of a split tensor are joined by Concat or Add. onnxruntime has no Concat
+    before opset 4, and no Add before opset 7.
     """
     bodies = graph.subgraphs(recursive=True)
     nodes = [node for nodes in (graph.nodes, *(body.nodes for body in bodies)) for node in nodes]

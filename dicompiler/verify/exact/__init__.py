@@ -128,10 +128,11 @@ def build_check_model(
     Args:
         model: The network as normalised by the pass `normalise`, with weights as initializers.
         seed: Seed of filters and inputs, at least 0.
-        rules: Operator rules by (domain, operator type), which name the stand-ins. Default: the built-in ones.
+        rules: Operator rules by (domain, operator type). They name the integer functions (stand-ins) that replace
+            operators that round. Default: the built-in rules.
         relaxation: Changes to start with, for example those that another seed needed.
         layers: The layers of `model`. If they are given, more operators in layers that no plan cuts can be replaced by
-            integer functions (stand-ins).
+            stand-ins.
 
     Raises:
         NotExactError: onnxruntime refuses the check model, or no relaxation is left.
@@ -169,9 +170,9 @@ def build_check_model(
 
 
 def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """Add to `relaxation` (changes of the check model) that nodes that draw random numbers are excluded.
+    """Return `relaxation` (changes of the check model), in which nodes that draw random numbers are excluded too.
 
-    The check cannot compare random numbers. Nodes with control-flow bodies are not added.
+    The check cannot compare random numbers. Nodes with control-flow bodies are not excluded.
     """
     nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
     excluded = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
@@ -295,7 +296,8 @@ def _equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def _store_initializers(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
     """Replace initializers of `proto` by `arrays`.
 
-    A large initializer becomes a placeholder, which has no data. The result has the data of all placeholders, by name.
+    A large initializer becomes a placeholder without data, because a protobuf message cannot exceed 2 GB. The result
+    has the data of all placeholders, by name.
     """
     weights: dict[str, Weight] = {}
 

@@ -140,7 +140,7 @@ class ReadMasks:
     channels: Mapping[str, Mask] = field(default_factory=dict)
 
     def including(self, model: Model) -> ReadMasks:
-        """Return these masks joined with those of the check model `model`."""
+        """Return these masks joined with those of `model`, a check model (a network with sparse integer filters)."""
         facts, taps, channels = gather_facts(model), dict(self.taps), dict(self.channels)
         makers = {node.output[0]: node for node in facts.nodes if facts.computed_input_count(node) == 0}
         for node in facts.nodes:
@@ -160,7 +160,7 @@ class ReadMasks:
 
 
 def measure_coverage(models: Iterable[Model]) -> Coverage:
-    """Return the joint coverage of several check models.
+    """Return how many taps (kernel positions) and input channels several check models read together.
 
     If `models` is a generator, only one check model is in memory at a time.
     """

@@ -65,7 +65,10 @@ def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDArray[Any]]:
-    """Return the random integers from -size to size that replace the outputs of excluded nodes, by tensor name."""
+    """Return random integers from -size to size for the outputs of nodes that the exact check excludes, by tensor name.
+
+    They are for the nodes that plans may split. Such a node computes zeros, to which the integers are added.
+    """
     nodes = [
         node
         for node in facts.nodes

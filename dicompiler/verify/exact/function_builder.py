@@ -19,9 +19,12 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.index_inputs import ValueLimit
 
 MODULUS = 16
-"""Modulus that stand-ins apply to the terms of sums. It is a power of two, so that its reciprocal is exact."""
+"""Modulus that stand-ins (integer functions that replace operators) apply to the terms of sums.
+
+It is a power of two, so that its reciprocal is exact.
+"""
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
-"""Moduli that stand-ins apply to the factors of products.
+"""Moduli that stand-ins (integer functions that replace operators) apply to the factors of products.
 
 ODD_MODULUS_16_BIT is for 16-bit types, and ODD_MODULUS for types with 24 or more significand bits.
 
@@ -32,7 +35,7 @@ integer is half-way between two multiples of an odd modulus, so the nearest mult
 
 @dataclass(frozen=True)
 class StandInCall:
-    """The common properties of all nodes that call a stand-in function.
+    """The common properties of all nodes that call a stand-in (an integer function that replaces an operator).
 
     Attributes:
         op: Operator type.
@@ -101,7 +104,7 @@ class StandInCall:
 
 
 BodyBuilder = Callable[[StandInCall], list[NodeProto]]
-"""Function that returns the nodes of a stand-in, which compute Y from X0, X1, …."""
+"""Function that returns the nodes of a stand-in (an integer function that computes Y from X0, X1, …)."""
 
 
 def constant_node(name: str, value: NDArray[np.generic]) -> NodeProto:
@@ -153,7 +156,10 @@ def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
 
 
 def modulus_for(dtype: int) -> int:
-    """Return the odd modulus by which stand-ins bound tensors of an ONNX type: 3 for 16-bit floats, otherwise 15."""
+    """Return the odd modulus that keeps the integers of check models small: 3 for 16-bit floats, otherwise 15.
+
+    `dtype` is an ONNX type.
+    """
     return ODD_MODULUS_16_BIT if dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else ODD_MODULUS
 
 

@@ -70,7 +70,7 @@ def bounded_body(call: StandInCall) -> list[NodeProto]:
 def indexed_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply the operator to indices modulo the axis length.
 
-    The indices in a check model are arbitrary integers, which may exceed this length.
+    The exact check runs the network on random integers, so an index may exceed this length.
     """
     return [
         attribute_constant("axis", "value_int", "axis", onnx.AttributeProto.INT),
@@ -176,8 +176,8 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply the operator to inputs modulo an odd number, and compute round(64 · result).
 
     The modulus keeps the outputs small. Interpolation gives fractions, which are scaled by 64 and rounded, because
-    stand-ins must output integers. A piece interpolates with the same weights as the whole tensor, so its results are
-    rounded to the same integers.
+    the exact check compares integers. A piece of the output is interpolated with the same weights as the whole output,
+    so its results are rounded to the same integers.
     """
     return [
         *centred_mod(call, "X0", "B0"),
@@ -416,7 +416,7 @@ BODIES = {
     "weighted_sum": weighted_sum_body,
     "zeros": zeros_body,
 }
-"""Function that builds a stand-in, by the name that operator rules use.
+"""Function that builds a stand-in (integer function in place of an operator), by the name that operator rules use.
 
 `position_values`, `ones` and `zeros` replace excluded nodes only.
 """

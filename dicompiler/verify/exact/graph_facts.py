@@ -1,4 +1,4 @@
-"""Facts about the graph of a network, which are gathered once and then used to build its check models."""
+"""Facts about the graph of a network, gathered once for all of its check models (variants with small integers)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ FLOAT8_TYPES = frozenset(
 )
 """8-bit floating-point types of stored weights. Integers up to 8 are exact in each of them."""
 Rules = Mapping[tuple[str, str], OperatorRule]
-"""Operator rule by (domain, operator type). The rule names the stand-in and the kinds of integer constants."""
+"""Operator rule by (domain, operator type).
+
+For the exact check, the rule names an integer function that replaces the operator, and kinds of integer constants.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class GraphFacts:
 
 
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
-    """Return the types, shapes, readers and operator rules of a network's graph, which its check models need.
+    """Return the types, shapes, readers and operator rules that check models (variants with small integers) need.
 
     Types are inferred on a copy without weights. The default of `rules` is the built-in rules. If `layers` are given,
     their shapes are used too, and nodes in layers that cannot be cut are marked as whole.

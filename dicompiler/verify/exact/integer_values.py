@@ -29,8 +29,8 @@ class MagnitudeSchedule:
         seeds: Number of check models that are made with consecutive seeds. Together, their filters must have an element
             other than 0 at every kernel position and input channel.
         taps: Number of elements of ±1 in each filter. Entry i is for filters behind i other layers with weights, and
-            the last entry also for those behind more layers. More elements are used if coverage within `seeds` seeds
-            requires them.
+            the last entry also for those behind more layers. More elements are used if `seeds` seeds would otherwise
+            not read all kernel positions and input channels.
         shifts: Number of different values of a shift (an additive constant), a prime.
         inputs: Inputs are integers from -inputs to inputs.
     """

@@ -207,4 +207,4 @@ BODIES = {
     "skip_normalization": skip_body,
     "softmax": softmax_body,
 }
-"""Function that builds a stand-in, by the name that operator rules use."""
+"""Function that builds a stand-in (integer function in place of an operator), by the name that operator rules use."""

@@ -49,21 +49,24 @@ class FilterExtent:
     taps: int
 
     def min_elements(self, seeds: int = MAX_SEEDS) -> int:
-        """Return how many nonzero elements each filter needs so that `seeds` seeds read all channels and taps."""
+        """Return how many nonzero elements each filter needs.
+
+        With that many, `seeds` consecutive seeds read all input channels and taps (kernel positions).
+        """
         channels = math.ceil(self.channels / (self.filters * seeds))
         taps = math.ceil(self.taps / (self.groups * self.filters * seeds))
         return max(1, channels, taps)
 
     @property
     def seeds_needed(self) -> int:
-        """Number of consecutive seeds that read every tap and every input channel, at most MAX_SEEDS."""
+        """Number of consecutive seeds that read every kernel position and input channel, at most MAX_SEEDS."""
         channels = math.ceil(self.channels / (self.filters * self.min_elements()))
         taps = math.ceil(self.taps / (self.groups * self.filters * self.min_elements()))
         return max(1, channels, taps)
 
 
 def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the weight at input `index` as a view of shape (groups, filters, channels, taps).
+    """Return the weight at input `index` as a view of shape (groups, filters, channels, kernel positions).
 
     Each matrix of a MatMul's stack is a group. `array` must be contiguous, because the caller writes to it through the
     view.
@@ -95,13 +98,14 @@ def filter_extent(node: onnx.NodeProto, index: int, shape: Shape) -> FilterExten
 def sparse_filters(
     node: onnx.NodeProto, index: int, shape: Shape, dtype: np.dtype[Any], seed: int, taps: int, signs: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return a weight with `taps` elements of ±1 in each filter, or more if coverage needs more.
+    """Return a weight with `taps` elements of ±1 in each filter; all other elements are 0.
 
-    Coverage means that all seeds together read every channel and every tap (kernel position). The positions of a
-    layer's nonzero elements are consecutive entries of two permutations, one of the channels and one of the taps. The
-    permutations depend only on the layer's name. Each seed starts at the entry at which the previous seed ends, so
-    consecutive seeds read all entries in turn. `index` is the weight's index among the node's inputs. `signs` are the
-    signs of the first element of each filter, with shape (groups · filters,); all other signs are random.
+    There are more elements if all seeds together would otherwise not read every input channel and kernel position. The
+    positions of a layer's nonzero elements are consecutive entries of two permutations, one of the channels and one of
+    the kernel positions. The permutations depend only on the layer's name. Each seed starts at the entry at which the
+    previous seed ends, so consecutive seeds read all entries in turn. `index` is the weight's index among the node's
+    inputs. `signs` are the signs of the first element of each filter, with shape (groups · filters,); all other signs
+    are random.
     """
     array = np.zeros(shape, dtype)
     view = unified_view(node, index, array)

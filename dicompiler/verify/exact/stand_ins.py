@@ -146,7 +146,7 @@ BODIES: Mapping[str, BodyBuilder] = {
     **normalization.BODIES,
     **generic.BODIES,
 }
-"""Function that builds a stand-in, by the name that operator rules use.
+"""Function that builds a stand-in (integer function in place of an operator), by the name that operator rules use.
 
 If an operator rule names an operator type instead, the stand-in is one node of this type with the same inputs. Bounded
 functions have bounded stand-ins (Sigmoid becomes a remainder), and rectifiers become rectifiers. An average becomes a
@@ -319,7 +319,7 @@ def widen_bound(name: str, value: float, dtype: int) -> float:
 
 
 def _round_body_outputs(body: onnx.GraphProto, facts: GraphFacts) -> None:
-    """Make the floating-point outputs of a control-flow body small integers, in place."""
+    """Round the floating-point outputs of a control-flow body to small integers, in place."""
     for value in body.output:
         dtype = value.type.tensor_type.elem_type
         if dtype in SIGNIFICAND_BITS:
