@@ -169,7 +169,8 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
         if (partial := directory / f".{device}.part").is_dir():
             partial.rename(directory / device)
     finished: list[dict[str, dict[str, NDArray[Any]]]] = []
-    # The last file may be incomplete, because the run failed while the file was written.
+    # The last file may be incomplete, because the run failed while the file was written. Then, an error ends the loop,
+    # so that the file's frame does not count as finished.
     with contextlib.suppress(OSError, ValueError, EOFError):
         for frame in range(kept_frames):
             outputs = _read_frame(artifact, directory, frame)

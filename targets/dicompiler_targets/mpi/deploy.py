@@ -304,7 +304,7 @@ def _make_mpirun_command(
     `hosts` are the reachable hosts, `packages` the path of the package on each of them, and `arguments` the program's
     arguments that are the same for all ranks.
     """
-    # With the full path of mpirun, Open MPI would expect to be installed at the same path on the other hosts.
+    # mpirun is named without its path. With a path, Open MPI would expect to be installed there on the other hosts too.
     command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for device, package_source in artifact.packages.items():
         host = next((host for host in hosts if device in host.devices), hosts[0])

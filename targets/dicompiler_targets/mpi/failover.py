@@ -129,7 +129,8 @@ class _FailoverRun:
         `result` is the result of the last call of mpirun.
         """
         continued_at = time.perf_counter() - result.total_s + result.frames_s[0]
-        # The number of replayed frames is an upper bound, because ended ranks do not report the frames they had begun.
+        # The number of replayed frames (frames that are computed again) is an upper bound, because ended ranks do not
+        # report the frames that they had begun.
         in_flight = self._options.resolve_in_flight(len(self._artifact.devices))
         takeover = replace(
             self.events[-1],

@@ -72,7 +72,7 @@ class HostMonitor:
 
     def __init__(self, hosts: Iterable[MonitoredHost], heartbeat_s: float) -> None:
         self._heartbeat_s, self._hosts = heartbeat_s, tuple(hosts)
-        # A host can send its first heartbeat only when the ssh connection is established.
+        # Hosts get extra time for the first heartbeat, because the ssh connection must be established before.
         first_due_s = time.monotonic() + ssh.CONNECT_TIMEOUT_S
         self._last_heartbeat_s = dict.fromkeys((host.host for host in self._hosts), first_due_s)
         self._stopped_counts, self._closed_hosts = Counter[str](), set[str]()

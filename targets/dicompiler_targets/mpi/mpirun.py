@@ -30,7 +30,7 @@ RANK_MESSAGE_PREFIX = "dicompiler: "
 MAX_REPORT_BYTES = 1 << 26
 """Maximum number of bytes of rank 0's output that are read."""
 FAILURE_DELAY_S = 1.0
-"""Seconds after the end of mpirun in which the monitor may still detect that a host has failed."""
+"""Seconds after the end of mpirun in which HostMonitor may still detect that a host has failed."""
 POLL_INTERVAL_S = 0.05
 PEER_ENDED_MESSAGE = "its connection to another rank was closed, which has ended"
 """The message of a rank that has lost its connection to another rank; it is part of runtime/run.cc."""
@@ -214,13 +214,14 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
 def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
     """Return the line of the messages in `errors` that best shows why mpirun or a rank has failed."""
     lines, messages = _clean_lines(errors), _find_rank_messages(errors)
-    # A rank that loses its connection to a failed rank can end all ranks before mpirun detects the failure.
+    # A rank that loses its connection to a failed rank can end all ranks before mpirun detects the failure. In that
+    # case, Open MPI reports an abort of this rank and a closed socket, and no rank prints a message of its own.
     aborted = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
     if not messages and aborted is not None and "Socket closed" in errors:
         return f"{artifact.describe_rank(int(aborted[1]))}: {PEER_ENDED_MESSAGE}"
     if messages:
-        # A late rank reports the rank that it waits for, the suspect. If ranks wait for each other in a chain, the last
-        # rank of the chain delays them all. Its suspect, if any, has reported nothing.
+        # A late rank reports the rank that it waits for (its suspect). In a chain of waiting ranks, the last one delays
+        # all others. It is the rank with no suspect, or with a suspect that reports nothing.
         reporting = {match[1] for message in messages if (match := re.match(r"rank (\d+) ", message))}
         suspects = [
             match[1] if (match := re.search(r"; the cause may be rank (\d+) ", message)) else "" for message in messages
@@ -242,7 +243,8 @@ def _find_rank_messages(errors: str) -> list[str]:
     If there are no such messages, return all messages of ranks.
     """
     lines = _clean_lines(errors)
-    # To end all ranks, mpirun also resumes stopped ranks. What these ranks then print does not show the cause.
+    # Messages after this line do not show the cause. To end all ranks, mpirun also resumes stopped ranks, which then
+    # print further messages.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
     end = next(aborted, len(lines))
     messages = [
@@ -265,7 +267,7 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
         tuple(
             TimelineEntry(kind, index, frame, max(0.0, start), end)
             for kind, index, frame, start, end in sorted(report["timeline"], key=lambda entry: entry[3])
-            if end > 0  # times count from the start of the last frame, so earlier frames have negative times
+            if end > 0  # times are relative to the start of the last frame; activities before it are omitted
         ),
     )
 

@@ -134,7 +134,7 @@ def make_transfer_table(program: Program, end: str, other_end: str) -> str:
     for transfer in program.all_transfers:
         peers = table[getattr(transfer, end)].setdefault(transfer.value.name, [])
         peer = ranks[getattr(transfer, other_end)]
-        if peer not in peers:  # several replicas may send the same tensor
+        if peer not in peers:  # several replicas of a plan may send the same tensor to the same rank
             peers.append(peer)
     rows = [f" {json.dumps(device)}: {json.dumps(tensors)}" for device, tensors in table.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

@@ -31,7 +31,9 @@ RUNTIME_COSTS = RuntimeCosts(
     coalesced_share=0.1,
     in_order=True,
 )
-"""Costs that were fitted to measured exchanges between emulated boards (docs/understand/cost-models.md)."""
+"""Costs in seconds, or seconds per byte. They were fitted to measured exchanges between emulated boards.
+
+docs/understand/cost-models.md describes the fit."""
 RANK_BASE_BYTES = 40 << 20
 """Bytes of a rank (MPI process) without sessions, measured on x86-64 Linux with Open MPI 5.0 and onnxruntime 1.31."""
 

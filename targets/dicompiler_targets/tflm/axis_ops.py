@@ -59,7 +59,7 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
         raise make_refusal(node, "it reduces no axis", "remove it")
     kept, form = bool(node.get_attribute("keepdims", 1)), writer.get_form(name)
     if not kept:
-        form = "plain"  # An image that loses axes has no form with channels last.
+        form = "plain"  # The result has fewer than four axes, so it has ONNX's order of axes (no channels last).
     where = sorted(get_axis_position(axis, len(shape), form) for axis in along)
     inputs = [writer.read_tensor(name, form), writer.add_constant(np.asarray(where, np.int32), "axes")]
     writer.add_operation(

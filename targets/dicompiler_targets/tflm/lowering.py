@@ -36,7 +36,9 @@ from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, check_ranks
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natural_form, permute
 
 MAX_COPY_LOOPS = 3
-"""Maximum number of loops of a copy. Tensors have up to four axes; the last axis is contiguous and needs no loop."""
+"""Maximum number of nested loops of a strided copy.
+
+Tensors have up to four axes. The last axis is contiguous and needs no loop."""
 HOISTABLE_TYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
 """Element types of tensors whose Slices and Concats can move out of a model: the types of TFLite-micro."""
 _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {

@@ -15,7 +15,8 @@ public:
     virtual void run() = 0;
 };
 
-// A loaded segment. The tensors must have the names of the segment's inputs and outputs, and outlive the bound segment.
+// A loaded segment (an ONNX submodel, or its conversion for ncnn). The tensors that are passed to bind() must have the
+// names of the segment's inputs and outputs, and outlive the bound segment.
 class Segment {
 public:
     virtual ~Segment() = default;

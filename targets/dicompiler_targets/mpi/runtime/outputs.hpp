@@ -1,4 +1,5 @@
-// Writes the outputs of a run to .npy files, which stay in a hidden directory until all ranks have finished.
+// Writes the outputs of a run to .npy files. They stay in a hidden directory until all ranks have finished, so that a
+// failed run does not leave incomplete outputs.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@ namespace dicompiler {
 //
 // For each frame in flight, all receives are posted first (MPI_Irecv). Then the steps are executed in order. A segment
 // runs as soon as its inputs have been received and copied, and sends do not block (MPI_Isend). The buffers of a frame
-// are used for another frame when all of its sends are complete; see frame_buffers.hpp.
+// are used for another frame when all of its sends are complete.
 class Rank {
 public:
     using Id = std::size_t;
@@ -96,9 +96,9 @@ struct Program {
     // The graph optimization level of onnxruntime, and its execution provider for devices that are GPUs.
     std::string optimization, provider;
     ImagePreprocessing preprocessing;
-    // The inputs that are states. An input file may have their initial values.
+    // The inputs that are states (tensors that a rank keeps for the next frame). An input file may have initial values.
     std::vector<Input> states = {};
-    // The number of roles that are used while no device has failed; 0: all roles.
+    // The number of roles that are used while no device has failed: those of the normal plan and its replicas. 0: all.
     std::size_t regular_roles = 0;
     // The version of ncnn for which segments were converted; "" if ncnn computes none of them.
     std::string ncnn_version = "";

@@ -13,8 +13,9 @@ std::size_t get_peak_memory();
 struct LeadTimes {
     Clock::time_point start, last_frame;
 };
-// Broadcasts the times of rank `lead` with MPI. They are exact for ranks on the same host, which share a clock. Other
-// ranks use their own start instead, because all ranks start at the same barrier.
+// Broadcasts the times of rank `lead` with MPI. Ranks on the same host share a clock, so the times are exact for them.
+// A rank on another host uses its own start as the start of rank `lead`. Both are nearly equal, because all ranks start
+// at the same barrier.
 LeadTimes share_lead_times(int lead, const ExchangeTimes& exchange_times);
 
 // Returns a rank's measurements as a JSON object. Times in its timeline are seconds since `last_frame`.

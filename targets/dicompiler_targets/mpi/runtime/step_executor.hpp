@@ -36,7 +36,7 @@ struct ExecutorEvents {
 
 // An activity of a rank for one frame. `kind` is "run", "send" or "wait". `index` is the index of the segment in
 // ExecutionTimes::segments for "run", and the index of the transfer for "send" and "wait". It is -1 for a wait that no
-// transfer causes.
+// transfer causes, such as a wait for a state of the previous frame.
 struct TimelineEntry {
     const char* kind;
     long index;
