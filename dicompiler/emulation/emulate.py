@@ -3,8 +3,8 @@
 artifact + Platform ──emulate──► EmulationResult: measurements and predictions
 
 Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its board.
-All other work of the target's runtime runs at the speed of this host, and the prediction accounts for this: it uses
-runtime costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too
+All other work of the target's runtime runs at the speed of this host. The prediction accounts for this: it uses runtime
+costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too
 few processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they
 are times on the boards.
 """
@@ -316,9 +316,9 @@ def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, fl
 def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
     """Raise DicompilerError if this host is too slow to emulate the boards.
 
-    The host is too slow if it needs longer for the segments of a device than the device's board, or if the segments of
-    all boards together need too many processors. `frame_s` are the predicted seconds of a frame, and `roles` is the
-    number of replicas.
+    It is too slow if it needs longer for the segments of a device than the emulated board. It is also too slow if the
+    segments of all boards together need too many processors. `frame_s` are the predicted seconds of a frame, and
+    `roles` is the number of replicas.
     """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):

@@ -70,9 +70,9 @@ class RateLimit:
         """Limit the device to `rate` bit/s by a token bucket filter (tbf), which replaces the previous one.
 
         A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
-        burst and the pieces that the kernel passes to the filter must therefore be small. There are two lower limits:
-        smaller pieces need too much processor time, and a burst that is hardly larger than a piece leaves the link idle
-        while it waits for the kernel's late timers.
+        burst and the pieces that the kernel passes to the filter must therefore be small. There are two lower limits.
+        Smaller pieces would need too much processor time. If the burst were hardly larger than a piece, the link would
+        be idle while it waits for the kernel's late timers.
         """
         burst = self.piece_bytes + int(rate / 8 * TIMER_DELAY_S)
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))

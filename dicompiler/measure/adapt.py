@@ -70,10 +70,10 @@ class AdaptOptions:
     """When an adaptive session searches for another plan, and when it uses that plan.
 
     Attributes:
-        deviation: A search starts if the measured seconds of a device exceed the predicted ones by more than this
-            share, or if the predicted seconds exceed the measured ones by more than this share.
-        link_deviation: A search also starts if the measured and the predicted seconds in which a connection between two
-            devices sends a byte differ by more than this share.
+        deviation: A search starts if a device computes for more than 1 + `deviation` times as long as predicted, or the
+            prediction is more than 1 + `deviation` times as long as the measurement.
+        link_deviation: A search also starts if the seconds per byte of a connection between two devices differ by more
+            than the factor 1 + `link_deviation` from the prediction.
         frames: Least number of frames over which the median of the measured seconds is taken. With replicas, it is at
             least three frames of each replica.
         min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
@@ -102,8 +102,9 @@ class Adaptation:
 
     Attributes:
         at_s: Seconds from the opening of the session to the search.
-        ratios: Measured seconds as a multiple of the predicted ones: seconds of computing for each device that was too
-            fast or too slow, and seconds of a byte for each such connection, with names such as `pi01 → pi02`.
+        ratios: Measured seconds as a multiple of the predicted ones, for each device and connection that was too fast
+            or too slow. They are seconds of computing by device name, and seconds per byte by connection name, such as
+            `pi01 → pi02`.
         value: Predicted value of the objective with the artifact that computed the frames before the search, for the
             measured speeds.
         new_value: Predicted value of the objective with the best artifact that was found, for the measured speeds.
@@ -177,8 +178,8 @@ class _Observation:
         """Add a frame, and return the measured seconds of the window; None if they are not due or not stable.
 
         They are due CHECKS_PER_WINDOW times while the window moves by its length. They are stable if those in the whole
-        window and those in its newer half hardly differ. The result has the median seconds of computing of each device,
-        summed over one frame of each replica, and the mean seconds in which each connection sends a byte.
+        window and those in its newer half hardly differ. The result has, for each device, the median seconds of
+        computing, summed over one frame of each replica. For each connection, it has the mean seconds per byte.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -465,8 +466,8 @@ def connect_adaptive(
     """Start the devices of an artifact, as `connect` does, for a session that follows changes of the boards' speed.
 
     Each device reports the seconds in which it computes a frame, and in which tensors arrive from other devices. If
-    they differ too much from the prediction, the session searches for a better plan in a process of its own, and swaps
-    to its artifact. New artifacts are written next to `directory`, as DIRECTORY.adapted-N.
+    they differ too much from the prediction, the session searches for a better plan in a process of its own. It then
+    swaps to the artifact of this plan. New artifacts are written next to `directory`, as DIRECTORY.adapted-N.
 
     Args:
         directory: The artifact's directory.

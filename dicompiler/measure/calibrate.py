@@ -48,7 +48,7 @@ MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
 """A machine was busy if two times that should be similar differ by more than this factor.
 
-The two times are those of a segment in the last frame and in the other frames, or those of the median frame and of the
+Two pairs of times are compared: a segment in the last frame and in the other frames, and the median frame and the
 shortest frame.
 """
 MAX_UNEXPLAINED_SHARE = 0.25
@@ -212,8 +212,8 @@ def calibrate(
     measured seconds. Bandwidths and latencies are fitted to the pauses between segments (the submodels that a device
     runs one after another).
 
-    With `profile`, the platform stays unchanged. All times of the profile are multiplied by one factor instead, such
-    that the predicted and the measured seconds of all its devices together are equal.
+    With `profile`, the platform stays unchanged. All times of the profile are multiplied by one factor instead. With
+    this factor, the predicted and the measured seconds of all devices of the profile together are equal.
 
     Args:
         logs: Run logs of one artifact.
@@ -368,8 +368,8 @@ def fit_rates(
         predict: Function that returns the predicted seconds by device name for a platform.
 
     Returns:
-        The corrected platform, and the factors of the last correction by device name: predicted seconds divided by
-        measured ones, 0 for devices without measured or predicted seconds.
+        The corrected platform, and the factors of the last correction by device name. A factor is predicted seconds
+        divided by measured ones; it is 0 for devices without measured or predicted seconds.
     """
     factors: dict[str, float] = {}
     # The predicted time of copies is not inversely proportional to the rate, so the correction must be repeated.

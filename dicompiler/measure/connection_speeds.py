@@ -70,8 +70,8 @@ def fit_bandwidths(
 ) -> Platform:
     """Change bandwidths of hosts until the measured seconds per byte are predicted.
 
-    If connections are slower than predicted, lower bandwidths are given to a few hosts, such that each slow connection
-    begins or ends at one of them. If all hosts share a medium or a gateway and all connections are slow, the bandwidth
+    If connections are slower than predicted, the bandwidths of a few hosts are lowered. Each slow connection begins or
+    ends at one of these hosts. If all hosts share a medium or a gateway and all connections are slow, the bandwidth
     of the medium or gateway is lowered instead. Bandwidths that were lowered before are raised if their connections are
     faster than predicted, up to those of `stated`.
 

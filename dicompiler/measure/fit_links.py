@@ -140,8 +140,8 @@ def fit_links(
         typical: Workloads of one frame, each with the median of the measured seconds of many frames.
 
     Returns:
-        The platform with the fitted bandwidths and latencies; the reasons why some of them are undetermined, by name;
-        and for each run, by device, the difference between the observed and the simulated seconds of all pauses.
+        Three results: the platform with the fitted bandwidths and latencies; by name, the reason why one of them is
+        undetermined; and for each run, by device, the difference between observed and simulated seconds of all pauses.
     """
     import numpy as np
 

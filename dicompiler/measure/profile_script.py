@@ -326,8 +326,8 @@ def measure_cold_costs(
 
     In a frame, other pieces have run since the previous run of a piece, so weights and inputs come from memory and not
     from caches. The result has the additional seconds for each byte of weights, for each byte of other inputs, and for
-    each call. They are measured by running one piece of each layer in turn, because these pieces displace each other
-    from the caches, as the layers do in a frame.
+    each call. To measure them, one piece of each layer is run in turn. These pieces displace each other from the
+    caches, as the layers do in a frame.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [open_piece(task, options.threads) for task in (*tasks, call)]

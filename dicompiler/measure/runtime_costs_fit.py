@@ -134,8 +134,8 @@ def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | No
     no program copies, and the latency if `waking` is 0.
 
     Args:
-        entry: The target's entry in the key `runtimes` of tasks.json. The receiver's time for a message consists of
-            waking up and of receiving; the entry's key `waking` is the share of waking up in this time.
+        entry: The target's entry in the key `runtimes` of tasks.json. Its key `waking` is a share of the receiver's
+            time for a message: the share in which the receiver wakes up. In the rest of the time, it receives.
         times: Seconds of a frame of each program.
         send_s: Seconds to pass a message to the operating system. If it is None, a third of a message's time is
             assumed.

@@ -1,9 +1,12 @@
 """Tuning: measure the best plans of several strategies, correct the platform by each run, and search again.
 
-A search is only as good as the rates and bandwidths of its platform. Tuning therefore alternates: the strategies search
-on the platform as it is known, the most promising plan that was not measured yet is compiled and run, and the run
-corrects the platform (`measure.calibrate`). It ends when no other plan is predicted to be faster than the fastest
-measured one, or when the time is over.
+A search is only as good as the rates and bandwidths of its platform. Tuning therefore repeats three steps:
+
+1. The strategies search on the platform, as far as it is known.
+2. The most promising plan that was not measured yet is compiled and run.
+3. The run corrects the platform (`measure.calibrate`).
+
+Tuning ends when no other plan is predicted to be faster than the fastest measured one, or when the time is over.
 
 model + platform + Runner ──tune──► Tuning: measured plans, the fastest one, and the corrected platform
 
@@ -263,7 +266,9 @@ def _end_reason(options: TuneOptions, tuning: Tuning, deadline: float) -> str:
 def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> StrategyResult | None:
     """Return the plan to measure next: of the plans that were not measured yet, the one with the best prediction.
 
-    The result is None if there is no such plan, or if its prediction is too long (see MAX_FIRST_RATIO and MIN_GAIN).
+    The result is None if there is no such plan, or if its predicted time is too long. One of the first plans may take
+    MAX_FIRST_RATIO times as long as the fastest prediction. A later plan must be predicted to be faster than the
+    fastest measured one.
     """
     strategies = {text: registry().resolve("strategies", text) for text in options.strategies}
     found = compare_strategies(problem, strategies)

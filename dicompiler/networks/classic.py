@@ -104,8 +104,8 @@ def yolov2(
 ) -> str:
     """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg.
 
-    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). A map of 38 x 38 is rearranged to 19 x 19,
-    with each square of 2 x 2 elements as four channels, and concatenated with a map of 19 x 19. `passthrough` selects
+    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). Each square of 2 x 2 elements of a map of
+    38 x 38 is rearranged to four channels. The result is concatenated with a map of 19 x 19. `passthrough` selects
     the operators that rearrange it: SpaceToDepth ("space-to-depth"), or Reshape, Transpose and Reshape with equal
     results ("reshape").
     """

@@ -46,8 +46,8 @@ def llama_small(
         vocabulary: Number of different tokens.
         past: Number of rows of the caches past_key_values.N.key and past_key_values.N.value. With 0 there are no
             caches, and positions are counted from 0.
-        static: True if the caches keep their size: the rows of the new tokens replace the rows with the indices in the
-            input cache_position, and rows after the replaced ones are not used.
+        static: True if the caches keep their size. The rows of the new tokens then replace the rows with the indices in
+            the input cache_position. Rows after the replaced ones are not used.
     """
     if hidden % heads or heads % kv_heads or hidden // heads % 2:
         raise UsageError(

@@ -2,8 +2,8 @@
 
     ReportData ⇒ Markup
 
-The second chart shows only buffers and activations, on its own scale, because weights and the memory that the target
-adds are constant during a frame.
+The second chart shows only buffers and activations, on its own scale. It omits weights and the memory that the target
+adds, because both are constant during a frame.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _comparison_tile(quantity: str, value: str, single_value: str, worse: float,
     """Return a tile with a metric of the plan and of one device.
 
     The tile states the ratio `worse` / `better` as the improvement by the plan. If smaller values are better, `worse`
-    is the value on one device and `better` that of the plan. Otherwise it is the reverse.
+    is the value on one device and `better` that of the plan. If larger values are better, `worse` is the plan's value.
     """
     ratio = worse / better if better else 0.0
     change = f" ({ratio:.2f}× better)" if ratio > 1.005 else f" ({1 / ratio:.2f}× worse)" if 0 < ratio < 0.995 else ""

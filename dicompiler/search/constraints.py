@@ -50,8 +50,8 @@ def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = No
         metrics: Metrics of the plan, which contain its memory use. By default they are computed by `Problem.estimate`.
 
     Raises:
-        DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device would
-            have to read a state (an output that is an input of the next frame) that another device computes.
+        DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device reads
+            a state that another device computes. A state is an output that is an input of the next frame.
     """
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))

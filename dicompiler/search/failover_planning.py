@@ -149,8 +149,8 @@ class _FailurePlanner:
     def plan_without(self, failed: FailedDevices, remaining: Problem) -> Plan | None:
         """Return the strategy's plan for the remaining devices, or None if the strategy finds none.
 
-        If two sets of failed devices leave platforms that differ only in the names of devices, the strategy runs once
-        for both, and the devices of its plan are renamed.
+        Two sets of failed devices may leave platforms that differ only in the names of devices. The strategy then runs
+        once for both, and the devices of its plan are renamed.
         """
         if failed not in self.plans:
             key = self._platform_key(remaining)
@@ -252,10 +252,10 @@ class _FailoverSearch:
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
         """Return the first candidate plan for the failure of the devices `failed`.
 
-        An existing plan that uses none of the failed devices is preferred, because it needs no further memory: the main
-        plan, or the failure plan for a subset of the failed devices. The second choice is the strategy's plan for the
-        remaining devices. The last choice is the best plan in which remaining devices take over the work of the failed
-        ones.
+        The first choice is an existing plan that uses none of the failed devices, because it needs no further memory.
+        This is the main plan, or the failure plan for a subset of the failed devices. The second choice is the
+        strategy's plan for the remaining devices. The last choice is the best plan in which remaining devices take over
+        the work of the failed ones.
         """
         smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
         for option in (self.main, *smaller):

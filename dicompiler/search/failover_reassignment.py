@@ -71,8 +71,8 @@ def _cut_for_survivors(layers: LayerGraph, layer: Layer, part: Part, survivors: 
     """Yield equal pieces of a part, one for each device of `survivors`.
 
     The part is cut along its channels if possible, because this cuts its weights too; otherwise along its longest axis.
-    A part that cannot be cut goes to the first survivor. The range of the reduction axis is never cut: other parts may
-    compute the same range for other regions, and a plan with ranges that overlap partly is not valid.
+    A part that cannot be cut goes to the first survivor. A range of the reduction axis is never cut, because other
+    parts may compute the same range for other regions. A plan with ranges that overlap only partly is not valid.
     """
     region = () if layer.whole_reason else part.region or full_region(output_shape(layers, layer))
     axes = [axis for axis in cuttable_axes(layers, layer) if region[axis][1] - region[axis][0] > 1] if region else []

@@ -1,7 +1,7 @@
 """Lower bounds on the objectives, which no plan of a problem can beat.
 
-The bounds on times and energy hold if the cost model never predicts that a piece takes less than its proportional share
-of the whole layer's time. For example, a half of a layer must take at least half of the time.
+The bounds on times and energy are valid if the predicted time of a piece is at least its proportional share of the
+whole layer's time. For example, a half of a layer must take at least half of the time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class LatencyBound:
 
     Attributes:
         load_s: Seconds that a frame needs at least, even if all devices compute all the time.
-        path_s: Seconds of the longest path through the network, if all devices share each layer that can be cut, and
-            each other layer is computed by the device that is fastest for it.
+        path_s: Seconds of the longest path through the network. All devices are assumed to share each layer that can be
+            cut. Every other layer is assumed to run on the device that is fastest for it.
     """
 
     load_s: float
@@ -48,8 +48,8 @@ def latency_bound(problem: Problem) -> LatencyBound:
       least Σ_l min_d (y_d · t(l, d)) seconds (linear programming duality). This is true for all such weights. Weights
       that are proportional to the speeds of the devices are used.
 
-    If a strided layer reads only some rows of a layer's output, t(l, d) counts only these rows, because plans need not
-    compute the rows that are not read.
+    If a strided layer reads only some rows of a layer's output, t(l, d) counts only these rows. Plans need not compute
+    the rows that are not read.
     """
     layers, devices = problem.layers, problem.platform.computing_devices
     seconds = [
