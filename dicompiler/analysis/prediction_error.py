@@ -33,9 +33,9 @@ MIN_FRAME_SHARE = 0.02
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]
-"""Device ⇒ seconds of one call of each of its segments, without the runtime's cost of a call.
+"""Device ⇒ seconds of one call of each of its segments (ONNX submodels), without the runtime's cost of a call.
 
-If the plan has replicas (copies on other devices, which compute frames in turn), the segments of the first replica come
+A plan can have replicas: copies on other devices, which compute frames in turn. The segments of the first replica come
 first, then those of the next one.
 """
 
@@ -154,8 +154,8 @@ def on_emulation_host(
 ) -> Problem:
     """Return the problem with the runtime costs (for messages, calls and copies) of a host that emulates all boards.
 
-    Copies and cold caches have the costs of the boards, because they are a part of segments, and an emulated segment is
-    delayed until it has taken as long as on its board. All other costs are those of the host.
+    An emulated segment is delayed until it has taken as long as on its board. Copies and cold caches are a part of
+    segments, so they have the costs of the boards. All other costs are those of the host.
 
     Args:
         problem: The problem with the boards' own costs.
@@ -196,10 +196,10 @@ def available_processors() -> int:
 
 
 def segment_seconds(workload: Workload) -> SegmentSeconds:
-    """Return the predicted seconds of computing of each segment, without the overhead of its call, by device.
+    """Return the predicted seconds in which each device computes each of its segments (ONNX submodels).
 
-    If the plan has replicas (copies on other devices, which compute frames in turn), the segments of the first replica
-    come first, then those of the next one.
+    The overhead of calling a segment is not included. A plan can have replicas: copies on other devices, which compute
+    frames in turn. The segments of the first replica come first, then those of the next one.
     """
     return {
         device.device: tuple(
@@ -213,7 +213,7 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
 
 
 def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
-    """Return the workload with other seconds for its segments.
+    """Return the workload with other seconds for its segments (ONNX submodels).
 
     `seconds` has, for each device by name, the seconds of its segments without the overhead of a call. The segments of
     the first replica (a copy of the plan for some of the frames) come first, then those of the next one.
@@ -292,7 +292,7 @@ def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
-    """Return how many times a device calls each of its segments in a run of `frames` frames.
+    """Return how many times a device calls each of its segments (ONNX submodels) in a run of `frames` frames.
 
     `device` is the index of the device. The segments of failure plans come last. They have 0 calls, because the run is
     assumed to have no failures.
@@ -302,9 +302,9 @@ def segment_calls(program: Program, device: int, frames: int) -> list[int]:
 
 
 def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
-    """Return the number of calls of each segment, if the replicas compute `frames` frames in turn.
+    """Return the number of calls of each segment (ONNX submodel) in a run of `frames` frames.
 
-    `segment_counts` are the numbers of segments of each replica.
+    The replicas (copies of the plan) compute frames in turn. `segment_counts` has the number of segments of each one.
     """
     roles = len(segment_counts)
     return [len(range(role, frames, roles)) for role, count in enumerate(segment_counts) for _ in range(count)]

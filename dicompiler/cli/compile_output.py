@@ -138,9 +138,9 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
 def _device_records(program: Program) -> list[dict[str, Any]]:
     """Return a record for each device: counts of segments and transfers, and bytes of weights and transfers.
 
-    If the plan has n replicas (copies on other devices, which compute frames in turn), the values of transfers are the
-    totals of n frames, one for each replica. Segments (ONNX submodels) and weights include those of failure plans. If
-    any device computes with an engine other than onnxruntime, every record also names the engine.
+    A plan can have n replicas: copies on other devices, which compute frames in turn. The values of transfers are then
+    the totals of n frames, one for each replica. Segments (ONNX submodels) and weights include those of failure plans.
+    If any device computes with an engine other than onnxruntime, every record also names the engine.
     """
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.program import TensorSpec
@@ -372,8 +372,8 @@ def show_device_shares(metrics: Metrics, platform: Platform) -> None:
 def _link_bytes(result: PipelineState) -> dict[tuple[str, str], int]:
     """Return the bytes that each (sender, receiver) pair sends per frame.
 
-    If the plan has replicas (copies on other devices, which compute frames in turn), the bytes are the mean of one
-    frame of each replica, rounded up.
+    A plan can have replicas: copies on other devices, which compute frames in turn. The bytes are then the mean over
+    all replicas, rounded up.
     """
     assert result.program is not None
     totals: dict[tuple[str, str], int] = {}

@@ -213,7 +213,9 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
 
 
 def uninstall(directory: str | Path, options: RunOptions) -> Mapping[str, bool]:
-    """End the resident devices of an artifact, and remove all its files and keys from `options.hosts`.
+    """End the devices of an artifact that keep running between runs, and remove its files and keys from their hosts.
+
+    `options.hosts` are the hosts.
 
     Returns:
         For each device, by name, whether something was removed.
@@ -392,7 +394,8 @@ def _verify_frames(
 ) -> Verification:
     """Compare frames of an artifact with onnxruntime.
 
-    `compute` takes the inputs of a frame and the number of frames to compute, one for each replica.
+    `compute` takes the inputs of a frame and the number of frames to compute. It is 1, or the number of replicas
+    (copies of the plan, which compute frames in turn).
     """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
@@ -424,7 +427,7 @@ def _compare_outputs(
     Args:
         model: The reference model.
         inputs: Inputs of the frames to compare. There is one frame for each replica (copy of the plan for some of the
-            frames), or several consecutive frames if the model has states (outputs that the next frame reads).
+            frames). If the model has states (outputs that the next frame reads), they are consecutive frames.
         result: The result of the run.
         target: The target, which may define tolerances of its own.
         engines: Engines other than onnxruntime by device name, which may define tolerances too.

@@ -34,8 +34,8 @@ class CompileSummary:
         chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several strategies; otherwise
             empty.
         device_count: Number of devices that compute.
-        latency_s: Seconds of a frame, from the inputs on the sources (the devices that read them first) to the outputs
-            on the sinks (the devices that deliver them).
+        latency_s: Seconds from the time when the sources have the inputs of a frame to the time when the sinks have its
+            outputs. Sources are the devices that first have the inputs, and sinks the devices that deliver the outputs.
         input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
         period_s: Seconds between consecutive frames of a stream.
         single_device_s: Seconds of a frame on the best single device, without inputs and outputs.
@@ -153,8 +153,8 @@ def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
     the kind is "waiting".
 
     For the objective throughput, "the time" is the period between frames. For other objectives, it is the latency of a
-    frame, or `Metrics.active_s` if devices or links still work after the outputs were delivered (to send states, for
-    example).
+    frame. If devices or links still work after the outputs were delivered (to send states, for example), it is the time
+    until this work is done, `Metrics.active_s`.
     """
     frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
     device = metrics.busiest_device

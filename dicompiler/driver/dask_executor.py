@@ -24,7 +24,7 @@ class DaskExecutor(Executor):
     """An executor that runs calls on the workers of a Dask scheduler.
 
     Raises UsageError if Dask is not installed. Raises DicompilerError if the scheduler does not answer or has no
-    worker, or if the versions of packages on the cluster differ from those on this host.
+    worker. The error is also raised if the cluster has other versions of packages than this host.
     """
 
     def __init__(self, address: str) -> None:

@@ -130,8 +130,9 @@ class PartitionStatistics(NoOpInstrument):
 class Reproducer(NoOpInstrument):
     """Writes files that reproduce the failure of a pass.
 
-    The files are `reproducer.onnx` (the model before the first pass, with zeros instead of its weights),
-    `reproducer.plan.json` (the plan, if there was one) and `reproducer.txt` (a command that runs the same passes).
+    - `reproducer.onnx`: the model before the first pass, with zeros instead of its weights.
+    - `reproducer.plan.json`: the plan, if there was one.
+    - `reproducer.txt`: a command that runs the same passes.
 
     Attributes:
         directory: Directory to write to.

@@ -50,9 +50,12 @@ def _unsupported_name_error(name: str, part: str) -> DicompilerError:
 def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[object]) -> tuple[Path, ...]:
     """Return the files that a compilation reads, each once.
 
-    These are the model and its external data, the files in the options (platform, plan and samples for wire types), the
-    files in the options of `plugins` (passes, strategies, cost models and targets), and the loaded modules of
-    third-party plugins.
+    These are:
+
+    - the model and its external data;
+    - the files that the options name: platform, plan, and samples for the value ranges of sent tensors;
+    - the files that the options of `plugins` (passes, strategies, cost models and targets) name;
+    - the loaded modules of third-party plugins.
 
     Raises:
         DicompilerError: The model cannot be read.

@@ -174,7 +174,10 @@ def make_engine(name: str) -> Engine:
 
 
 def split_program(compilation: PipelineState) -> PipelineState:
-    """Return the compilation with segments split at the operators that the engine of their device does not support."""
+    """Return the compilation with segments split at the operators that the engine of their device does not support.
+
+    Segments are ONNX submodels. Those with unsupported operators are computed by onnxruntime.
+    """
     assert compilation.program is not None and compilation.platform is not None
     used = {device.device: device.engine for device in compilation.program.devices if device.engine != DEFAULT_ENGINE}
     engines = {name: make_engine(engine) for name, engine in used.items()}

@@ -36,8 +36,9 @@ def opt(
 ) -> PipelineState:
     """Run passes on a model.
 
-    If the passes leave a plan (`plan`, or one that passes such as `tile-height` made), the pass `partition` is run at
-    the end, unless the pipeline already contains it. Write the result with `result.model.save("out.onnx")`.
+    If there is a plan after the passes, the pass `partition` is run at the end, unless the pipeline already contains
+    it. The plan is `plan`, or one that passes such as `tile-height` made. Write the result with
+    `result.model.save("out.onnx")`.
 
     Args:
         model: The path of an ONNX file, its bytes, a ModelProto or a Model.
@@ -106,7 +107,8 @@ def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 def _refuse_wire_types(is_partitioned: bool) -> None:
     """Raise UsageError, because wire types can be set only between the passes and the final `partition`.
 
-    `is_partitioned` says whether the pipeline contains `partition`. If it does not, it makes no plan.
+    Wire types are the element types in which tensors are sent. `is_partitioned` says whether the pipeline contains
+    `partition`. If it does not, the reason of the error is that the pipeline makes no plan.
     """
     if is_partitioned:
         raise UsageError(

@@ -57,7 +57,7 @@ def resolve_wire_types(
 
 
 def apply_wire_types(compilation: PipelineState, wire_format: WireFormat, place: str = "wire") -> PipelineState:
-    """Set the wire types of the layers, so that costs and strategies use the bytes that are really sent.
+    """Set the types in which tensors are sent, so that costs and strategies use the bytes that are really sent.
 
     Error messages begin with `place`: the option or the key of a plan that states the types.
     """
@@ -85,7 +85,7 @@ def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
 
 
 def warn_not_narrowed(compilation: PipelineState) -> None:
-    """Log one warning if some of the sent tensors cannot be converted to the requested wire type."""
+    """Log one warning if some of the sent tensors cannot be converted to the type in which they should be sent."""
     routing = compilation.routing
     assert routing is not None
     sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}
