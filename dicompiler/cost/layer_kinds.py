@@ -22,7 +22,7 @@ def rate_kinds(layers: LayerGraph, layer: Layer) -> tuple[str, ...]:
     The most specific kind is the first one.
 
     The kind Conv1x1 contains pointwise convolutions. The kind Conv3x3 contains 3×3 convolutions without strides,
-    dilations and groups, because Winograd's algorithm can compute them.
+    dilations and groups, because engines can compute them with Winograd's fast algorithm.
     """
     kind = layer_kind(layer)
     if kind != "Conv":

@@ -36,7 +36,7 @@ class SharedLink(Generic[T]):
     def remove_flow(self, flow: Flow[T]) -> None:
         self.load -= self.flows.pop(flow)
         if not self.flows:
-            self.load = 0.0  # Subtracting shares leaves rounding errors.
+            self.load = 0.0  # Without flows the load is exactly 0, but repeated subtraction leaves rounding errors.
 
 
 class Flow(Generic[T]):

@@ -77,10 +77,11 @@ class MemoryTimeline:
 def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] | None = None) -> dict[str, MemoryUse]:
     """Return the memory that a program needs on each device.
 
-    A buffer lives until its last reader on the device. A tensor that a segment computes lives until its last reader or
-    send, and an output of the network lives to the end. A tensor without a static shape counts 0 bytes, and a view
-    (Reshape, Identity) counts as a copy. A device runs one segment (an ONNX sub-model) at a time. If several frames are
-    in flight, one of them is therefore inside a segment, and the others are between two segments.
+    A buffer (graph input, state from the previous frame, or received tensor) lives until its last reader on the device.
+    A tensor that a segment computes lives until its last reader or send, and an output of the network lives to the end.
+    A tensor without a static shape counts 0 bytes, and a view (Reshape, Identity) counts as a copy. A device runs one
+    segment (an ONNX sub-model) at a time. If several frames are in flight, one of them is therefore inside a segment,
+    and the others are between two segments.
 
     A device keeps the weights of all roles (replicas of the main plan, and failure plans). All frames in flight use
     either the main plan or one failure plan, and are spread over the replicas of this plan. The result is for the plan

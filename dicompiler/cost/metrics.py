@@ -135,7 +135,8 @@ def metrics_of_simulation(
     latency = sum(end - start for start, end in simulation.frames) / frames
     link_loads = {name: seconds / frames for name, seconds in simulation.link_s.items()}
     metrics = _build_metrics(roles, devices, platform, link_loads, latency, "simulation")
-    # Busy times alone do not show how long a frame waits for the states of the previous frame.
+    # A frame may wait for the states (outputs) of the previous frame. The busy times of devices and links do not
+    # contain this waiting, so a short stream is simulated.
     if any(job.state_makers for device_work in workload.devices for job in device_work.jobs):
         stream = simulate(workload, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
@@ -292,7 +293,7 @@ def _peak_activations(routing: Routing) -> dict[str, int]:
         for tree in routing.reads.get(task_id(task), {}).values():
             hold(tree, step)
     for box in routing.received_boxes:
-        if box.origin is not None:  # A source also stores inputs that it only sends on.
+        if box.origin is not None:  # A source (device with the inputs) also stores inputs that it only sends.
             last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:
         if delivery.assembly is not None:

@@ -51,7 +51,8 @@ class PieceMeasurement:
     """The measured times of one piece of a layer.
 
     Attributes:
-        cut: How the piece is cut from the layer: "whole", "axis 2", "reduce" or "merge" (see `Cut`).
+        cut: How the piece is cut from the layer: "whole" (not cut), "axis 2" (a range of this output axis), "reduce" (a
+            partial sum) or "merge" (the addition of partial sums).
         size: Extent of the piece along the cut: rows, channels, or the number of partial sums.
         flops: Floating-point operations of the piece.
         moved_bytes: Bytes that the piece reads and writes.
@@ -301,8 +302,9 @@ class Profile(Memoizing):
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
         """Return the seconds of a layer's pieces as a function of their size, without those of an empty call.
 
-        The points of the curve are the measured pieces that are cut from the layer as `cut` says (see `Cut`). Without
-        such pieces, the result is None. If `extent` is given, the whole layer is the last point, with this size.
+        The points of the curve are the measured pieces that are cut as `cut` says: "axis 2" (a range of this output
+        axis), "reduce" (a partial sum) or "merge" (the addition of partial sums). Without such pieces, the result is
+        None. If `extent` is given, the whole layer is the last point, with this size.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:

@@ -199,8 +199,8 @@ def simulate(
     device with several cores receives while a segment computes.
 
     Messages from one device to another are sent in the order in which they become ready, but messages of older frames
-    are sent first (unless `RuntimeCosts.in_order`). Messages of different pairs of devices share links equally, as TCP
-    connections do. `Platform.occupied_links` states the links that a message uses.
+    are sent first. If `RuntimeCosts.in_order` is set, older frames have no priority. Messages of different pairs of
+    devices share links equally, as TCP connections do. `Platform.occupied_links` states the links that a message uses.
 
     A message that shares its links with no other message occupies them for the sum of three times: its bytes divided by
     the lowest bandwidth of these links, the network's time for each message, and the sender's `RuntimeCosts.gap`. It
@@ -243,7 +243,8 @@ class _EventSimulator:
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.event_order = count()
-        # The finished jobs of the youngest frame, by the number of that frame. The next frame may read their states.
+        # The finished jobs of the youngest frame, by the number of that frame. They are kept, because the next frame
+        # may read states that they computed.
         self.finished_jobs: dict[int, set[int]] = {}
         # For each (frame number, job) that computes states: the frames and jobs that wait for these states.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
@@ -371,7 +372,7 @@ class _EventSimulator:
         self._schedule_departures(frame)
         if job.outputs:
             frame.missing_outputs -= job.outputs
-            if not frame.missing_outputs:  # The frame ends, even if devices still compute redundant regions of it.
+            if not frame.missing_outputs:  # The outputs are complete, even if devices still compute other regions.
                 self.frame_times[frame.number] = (frame.start, now, frame.started_at - frame.start)
                 self._start_frames(now, (device.number,))
         self._advance(now, device)

@@ -70,7 +70,7 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
         start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
-        Speeds by device name.
+        By device name, the times of the changes, each with the new speed as a multiple of the device's own speed.
 
     Raises:
         UsageError: A change names an unknown device.
@@ -93,7 +93,8 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapp
         platform: The platform with the links.
 
     Returns:
-        Speeds by name of the host. The key `*` has the speeds of a medium or gateway that all hosts share.
+        By name of the host, the times of the changes, each with the new bandwidth as a multiple of the link's own one.
+        The key `*` is for a medium or gateway that all hosts share.
 
     Raises:
         UsageError: A change names an unknown host, or one that has no link of its own.
@@ -120,7 +121,7 @@ def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapp
         platform: The platform with the links.
 
     Returns:
-        Speeds by name of the link.
+        By name of the link, the times of the changes, each with the new bandwidth as a multiple of the link's own one.
 
     Raises:
         UsageError: A change names an unknown host, or one that has no link of its own.
@@ -165,7 +166,7 @@ def end_of_computing(start_s: float, seconds: float, speeds: Speeds) -> float:
 
 
 def mean_periods(finished_s: Sequence[float], interval_s: float) -> list[tuple[float, int, float]]:
-    """Return the frames of each interval of a stream.
+    """Return the number and the mean distance in time of the frames that finish in each interval of a stream.
 
     Args:
         finished_s: For each frame, the time at which it was finished, in ascending order.

@@ -24,7 +24,7 @@ from dicompiler.ir.wire_dtype import INT8_BLOCK, effective_wire_dtypes
 
 @dataclass(frozen=True)
 class Message:
-    """A transfer of the program, as the simulator sees it.
+    """A transfer (a region of a tensor that one device sends to another), as the simulator sees it.
 
     Attributes:
         sender: Index of the sending device.
@@ -44,7 +44,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Job:
-    """A segment, as the simulator sees it. Messages and jobs are referred to by their indices.
+    """A segment (an ONNX sub-model that a device runs), as the simulator sees it.
+
+    Messages and jobs are referred to by their indices.
 
     Attributes:
         name: Name of the segment.

@@ -184,7 +184,7 @@ BOARDS = (
     BuiltinBoard("orangepi5x", _ORANGE_PI5_DESCRIPTION, "opi", Host("", 8 * GIB), _OPI5_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("n100x", _N100_DESCRIPTION, "pc", Host("", 8 * GIB), _N100_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("orin-nano-x", _ORIN_NANO_DESCRIPTION, "orin", Host("", 8 * GIB), _ORIN_DEVICES, _GIGABIT_SWITCH),
-    # The clusters of the papers.
+    # Clusters of the experiments in papers.
     BuiltinBoard("rpi3-gateway-x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
     BuiltinBoard(
         "rpi4-gateway-x", _PI4_DESCRIPTION + _GATEWAY, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK

@@ -30,7 +30,8 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
     can_split_rows = not operation.attribute("is_causal", 0) and max(windows) < 0
     out, needs, heads = _split_heads(operation, region, counts, can_split_rows)
     mask: list[Region | None] = [None for _ in operation.inputs[3:]]
-    # The last axis of the mask is read whole. It can be shorter than the number of keys.
+    # The last axis of the mask has one element per key, and all keys are read. It is read at its own length, because it
+    # can be shorter than the number of keys.
     if operation.has_input(3):
         shape = operation.input_shape(3)
         rows = out[1] if len(out) == 3 else out[2]
@@ -128,7 +129,8 @@ def rotary_embedding(operation: Operation, region: Region, reduce: Interval | No
     positions = operation.input_shape(positions_index) if operation.has_input(positions_index) else None
     row = len(shape) - 2 if len(shape) == 4 else 1
     out = list(region)
-    # A vector gives only the position of the first row, and the operator counts on from there: rows stay whole.
+    # A vector gives only the position of the first row, and the operator counts on from there. Rows stay whole, because
+    # a piece that starts at another row would need another position.
     if positions is not None and len(positions) == 1:
         out[row] = (0, shape[row])
     attributes = {}

@@ -77,8 +77,8 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     has the input and the pads of the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
-    # Each input element contributes to one window of the output. The tile reads from the first input element on whose
-    # window overlaps the tile. If the tile begins in a gap between windows, it is the element before the gap.
+    # Each input element contributes to one window of the output. The first element that the tile reads is the first one
+    # with a window that overlaps the tile. If the tile begins in a gap between windows, it is the one before the gap.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
     low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)

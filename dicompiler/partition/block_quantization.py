@@ -48,9 +48,9 @@ _LOG_STEP = np.float32(math.log(2) / SCALES_PER_OCTAVE)
 def make_scale_table() -> NDArray[np.float32]:
     """Return the scales by index. The indices -128 to -1 are at the end, as ONNX counts negative indices.
 
-    Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE), because the
-    encoder of the sender rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller
-    than needed by the fraction SCALE_MARGIN. A block that a receiver has decoded therefore gets the same index if it is
+    Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE). The 0.5 is
+    there because the sender rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller
+    than needed by the fraction SCALE_MARGIN, so that a block that a receiver has decoded gets the same index if it is
     sent again.
     """
     indices = np.roll(np.arange(-128, 128), 128)

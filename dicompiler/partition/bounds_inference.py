@@ -162,7 +162,7 @@ def _infer_bounds(
     task_nodes: list[TaskNode] = []
     for node in reversed(nodes):
         demand = demands.pop(layers.cut_output(node), None)
-        if demand is None:  # No node of the task reads the output of `node`.
+        if demand is None:  # No node of the task reads the output of `node`, so it is not computed.
             continue
         piece = layers.make_piece(node, demand, reduce)
         task_nodes.append(TaskNode(node, piece))

@@ -81,7 +81,7 @@ class NodePlacement(NamedTuple):
     Attributes:
         device: Name of the device.
         lane: Number of a group of the device's parts. The device computes one group (lane) after another.
-        step_key: Key that sorts the nodes of all devices in the order of execution; see `StepKey`.
+        step_key: Key that sorts the nodes of all devices in the order of execution.
         part: Part of a layer (its share on one device) to which the node belongs.
     """
 
@@ -129,7 +129,7 @@ class TensorSend(NamedTuple):
     Attributes:
         producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
         tensor: Name of the tensor.
-        rank: Number of the receiver among all devices that read the tensor, in the order of their first reading nodes.
+        rank: Position of the receiver among the devices that read the tensor, in the order in which they first read it.
         receiver: Name of the receiving device.
     """
 
@@ -297,7 +297,7 @@ class PlacedGraphBuilder:
         tensor_knowledge: Type and shape of the tensors that were declared, by name.
         constants: New initializers, by name.
         constant_names: Names of initializers, by a hashable key of their values.
-        node_name_counts: Names of nodes in use (see `unique_name`).
+        node_name_counts: Names of nodes in use, each with the last number that was appended to it.
     """
 
     facts: ModelFacts
@@ -496,7 +496,7 @@ class PlacedGraphBuilder:
         copied = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
         needed, nodes = {*copied, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
-            if not needed.isdisjoint(node.outputs):  # A node of a layer that stays whole can have unread outputs.
+            if not needed.isdisjoint(node.outputs):  # One needed output is enough to keep a node with several outputs.
                 needed.update(node.reads)
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))

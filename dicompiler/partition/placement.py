@@ -156,7 +156,8 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
-            # The sender slices the box at the position of the layer that reads it. Lane -1 comes before all its lanes.
+            # The sender slices the box at the position of the layer that reads it. The lane -1 puts the slice before
+            # all lanes (groups of parts) of the sender.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)

@@ -110,7 +110,7 @@ class _Router:
         state_regions: Regions of states that devices keep, by state and device, as this walk finds them.
         live_tasks: Tasks with results that are read. None stands for model inputs, which no task computes.
         readers: Tasks that read a tensor, with the region that each needs, by tensor.
-        reads: By task and tensor, the tree that assembles the region which the task needs.
+        reads: By task and tensor, the tree that builds the needed region by concatenation of stored boxes.
         received: Boxes that devices send to each other.
     """
 
@@ -225,7 +225,8 @@ class _Router:
         overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *received_by_device.get(device, ()))):
             assert box.region is not None
-            # `intersect` returns None for empty regions. The comparison is for empty tensors, which are read too.
+            # An empty tensor must be found too, but `intersect` returns None for empty regions. Equal regions are
+            # therefore compared first.
             overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))

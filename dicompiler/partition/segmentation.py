@@ -114,7 +114,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # The current segment of each device.
     # For each device, True if the last node of its segment leads to a tensor that is sent. Only nodes that lead to such
-    # tensors may then be added to the segment.
+    # tensors may then be added to the segment, because the tensors are sent when the segment has ended.
     sending: dict[str, bool] = {}
     products = _find_products(graph, sends, encoder_starts)
     last: dict[str, str] = {}  # The operand of the last matrix product with a result that is sent, by device.

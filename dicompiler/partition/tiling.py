@@ -58,7 +58,7 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
         layers: The model's layers.
 
     Returns:
-        Axis by name, by tensor.
+        For each tensor, the index of each axis by its name.
     """
     labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
@@ -73,7 +73,7 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
 
 
 def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
-    """Return the axes of a layer's output by name.
+    """Return the indices of the axes of a layer's output that are called height, width and channel, by name.
 
     An axis has the name of the input axis that is divided together with it. If a part of an output axis needs only a
     part of the layer's weights, this axis is the channel axis. An earlier axis with the name channel is then renamed to
@@ -95,7 +95,7 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             if len({(task.needs[key][a] if key in task.needs else None) for task in (first, last)}) > 1
             and any(task.needs[key][a] != _full_axis(layers, key, a) for task in (first, last) if key in task.needs)
         }
-        # In a quantized layer, nodes before the anchor read the weights and dequantize them.
+        # The nodes up to the anchor are searched, because in a quantized layer, earlier nodes dequantize the weights.
         readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)

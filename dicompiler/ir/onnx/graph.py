@@ -152,7 +152,7 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        # The inherited method deletes both attributes, which do not exist before their first use.
+        # The inherited method deletes both attributes. They are computed at their first use, so they may not exist yet.
         self.__dict__.update(dtype=None, shape=None)
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
