@@ -16,11 +16,12 @@ from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an Attention: a region reads its rows and heads of the query, and all keys and values of these heads.
+    """Split an Attention: an output region reads its rows and heads of the query, and its heads' keys and values.
 
-    Values are read like keys. Query heads that share a key head stay together. Rows of the query can be split unless
-    the mask is causal or the attention is limited to a window of keys, because the keys that a row uses then depend on
-    its position. With past keys (a cache), or with an input for the lengths of the keys, the node stays whole.
+    All keys and values of these heads are read. Query heads that share a key head stay together. Rows of the query can
+    be split unless the mask is causal or the attention is limited to a window of keys, because the keys that a row uses
+    then depend on its position. With past keys (a cache), or with an input for the lengths of the keys, the node stays
+    whole.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
@@ -75,7 +76,7 @@ def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MultiHeadAttention: by batch, heads and rows of the query; a region reads all keys of its heads.
+    """Split a MultiHeadAttention: by batch, heads and rows of the query; an output region reads all keys of its heads.
 
     The node stays whole if its inputs are packed (several of query, key and value in one tensor), or if it has a bias
     or past keys.

@@ -112,11 +112,11 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Conv: a region reads its rows and columns with a halo, its channels' weights, and its groups' inputs.
+    """Split a Conv: an output region reads its rows and columns with a halo, and its channels' weights.
 
-    A range of channels within one group becomes a convolution without groups, and other ranges are extended to whole
-    groups. A partial sum reads a range of input channels and of the weights. The partial sum that starts at channel 0
-    adds the bias.
+    Of the input channels, it reads those of its groups. A range of output channels within one group becomes a
+    convolution without groups, and other ranges are extended to whole groups. A partial sum reads a range of input
+    channels and of the weights. The partial sum that starts at channel 0 adds the bias.
     """
     shape = operation.input_shape(1)
     groups = operation.attribute("group", 1)
@@ -133,7 +133,7 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a ConvTranspose: a region reads each input element with a window that overlaps the region.
+    """Split a ConvTranspose: an output region reads each input element with a window that overlaps the region.
 
     The window of an input element is the part of the output to which the element contributes. Only the weights of the
     region's channels are read. A range of channels within one group becomes a transposed convolution without groups,
@@ -173,7 +173,7 @@ def conv_reduction_length(operation: Operation) -> int | None:
 
 
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MaxPool, AveragePool or LpPool: a region reads its rows and columns with a halo.
+    """Split a MaxPool, AveragePool or LpPool: an output region reads its rows and columns with a halo.
 
     The pool stays whole if its second output (the indices of the maxima) is read, or if automatic pads leave input
     elements outside of all windows: onnxruntime's LpPool then starts at another offset, and its other pools refuse the

@@ -92,7 +92,7 @@ def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Reshape, Flatten, Squeeze or Unsqueeze: a region is extended until it is a region of the input too.
+    """Split a Reshape, Flatten, Squeeze or Unsqueeze: an output region is extended to be a region of the input too.
 
     `reshape_region` extends the region.
     """
@@ -107,7 +107,7 @@ def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Pi
 
 
 def transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a Transpose: a region reads the same region with permuted axes."""
+    """Split a Transpose: an output region reads the same region with permuted axes."""
     perm = operation.attribute("perm") or list(range(len(region)))[::-1]
     need: list[Interval] = [(0, 0)] * len(region)
     for axis, source in enumerate(perm):
@@ -116,7 +116,7 @@ def transpose(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def concat(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a Concat: a region reads only the inputs that it overlaps."""
+    """Split a Concat: an output region reads only the inputs that it overlaps."""
     axis = operation.attribute("axis") % len(region)
     needs: list[Region | None] = []
     offset = 0
@@ -133,13 +133,13 @@ MAX_CONSTANT_INDICES = 64
 
 
 def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an Expand: a region reads the input elements that are repeated in the region."""
+    """Split an Expand: an output region reads the input elements that are repeated in the region."""
     shape = np.array(region_shape(region), np.int64)
     return Piece(region, (broadcast_need(operation.input_shape(0), region), None), {}, {1: shape})
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Tile: a region within one repetition of the input reads the corresponding input region.
+    """Split a Tile: an output region within one repetition of the input reads the corresponding input region.
 
     A region that overlaps several repetitions is extended to whole repetitions, along each axis.
     """
@@ -155,7 +155,7 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gather: a region reads its indices and all rows of the table, because indices are not known before a run.
+    """Split a Gather: an output region reads its indices and all table rows, because indices are known only in a run.
 
     Rows are the elements along the attribute `axis`. If the indices are a few constants, only the smallest interval of
     rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of other rows.
@@ -189,7 +189,7 @@ def table_rows(operation: Operation) -> int | None:
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GatherElements: a region reads its indices, and the full axis along which they select elements."""
+    """Split a GatherElements: an output region reads its indices, and the full axis in which they select elements."""
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.input_shape(0)[axis])), region))
 

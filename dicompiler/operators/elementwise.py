@@ -41,16 +41,16 @@ def broadcast_need(shape: Sequence[int], region: Region) -> Region:
 
 
 def elementwise(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an element-wise operator: a region reads the same region of each input, with broadcasting."""
+    """Split an element-wise operator: an output region reads the same region of each input, with broadcasting."""
     shapes = (None if tensor is None else tensor.shape for tensor in operation.inputs)
     return Piece(region, tuple(None if shape is None else broadcast_need(shape, region) for shape in shapes))
 
 
 def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a BatchNormalization: a region reads the same region, and scale, shift, mean and variance of its channels.
+    """Split a BatchNormalization: an output region reads the same region, and the parameters of its channels.
 
-    In training mode the node stays whole. Before opset 9, scale, shift, mean and variance can have the shape of the
-    input without its first axis.
+    The parameters are scale, shift, mean and variance. Before opset 9, they can have the shape of the input without its
+    first axis. In training mode the node stays whole.
     """
     if operation.attribute("training_mode", 0):
         return whole_tensor(operation, region, reduce)

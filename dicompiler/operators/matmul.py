@@ -137,7 +137,7 @@ def _blocks_per_zero_point_byte(operation: Operation) -> int:
 
 
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMulNBits: a region reads its rows of the input, and its columns of weights, scales and zero points.
+    """Split a MatMulNBits: an output region reads its input rows, and its columns of weights, scales and zero points.
 
     Partial sums are sums over whole blocks. The partial sum that starts at 0 adds the bias.
     """
@@ -204,7 +204,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an RNN, GRU or LSTM: by batch and directions; a region reads its sequences and its directions' weights.
+    """Split an RNN, GRU or LSTM: by batch and directions. An output region reads its own sequences and weights.
 
     All hidden units stay together, because each step needs all units of the previous step.
     """

@@ -35,7 +35,7 @@ def _parameter_need(operation: Operation, index: int, tensor_region: Region, axi
 
 
 def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a QuantizeLinear or DequantizeLinear: a region reads the same region of the input.
+    """Split a QuantizeLinear or DequantizeLinear: an output region reads the same region of the input.
 
     Scales and zero points are read for this region. With blocked quantization the node stays whole.
     """
@@ -60,7 +60,7 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator like the float operator. A region also reads scales and zero points of its inputs.
+    """Split a quantized operator: like the float operator. An output region also reads its scales and zero points.
 
     All inputs that are in neither `operands` nor `parameters` are read completely.
 

@@ -35,7 +35,7 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an LRN: a region reads a halo of channels. The node also writes the halo, which is sliced away."""
+    """Split an LRN: an output region reads a halo of channels. The node also writes the halo, which is sliced away."""
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))

@@ -205,7 +205,7 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GridSample: a region reads the same rows and columns of the grid, and whole images of its channels."""
+    """Split a GridSample: an output region reads its rows and columns of the grid, and whole images of its channels."""
     needs = (
         (*region[:2], *full_region(operation.input_shape(0)[2:])),
         (region[0], *region[2:], *full_region(operation.input_shape(1)[-1:])),

@@ -40,7 +40,7 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Slice: a region reads the elements that it selects.
+    """Split a Slice: an output region reads the elements that it selects.
 
     A piece with steps of 1 becomes an Identity, because its output is exactly the region that it reads.
     """
@@ -95,7 +95,7 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Pad: a region reads the input elements that lie in the region, and pads the rest of the region.
+    """Split a Pad: an output region reads the input elements that lie in the region, and pads the rest of the region.
 
     Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
     """
