@@ -1,10 +1,10 @@
 """Search, by simulation, among plans that are good in the barrier model.
 
-The barrier model lets each layer begin when all devices have finished the layer before, so it counts all sending as
-if nothing overlapped. In reality much of the sending overlaps with computing. The best plan of the barrier model is
-therefore computed several times, with the times of sending multiplied by a factor λ ≤ 1, and the simulator selects
-the best of these plans. Then the plan is changed layer by layer and in sequences of layers, as long as the simulated
-time improves.
+The barrier model lets each layer begin when all devices have finished the layer before, so it counts all sending as if
+nothing overlapped. In reality much of the sending overlaps with computing. The best plan of the barrier model is
+therefore computed several times, each time with the times of sending multiplied by another factor λ ≤ 1. The simulator
+selects the best of these plans. Then the plan is changed layer by layer and in sequences of layers, as long as the
+simulated time improves.
 
     Problem + CostTables → selections (one choice per layer) → plans
     Problem + plans → the best plan by simulation
@@ -152,7 +152,8 @@ class CandidateSearch:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
         Plans that this search has evaluated before are always skipped. If a plan would exceed the budget, this plan and
-        the later ones are skipped too, unless `is_always` is True or the search has no best plan yet.
+        the later ones are skipped too. They are not skipped if `is_always` is True, or if the search has no best plan
+        yet.
         """
         new = []
         for plan, origin in plans:

@@ -57,8 +57,8 @@ def overlap_orders(
     """Yield pairs (share of rows in the first wave, plan in waves) for each share that changes the plan.
 
     In waves, a device first computes the rows that other devices wait for. Nothing is yielded if no device has work
-    that can be deferred, or if the plan already has lanes (several groups of parts per device), replicas or failure
-    plans.
+    that can be deferred. Plans that already have lanes (several groups of parts per device), replicas or failure plans
+    are not reordered either.
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
@@ -162,8 +162,8 @@ class _TaskOrder:
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
         """Split the region of a task along its only cut axis; the first part gets the fraction `share` of the rows.
 
-        The result is None if the region is not cut along exactly one axis, or if one of the two parts alone reads as
-        much of an input as the whole task.
+        The result is None if the region is not cut along exactly one axis. It is also None if one of the two parts
+        alone reads as much of an input as the whole task.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:

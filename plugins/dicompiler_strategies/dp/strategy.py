@@ -39,14 +39,14 @@ class Dp(Strategy):
 
     It generalises MLS, the algorithm of the CoopAI paper, which the strategy `coopai` implements as published. Devices
     send nothing within a block. Each device computes its rows of the block's last layer, and the rows of the earlier
-    layers that these rows need, including the halo. A dynamic program chooses the blocks, the number of devices, and
-    how every other layer is computed: by channels, by partial sums over input channels, on each device, or on one
-    device.
+    layers that these rows need, including the halo. A dynamic program chooses the blocks and the number of devices. It
+    also chooses how every other layer is computed: by channels, by partial sums over input channels, on each device, or
+    on one device.
 
-    Times are predicted with the barrier model: all devices compute a block, and when the last one is done, they send
-    the elements that other devices need for the next block. For a chain of layers the plan is optimal over these
-    choices. For a network with branches it may not be: the dynamic program remembers only the cheapest ways to
-    distribute the tensors that are still to be read.
+    Times are predicted with the barrier model. All devices compute a block. When the last device has finished, they
+    send the elements that other devices need for the next block. For a chain of layers the plan is optimal over these
+    choices. For a network with branches it may not be. The dynamic program then remembers only the cheapest ways to
+    distribute the tensors that later layers read.
     """
 
     name: ClassVar[str] = "dp"
@@ -195,8 +195,8 @@ class Dp(Strategy):
         """Search for a plan on the devices `chosen` that fits into memory.
 
         Each byte of weights on a host that lacks memory has a price, which begins with `unit` and rises from round to
-        round. The first result is [(cost, plan)], or [] if no plan fits. The second result describes the plan that came
-        closest to fitting: the largest number of bytes that a host lacks, and the position of this host in the
+        round. The first result is [(cost, plan)], or [] if no plan fits. The second result is about the plan that came
+        closest to fitting. It has the largest number of bytes that a host lacks, and the position of this host in the
         platform. Raises BudgetExceeded if the budget is exceeded.
         """
         team = self._build_team(facts, chosen)

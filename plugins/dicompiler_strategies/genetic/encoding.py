@@ -125,8 +125,11 @@ class SplitPointEncoding(Encoding):
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """Return each chromosome with one or a few groups changed.
 
-        A change is one of three: the first layer (start) of a group moves by a small or a random distance, a group gets
-        another device, or two groups swap their devices.
+        There are three kinds of changes:
+
+        - The first layer (start) of a group moves by a small or a random distance.
+        - A group gets another device.
+        - Two groups swap their devices.
         """
         starts, devices = (array.copy() for array in self._split_genes(genes))
         count = len(genes)

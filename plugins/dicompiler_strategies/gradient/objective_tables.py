@@ -166,9 +166,13 @@ def _device_sets(tables: CostTables) -> list[frozenset[str]]:
 def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozenset[str]) -> ObjectiveTables:
     """Return the tables with the energy in J of plans that use only the devices `members`, sources and sinks.
 
-    The energy has three terms: (active − idle power) · busy seconds of each device; the idle power of all powered
-    devices during the whole frame; and the power of the network while bytes are sent. Weights and memory limits are
-    those of `whole`, the tables with the choices on all devices.
+    The energy is the sum of three terms:
+
+    - (active power − idle power) · busy seconds of each device,
+    - the idle power of all powered devices (here, `members`, sources and sinks) during the whole frame,
+    - the power of the network while bytes are sent.
+
+    Weights and memory limits are those of `whole`, the tables with the choices on all devices.
     """
     problem = tables.problem
     source, sink = source_and_sink(problem)

@@ -197,9 +197,8 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
     """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family in each restart.
 
     A family has all choices with the same kind of split and the same number of devices, such as channels over 3
-    devices. The first restart favours the first family of `families_by_value`, the second restart the second one, and
-    so on; after the last family, the first one follows again. The first restart with each family has no noise. n is the
-    number of choices of all layers.
+    devices. The i-th restart favours the i-th family of `families_by_value`. After the last family, the first one
+    follows again. The first restart with each family has no noise. n is the number of choices of all layers.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))

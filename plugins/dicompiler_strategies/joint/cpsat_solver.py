@@ -71,8 +71,8 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
     A selection has one choice (way to split the layer) for each layer. The first search is over the most promising
     choices, which have the smallest lower bounds. The second search is over all choices that can still be in a better
-    selection. If the graph is too wide for variable elimination (`is_wide`), there is no second search: the bounds of
-    such a graph exclude hardly any choice, and a model with all pairs of choices would take gigabytes of memory.
+    selection. If the graph is too wide for variable elimination (`is_wide`), there is no second search. The bounds of
+    such a graph exclude hardly any choice, so that a model with all pairs of choices would take gigabytes of memory.
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)

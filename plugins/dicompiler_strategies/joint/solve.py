@@ -238,8 +238,8 @@ class _JointSearch:
         """Return True if every host has so much memory that every plan fits.
 
         A host must have space for all weights and for AMPLE_COPIES copies of all tensors. With a target, it must also
-        have space for AMPLE_COPIES copies of the weights, because weights are copied while they are loaded, and for
-        twice the target's overhead.
+        have space for twice the target's overhead, and for AMPLE_COPIES copies of the weights instead of one. The
+        reason is that weights are copied while they are loaded.
         """
         layers = self.problem.layers
         sizes = {False: 0, True: 0}

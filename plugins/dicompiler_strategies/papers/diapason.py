@@ -12,8 +12,8 @@ two kinds of logits:
 
 Some equations need an interpretation:
 
-- Eq. (13) and (15), the costs of the network's inputs and outputs, print W_l; softmax(W_l) is meant, because otherwise
-  the loss has no lower bound.
+- Eq. (13) and (15), the costs of the network's inputs and outputs, have W_l instead of softmax(W_l). The softmax is
+  meant, because the loss would otherwise have no lower bound.
 - Eq. (4) compares the device probabilities of two sublayers by a function sim. It is the Euclidean distance divided by
   √2, so that it is at most 1.
 - The loss is in ms or mJ.
@@ -251,9 +251,9 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
     once. It is therefore subtracted from the layer's latency. R is the number of restarts, P of opportunities, S of
     sublayers, and D of devices.
 
-    X_ij is the distance between the device probabilities a and b of sublayers i and j: 0 if they are equal, and 1 if
-    the devices surely differ. V_ij is the time for which the two sublayers run at once. L_pen is the sum over i of the
-    least V_ij of all j > i that exist:
+    X_ij is the distance between the device probabilities a of sublayer i and b of sublayer j. It is 0 if they are
+    equal, and 1 if the devices surely differ. V_ij is the time for which the two sublayers run at once. L_pen is the
+    sum over i of the least V_ij of all j > i that exist:
 
     - eq. (4): X_ij = sim[a, b] = ‖a − b‖ / √2
     - eq. (5): V_ij = X_ij · min(L_sub_i, L_sub_j)

@@ -168,8 +168,8 @@ class _SpaceBuilder:
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
         """Return the partition opportunities of each layer: the ways to split it, alone or fused with later layers.
 
-        The loop goes from the last layer to the first, because the ways to split a layer determine how the layers
-        before it can be fused with it. The keys of `joined` are the pairs of connected layers; its values are not used.
+        The loop goes from the last layer to the first, because the ways to split a layer determine the ways to fuse it
+        with the layers before. The keys of `joined` are the pairs of connected layers; its values are not used.
         """
         before: dict[int, list[int]] = {}
         for i, j in joined:

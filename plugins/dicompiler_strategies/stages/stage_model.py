@@ -317,8 +317,8 @@ class _ModelBuilder:
     def _activations(self, kind: DeviceKind) -> Floats:
         """Return the bytes of tensors that a device of this kind stores at once in each stage.
 
-        The result is 0, to save time, if all weights and twice all tensors of the network fit into the memory of every
-        host: no stage can then exceed the memory.
+        If all weights and twice all tensors of the network fit into the memory of every host, no stage can exceed the
+        memory. The result is then 0 to save time.
         """
         total = sum(flow.nbytes for flow in self.flows.flows)
         if not self.is_memory and 2 * total + self.weights[0, -1] <= min(self.memory_limits.values()):

@@ -2,10 +2,11 @@
 
 StageModel → StageSolution
 
-best[S][i] is the least traffic (seconds for which messages occupy links) with which the set of devices S computes the
-layers before position i, such that no load exceeds a limit T. It is the minimum over units u (one or more devices) and
-positions j < i of best[S - u][j] + traffic of the layers j to i - 1 on u. The least limit T with a solution is found by
-bisection. After Hu et al., "Pipeline Parallelism for Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
+The traffic of a stage is the time in seconds for which its messages occupy links. A unit u is one device, or several
+that compute a stage in turn. best[S][i] is the least traffic with which the set of devices S computes the layers before
+position i, such that no load exceeds a limit T. It is the minimum over units u and positions j < i of best[S - u][j] +
+traffic of the layers j to i - 1 on u. The least limit T with a solution is found by bisection. After Hu et al.,
+"Pipeline Parallelism for Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Example: in two consecutive matrix products, a device gets some columns of the f
 the second. In an attention, it gets some heads.
 
 A run ends with a layer that sums over channels. The other layers are found backwards from this layer, as for fused
-tiles: a range of the channels needs only a piece of the layer before, which needs only a piece of its own input, and so
-on. Heads, channels that a Flatten spreads over many features, and key heads that several query heads share need no
-special treatment: the operator rules give their regions.
+tiles. A range of the channels needs only a piece of the layer before, which needs only a piece of its own input, and so
+on. The operator rules give these regions. Therefore, the following need no special treatment: heads, channels that a
+Flatten spreads over many features, and key heads that several query heads share.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """Return the channel run (layers that are cut by channels together) that ends with the layer `last`.
 
     The last layer of a run sums over the channels that the run cuts. The result is None if `last` does not sum over an
-    axis, or if two computed tensors have the axis that it sums over (as in QKᵀ).
+    axis. It is also None if two computed tensors have the axis that it sums over (as in QKᵀ).
     """
     if not (length := summed_length(layers, last)):
         return None

@@ -76,8 +76,8 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
 
     A choice is one way to split a layer; its footprint has the regions, seconds and bytes of each device. The key
     contains the layer's structure, the channel runs that contain the layer or end with it, and the labels of its axes.
-    Unless the cost model is the analytic one, the key also contains the layer's name, because other cost models may
-    have times for single layers by name.
+    The analytic cost model does not use the layer's name. Other cost models may have times for layers by name, so the
+    key then contains the name too.
     """
     layers = problem.layers
     inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)

@@ -80,9 +80,9 @@ class CostTables:
         options: The choice set.
         choices: Choices of each layer.
         node_seconds: For each layer, the seconds of each choice: computing on the slowest device, the exchange of
-            partial sums, and the transfers of the network's inputs to the layer and of its outputs from it.
-        edge_seconds: For each edge (i, j), the seconds until every device has received the elements that it needs for
-            layer j and did not compute itself in layer i, an array of shape (choices of i, choices of j).
+            partial sums, and the transfers of network inputs and outputs.
+        edge_seconds: For each edge (i, j), the seconds to send missing elements of layer i's output to the devices that
+            need them for layer j, an array of shape (choices of i, choices of j).
         compute_seconds: For each layer, the seconds of computing, of shape (choices, devices) in platform order.
         weight_bytes: For each layer, the bytes of weights, of shape (choices, devices).
         node_bytes: The bytes that are sent in the transfers of `node_seconds`.

@@ -58,8 +58,9 @@ class SentTensors:
     """The bytes that devices send to each other for each tensor, by the choices (ways to split a layer) of its layers.
 
     Attributes:
-        edges: For each layer whose outputs other layers read: the position of the last reader and, for each edge (i, j)
-            from the layer to a reader, the bytes, of shape (choices of i, choices of j, senders, receivers).
+        edges: For each layer whose outputs other layers read, two values: the position of the last reader, and the
+            bytes by edge. An edge (i, j) joins the layer i and a reader j. Its bytes have the shape (choices of i,
+            choices of j, senders, receivers).
         inputs: For each layer, the bytes of network inputs that it reads, of shape (choices, senders, receivers).
         outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
     """
@@ -133,8 +134,8 @@ def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, i
 def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
     """Return, for each edge from the layer that computes a state to a reader, the choices that would send the state.
 
-    A state must stay on its device. The arrays are True for pairs of choices that would send it to another device, and
-    have the shape (choices of the computing layer, choices of the reader).
+    A state must stay on its device. The arrays are True for pairs of choices that would send it to another device.
+    Their shape is (choices of the computing layer, choices of the reader).
     """
     layers, sent = tables.problem.layers, {}
     for (i, j), slots in find_state_edges(layers).items():
@@ -232,8 +233,8 @@ class HostMemoryModel:
             sinks receive, of shape (choices, hosts).
         activations: For each layer, the bytes of its inputs and outputs, of shape (choices, hosts).
         produced: For each layer, the bytes of its outputs, of shape (choices, hosts).
-        inputs: For each layer, the bytes of network inputs that hosts receive for it, and of those that sources store
-            until it is computed, of shape (choices, hosts).
+        inputs: For each layer, the bytes of network inputs that hosts receive for it, of shape (choices, hosts). Inputs
+            that sources store until the layer is computed are included.
         received: The tensors that layers send to each other, with the bytes that each host receives.
         kept: For each layer i whose output is read after other layers: the layers between layer i and its last reader
             that do not read the output. The output is stored while they are computed.
