@@ -21,7 +21,10 @@ WEIGHTS_FILE = "weights.bin"
 
 
 def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the content, by name, of the runtime's files with these suffixes, which are copied into every artifact."""
+    """Return the content, by name, of the runtime's source files, which are copied into every artifact.
+
+    Only the files with one of the `suffixes` are returned.
+    """
     folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return {file.name: file.read_bytes() for file in files if file.name.endswith(suffixes)}

@@ -153,7 +153,7 @@ def hoist_copies(
         segment: The segment.
         dtypes: Element types of tensors that the runtime can copy (onnx.TensorProto.DataType).
         max_axes: Maximum number of axes of tensors that the runtime can copy.
-        kept_outputs: Names of tensors that the model must still compute itself.
+        kept_outputs: Names of tensors that the model must still compute itself, because others read them.
     """
     nodes = segment.model.graph.node
     if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
@@ -181,7 +181,7 @@ def hoist_copies(
 
 
 def _find_copyable_tensors(infos: Mapping[str, onnx.ValueInfoProto], dtypes: Container[int]) -> dict[str, CopiedTensor]:
-    """Return the tensors with a known shape and one of the element types `dtypes`, each as a copy of itself."""
+    """Return, for each tensor with a known shape and one of the element types `dtypes`, a copy of the tensor itself."""
     found = {}
     for name, value in infos.items():
         tensor_type = value.type.tensor_type

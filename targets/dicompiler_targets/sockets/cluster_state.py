@@ -116,11 +116,11 @@ class ReconnectQueue:
 class ClusterState:
     """The devices of a run, from their start to their end.
 
-    A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn.
-    The object owns a `DeviceProcess` for each device, a `DeviceMessages`, which receives and checks the devices'
-    messages, and the collections of failed devices. If a device fails and a failure plan covers the failure, all frames
-    in flight become invalid. Then `needs_replay` is True until the session sends these frames again. The session may
-    send further frames when `awaiting_ack` is empty.
+    A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn. The
+    object owns a `DeviceProcess` for each device, a `DeviceMessages`, which receives and checks the devices' messages,
+    and the collections of failed devices. If a device fails and a failure plan (a plan for the remaining devices)
+    covers the failure, all frames in flight become invalid. Then `needs_replay` is True until the session sends these
+    frames again. The session may send further frames when `awaiting_ack` is empty.
 
     Attributes:
         processes: The processes of all devices.
@@ -364,6 +364,8 @@ class ClusterState:
 
     def _handle_failure(self, failure: DeviceFailure) -> None:
         """Continue without the failed device if a failure plan covers the failure; else raise RunError.
+
+        A failure plan is a plan for the remaining devices, which was made when the network was compiled.
 
         If it is not certain yet which device has failed, wait for further reports first.
         """

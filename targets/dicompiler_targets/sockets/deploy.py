@@ -123,8 +123,8 @@ class DirectoryCopy:
         files: For each file name, the local file.
         digests: SHA-256 of each file, by name.
         stamp: Text that identifies the whole content. The host keeps the text in the directory.
-        other_copies: Some of the files should also be on the host as files of another artifact. For the name of each
-            of these: the other artifact's directory, and the name of the file there.
+        other_copies: The files that should already be on the host as files of another artifact. For the name of each of
+            these files: the other artifact's directory, and the name of the equal file there.
     """
 
     target: str
@@ -139,7 +139,7 @@ class FoundFiles:
     """The files of a DirectoryCopy that a host has.
 
     Attributes:
-        stamp: The stamp on the host; '' without one.
+        stamp: The text on the host that identifies the content (`DirectoryCopy.stamp`); '' without one.
         intact: Names of the intact files in the directory.
         elsewhere: Names of the other files of which an intact copy is at the place in `DirectoryCopy.other_copies`.
     """

@@ -1,7 +1,7 @@
 """Opening a session of an artifact, for `Target.run`, `dicompiler deploy` and `dicompiler.connect`.
 
 Artifact and options of a run ⇒ a session. Its devices are new processes on this host or on other hosts, or resident
-devices. The module imports numpy, but neither onnx nor onnxruntime. The next step is `session`.
+devices. The module imports numpy, but neither onnx nor onnxruntime. The module `session` then runs the frames.
 """
 
 from __future__ import annotations

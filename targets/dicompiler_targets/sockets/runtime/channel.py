@@ -108,7 +108,8 @@ class ReceivedTensors(NamedTuple):
 
     Attributes:
         nbytes: Payload bytes of the tensors.
-        timed_bytes: Number of the bytes whose arrival was timed.
+        timed_bytes: Number of the bytes that were timed. The first bytes of a tensor are not, because their time would
+            include waiting for the sender.
         timed_s: Seconds in which the timed bytes arrived.
     """
 

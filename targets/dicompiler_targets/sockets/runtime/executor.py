@@ -185,7 +185,7 @@ class StepExecutor:
         segments_s: Seconds of each segment in all frames, in the order of the sessions.
         announced_at: Time (time.perf_counter) when the last frame was announced.
         timeline: What the device did since `announced_at`, as tuples: "run" or "wait", index of the segment or of the
-            awaited transfer (-1 for an input), frame, start, end.
+            awaited transfer (-1 for an input), frame, start, end (time.perf_counter).
     """
 
     def __init__(

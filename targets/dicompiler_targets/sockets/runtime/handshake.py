@@ -99,7 +99,7 @@ class ConnectionQueue:
         self._accepted.put(accepted)
 
     def take(self, seconds: float) -> Any:
-        """Return the next result of a handshake, or None after `seconds`; raise an error that was put."""
+        """Return the next result of a handshake, or None after `seconds`; raise an error that was passed to `put`."""
         try:
             accepted = self._accepted.get(timeout=seconds)
         except queue.Empty:

@@ -44,8 +44,8 @@ class RoleSchedule:
     def __init__(self, failed_by_role: Sequence[Collection[str]], active_by_role: Sequence[bool] = ()) -> None:
         """Create a schedule that begins without failed devices.
 
-        `failed_by_role` has, for each role (a plan), the failed devices for which the role is made. `active_by_role` is
-        the result of `active_roles`; by default, the device is active in all roles.
+        `failed_by_role` has, for each role (a plan), the failed devices for which the role is made. `active_by_role`
+        has, for each role, True if frames of the role are announced to the device; by default, all of them are.
         """
         self._failed_sets = tuple(map(frozenset, failed_by_role))
         self._is_active = active_by_role or [True] * len(failed_by_role)
@@ -77,8 +77,8 @@ class RoleSchedule:
     def change(self, failed: Collection[str], first_frame: int, oldest_frame: int) -> None:
         """From frame `first_frame` on, use the roles (plans) that are made for the failure of the devices `failed`.
 
-        `failed` is a result of find_failed_set. The roles of frames before `oldest_frame` are forgotten. Raise
-        ValueError if no role is made for exactly these failed devices.
+        `failed`, a result of `find_failed_set`, may include devices that have not failed. The roles of frames before
+        `oldest_frame` are forgotten. Raise ValueError if no role is made for exactly these failed devices.
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:

@@ -121,16 +121,17 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
                     sessions[segment["file"]] = NetworkSession(directory, segment, threads, not manifest["peers"])
                 else:
                     sessions[segment["file"]] = _make_session(path, manifest, threads)
-        except Exception as error:  # Only this class is common to all errors of onnxruntime.
+        except Exception as error:  # onnxruntime's errors have no narrower class in common.
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
     return [sessions[segment.get("file")] for segment in segments]
 
 
 def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
-    """Return the session of a file; if onnxruntime refuses a QuantizeLinear, try again with int8 allowed.
+    """Return the session of a file. If onnxruntime refuses a QuantizeLinear, try again without the cause.
 
     On some processors, onnxruntime converts int8 to uint8 at optimization levels from "extended" on. It then refuses
-    its own QuantizeLinear of opset 21, whose output type is an attribute (onnxruntime issue 25526).
+    its own result: a QuantizeLinear of opset 21, which states its output type as an attribute (onnxruntime issue
+    25526). The second attempt does not convert int8.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -147,7 +148,7 @@ def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
-    except Exception as error:  # Only this class is common to all errors of onnxruntime.
+    except Exception as error:  # onnxruntime's errors have no narrower class in common.
         if "QuantizeLinear" not in str(error):
             raise
         options.add_session_config_entry("session.qdqisint8allowed", "1")
@@ -181,7 +182,7 @@ def run_segment(
                 binding.bind_output(name)
         session.run_with_iobinding(binding, run_options)
         return dict(zip(segment["outputs"], binding.get_outputs(), strict=True))
-    except Exception as error:  # Only this class is common to all errors of onnxruntime.
+    except Exception as error:  # onnxruntime's errors have no narrower class in common.
         raise _segment_error(segment, error) from error
 
 
@@ -203,7 +204,7 @@ def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_option
     """Run a segment with the inputs and outputs that are bound in `binding`; raise ValueError if the engine fails."""
     try:
         session.run_with_iobinding(binding, run_options)
-    except Exception as error:  # Only this class is common to all errors of onnxruntime.
+    except Exception as error:  # onnxruntime's errors have no narrower class in common.
         raise _segment_error(segment, error) from error
 
 
