@@ -214,7 +214,7 @@ def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
     clients = BUILTIN_CLIENTS | {point.name: point.value for point in points}
     if name not in clients:
         raise DicompilerError(f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}")
-    if name not in BUILTIN_CLIENTS:  # Clients of built-in targets check the files themselves.
+    if name not in BUILTIN_CLIENTS:  # Built-in targets check the files when they load them.
         check_files(path, document["files"], document["files"])
     module, _, function = clients[name].partition(":")
     open_session: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)

@@ -16,7 +16,7 @@ from dicompiler.testing.assertions import require
 T = TypeVar("T")
 
 _CHILD_VARIABLE = "DICOMPILER_TESTING_CHILD"
-"""Environment variable that is set in the process of a call."""
+"""Environment variable that is set in the new process. A check that runs there again reports an error."""
 _CHILD_CODE = """
 import pickle, sys
 from pathlib import Path

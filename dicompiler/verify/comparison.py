@@ -142,8 +142,8 @@ def _compare_values(name: str, reference: NDArray[Any], actual: NDArray[Any], to
         return Check(name, False, "NaN or infinity at other places than in onnxruntime's result")
     difference = float(np.max(np.abs(expected[finite] - computed[finite]), initial=0.0))
     if tolerance.step is not None:
-        # Dequantized values have rounding errors, so a difference of n steps can be slightly more than n · step.
-        # Rounding keeps it from exceeding a limit of n steps.
+        # Dequantized values have rounding errors, so a difference of n steps can be slightly more than n · step. The
+        # quotient is rounded, because such a difference must not exceed a limit of n steps.
         steps = round(difference / tolerance.step, 3)
         detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.limit:g})"
         return Check(name, steps <= tolerance.limit, detail)

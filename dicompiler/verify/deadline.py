@@ -84,7 +84,7 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         finally:
             ended.set()
 
-    # onnxruntime ignores signals, so it runs in a thread. If it cannot be stopped, the thread continues unused.
+    # onnxruntime ignores signals, so it runs in a thread. If it cannot be stopped, the result is not used.
     try:
         threading.Thread(target=work, daemon=True).start()
         ended.wait(deadline.remaining_s)

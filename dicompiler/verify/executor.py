@@ -73,7 +73,7 @@ class OrtSession:
         options.log_severity_level = log_severity
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
         # onnxruntime can fuse float operators between DequantizeLinear and QuantizeLinear to integer operators, which
-        # round differently. A split would change which operators are fused.
+        # round differently. A split would change which operators are fused, and thus the results.
         if optimization != "all":
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if is_single_use:
@@ -138,7 +138,8 @@ class OrtSession:
 
         def call() -> None:
             with self._ort_errors_translated():
-                # Without a new binding for each call, onnxruntime would overwrite the output of the previous call.
+                # Outputs without given memory get a new binding, because onnxruntime would otherwise overwrite the
+                # outputs of the previous call.
                 for name in unbound_outputs:
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)

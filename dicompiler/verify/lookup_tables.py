@@ -27,7 +27,7 @@ from dicompiler.verify.index_inputs import INDEXING_OPS, InputUse, find_readers,
 TableRows = tuple[str, int]
 """Name of a table and its number of rows."""
 ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators between a table and the node that reads it. Errors name the table before these operators."""
+"""Operators that may be between a table and the node that reads its rows. Errors name the table before them."""
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
 """Operators that only move values. A Concat moves the values of all inputs, the others those of the first input."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}

@@ -136,7 +136,7 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
 
 
 def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # The caller handles overflows.
+    with np.errstate(over="ignore"):  # The caller checks for infinite results.
         return values.astype(np.float16)
 
 

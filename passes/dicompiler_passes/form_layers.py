@@ -310,7 +310,9 @@ def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: L
     shape = graph.tensors[output].shape
     absorbed: list[Node] = []
     leaving = {output}
-    for _ in range(3):  # x·sigmoid(x) needs two rounds. A hard-swish of simple nodes needs three.
+    # In each round, the readers of the layer's tensors join. x·sigmoid(x) needs two rounds, and a hard-swish of simple
+    # nodes needs three.
+    for _ in range(3):
         names = {r for t in leaving for r in links.readers.get(t, ())} - inside
         if shape is None or not names or any(links.elementwise_shapes.get(name) != shape for name in names):
             return []

@@ -176,7 +176,7 @@ def _quantize_static(proto: onnx.ModelProto, samples: Samples, directory: Path) 
         weight_type=QuantType.QInt8,
     )
     quantized = onnx.load(directory / "quantised.onnx")
-    # onnxruntime adds imports of its own operator sets, which no node uses.
+    # onnxruntime adds imports of its own operator sets. They are removed, because no node uses these sets.
     domains = {node.domain for node in quantized.graph.node}
     imports = [entry for entry in quantized.opset_import if entry.domain in ("", *domains)]
     del quantized.opset_import[:]

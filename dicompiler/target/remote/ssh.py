@@ -339,7 +339,8 @@ class RemoteCommands:
         timer = threading.Timer(max(0.0, self._deadline_s - time.monotonic()), process.kill)
         timer.start()
         try:
-            # The pipe breaks if the script ends before it has read all input. Its output then has the reason.
+            # The pipe breaks if the script ends before it has read all input. This error is ignored, because the output
+            # of the script has the cause.
             with contextlib.suppress(BrokenPipeError):
                 try:
                     write_input(process.stdin)

@@ -136,7 +136,8 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     BatchNormalization except the first are vectors along the channels.
     """
     nodes, previous = list[NodeProto](), ""
-    # The operator converts its integer input to floats, so its stand-in does the same.
+    # If the output has another type than the first input, the operator converts integers to floats. The stand-in must
+    # then do the same.
     if call.outputs and call.outputs[0][0] != call.dtype:
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]

@@ -51,7 +51,7 @@ SCHEDULES = (
     MagnitudeSchedule(4, (2, 1)),
     MagnitudeSchedule(4, (1,), shifts=5, inputs=2),
 )
-"""Schedules from dense to sparse filters. The first one with which every value is exact is used.
+"""Schedules (limits on values) from dense to sparse filters. The first one with which every value is exact is used.
 
 Filters that read more elements reveal smaller faults.
 """
