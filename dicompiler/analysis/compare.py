@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def limit_reason(self) -> str:
-        """Reason why no better plan is possible, or was found; empty if no strategy has a plan."""
+        """Text that says why no plan can be better, or why none was found; empty if no strategy has a plan."""
         best, bound = self.best, self.lower_bound
         if best is None or best.metrics is None:
             return ""

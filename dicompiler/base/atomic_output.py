@@ -178,7 +178,10 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
 
 
 def _has_unsaved_files(old: Path, place: Path) -> bool:
-    """Return True if `old` contains a file of the user that is missing in `place` or has other bytes there."""
+    """Return True if `old` contains a file of the user that is missing in `place` or has other bytes there.
+
+    `old` is a directory that was moved away to be replaced, and `place` is its former path.
+    """
     if not old.is_dir():
         return False
     generated = {*(tracked_files(old) if (old / TRACKED_LIST_NAME).is_file() else ()), TRACKED_LIST_NAME}
@@ -272,7 +275,8 @@ def _link_or_copy(old: Path, new: Path) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError as error:
-        # EXDEV: `old` is on another file system, mounted inside the output directory. Its files are not copied.
+        # EXDEV: `old` is on another file system, mounted inside the output directory. Such files are not copied, so the
+        # error is raised.
         if error.errno == errno.EXDEV:
             raise
         shutil.copy2(old, new, follow_symlinks=False)

@@ -71,7 +71,7 @@ class _Use:
 
     Attributes:
         version: The artifact that the call uses.
-        thread: The thread that has used the call last.
+        thread: The thread that has used the call last. A swap with a pause in this thread would wait for itself.
     """
 
     version: _Version
@@ -420,9 +420,9 @@ def _replacing(old: _Version, new: Path, options: RunOptions, link_share: float)
 
 
 class _FrameSource:
-    """The frames of a stream. Several sessions read them one after another.
+    """The frames of a stream. After a swap, the session of the new artifact reads the remaining ones.
 
-    A frame that was read and not taken is read again by the next session.
+    A frame that the old session has read but not taken is read again by the new session.
 
     Attributes:
         is_exhausted: Whether all frames were read.

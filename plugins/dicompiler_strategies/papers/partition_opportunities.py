@@ -330,7 +330,10 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """Return the costs of sending a byte: B, B_in and B_out, as explained at `OpportunitySpace`.
+        """Return the costs of sending a byte in ms or mJ, as the arrays B, B_in and B_out.
+
+        B has the costs from each device to each other one, B_in those from the source of the network's inputs to each
+        device, and B_out those from each device to all sinks of the network's outputs.
 
         The network's inputs come from the first source, unless the device is itself a source. Every sink receives all
         outputs.
@@ -388,7 +391,7 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
 
     Args:
         produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities.
-        shares: The same boxes without overlap (see `PartitionOpportunity.shares`).
+        shares: The same boxes without overlap. To sublayers with other numbers, a sublayer sends only its share.
         wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2). P' and S' are the
             numbers of opportunities and sublayers of the second layer.
 
