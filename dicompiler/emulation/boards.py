@@ -35,7 +35,9 @@ PLAYED_BENCHMARKS = ("one", "calls", "messages")
 Larger messages need no benchmark: the runtime handles them while the link sends them.
 """
 COMPUTED_S = 10e-3
-"""Seconds that all segments of a benchmark program together take in a frame. They are subtracted from the frame time.
+"""Seconds that all segments (submodels) of a benchmark program together take in a frame.
+
+They are subtracted from the frame time.
 
 Delays make the segments take exactly this time, so it must exceed the time that they really need. With 1 ms, a program
 of one segment took longer than that, and a call seemed to cost nothing.

@@ -77,7 +77,7 @@ class EmulationResult:
         predicted_s: Predicted seconds of this unit, with the message costs of this host.
         on_boards: The prediction for real boards, with the message costs of the boards instead of those of this host.
         simulated_s: Seconds of this unit in a simulation with the segment times of the emulated boards.
-        segments_s: Seconds of each call of a segment on its board.
+        segments_s: Seconds of each call of a segment (an ONNX submodel) on its board, by device name.
         compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
             (0.05 means 5 %).
         expected: The prediction with the times of each device.
@@ -119,9 +119,9 @@ def emulate(
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input. Default: seeded random arrays.
         frames: Number of frames.
-        slower: How many times longer a segment takes on the fastest emulated device than on one core of this host. On
-            the other devices, it takes longer in inverse proportion to their compute rates. Default: segments take as
-            long as the cost model predicts.
+        slower: How many times longer a segment (an ONNX submodel) takes on the fastest emulated device than on one core
+            of this host. On the other devices, it takes longer in inverse proportion to their compute rates. Default:
+            segments take as long as the cost model predicts.
         cost: The cost model of the prediction. Without `slower`, each emulated segment takes the time that this model
             predicts, and the default is the model that the artifact was compiled with. With `slower`, the default is
             to predict from the emulated times of segments.
@@ -208,7 +208,7 @@ class _EmulatedArtifact:
         return len(self.program.replica_roles)
 
     def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
-        """Return the seconds of each segment on one core of this host, by a short or a long measurement."""
+        """Return the seconds of each segment (submodel) on one core of this host, by a short or a long measurement."""
         from dicompiler.verify.run_inputs import prepare_inputs
 
         roles = self.program.replica_roles
@@ -264,7 +264,7 @@ def _open_artifact(
 
 
 def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """Return the segment times with a 0 appended for each segment of a failure plan.
+    """Return the times of segments (ONNX submodels) with a 0 appended for each segment of a failure plan.
 
     A 0 means that the segment is not delayed: it runs at the speed of this host.
 
@@ -288,7 +288,7 @@ def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
 
 
 def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
-    """Return the times of segments on the boards, from their times on this host.
+    """Return the times of segments (ONNX submodels) on the boards, from their times on this host.
 
     On the fastest board, times are longer by the factor `slower`. On a board with a lower rate, they are longer by the
     ratio of the two rates as well.
@@ -316,9 +316,9 @@ def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, fl
 def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
     """Raise DicompilerError if this host is too slow to emulate the boards.
 
-    It is too slow if it needs longer for the segments of a device than the emulated board. It is also too slow if the
-    segments of all boards together need too many processors. `frame_s` are the predicted seconds of a frame, and
-    `roles` is the number of replicas.
+    It is too slow if it needs longer for the segments (submodels) of a device than the emulated board. It is also too
+    slow if the segments of all boards together need too many processors. `frame_s` are the predicted seconds of a
+    frame, and `roles` is the number of replicas.
     """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
@@ -340,8 +340,8 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
 def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
     """Return how much longer computing took than it should, as a fraction (0.05 means 5 %).
 
-    Each segment should take as long as on its board (`board_s`), or as on this host if that is longer (`host_s`).
-    `roles` is the number of replicas.
+    Each segment (submodel) should take as long as on its board (`board_s`), or as on this host if that is longer
+    (`host_s`). `roles` is the number of replicas.
     """
     expected_s = 0.0
     for name in board_s:

@@ -1,4 +1,4 @@
-"""Measurement of a program's segments on this host, called in the way in which a target's runtime calls them.
+"""Measurement of a program's segments (submodels) on this host, called as a target's runtime calls them.
 
 Target + Program + inputs ──measure_segments──► seconds of each segment on one thread, without those of an empty call
 """
@@ -56,12 +56,12 @@ class CallTimer:
 
     @property
     def quick_call_s(self) -> float:
-        """Lower quartile of the values of all turns in seconds."""
+        """Lower quartile in seconds of the values of all turns (groups of calls)."""
         return sorted(self._turns_s)[len(self._turns_s) // 4]
 
 
 def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> SegmentSeconds:
-    """Return the seconds of each segment on this host, by device name.
+    """Return the seconds of each segment (submodel) on this host, by device name.
 
     The segments of the main plan come first, then those of replicas and failure plans. All segments of a device are
     called in turn, so that the caches contain the same weights as in a frame.
@@ -101,7 +101,7 @@ def writable_copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_timer(program: Program, call: SegmentCall, memory: dict[str, Any]) -> CallTimer:
-    """Return a timer for a call of a segment, with the copies that the runtime makes before and after the call.
+    """Return a timer for a call of a segment (submodel), with the runtime's copies before and after the call.
 
     Args:
         program: Program to which the segment belongs.

@@ -137,7 +137,7 @@ def _changing_links(emulation: Emulation, changes: Sequence[tuple[float, str, fl
 
 
 def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[str, tuple[float, ...]]:
-    """Return the predicted seconds of each segment of an artifact.
+    """Return the predicted seconds of each segment (submodel that a device runs) of an artifact.
 
     Args:
         artifact: The artifact.

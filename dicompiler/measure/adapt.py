@@ -1,5 +1,7 @@
 """Sessions that follow changes of speed of boards and links: they measure, search for a better plan, and swap to it.
 
+To swap is to replace the artifact (the compiled program) while frames are computed.
+
 seconds in which each device computes a frame, and seconds in which a byte is sent, compared with the prediction
 ──too different──► search in another process with corrected rates and bandwidths ──gain is large enough──► swap
 ──► compare with the new prediction
@@ -74,9 +76,10 @@ class AdaptOptions:
             prediction is more than 1 + `deviation` times as long as the measurement.
         link_deviation: A search also starts if the seconds per byte of a connection between two devices differ by more
             than the factor 1 + `link_deviation` from the prediction.
-        frames: Least number of frames over which the median of the measured seconds is taken. With replicas, it is at
-            least three frames of each replica.
-        min_gain: The session swaps only if the predicted value of the objective falls by more than this share.
+        frames: Least number of frames over which the median of the measured seconds is taken. With replicas (copies of
+            the plan on other devices), it is at least three frames of each replica.
+        min_gain: The session uses a plan that was found only if it lowers the predicted value of the objective by more
+            than this share.
         min_interval_s: Least number of seconds between two searches.
         strategy: The strategy that searches, with its options.
     """
@@ -231,7 +234,7 @@ class _Observation:
 
 
 class AdaptiveSession(SwappableSession):
-    """A session that swaps to a better artifact if boards or links become slower or faster.
+    """A session that replaces its artifact by a better one if boards or links become slower or faster.
 
     `connect_adaptive` creates it.
 
@@ -498,7 +501,7 @@ def connect_adaptive(
 
 
 class _RunRecorder:
-    """Records the events of a run with swaps, and the times of the frames that the last artifact computes.
+    """Records the events of a run with swaps (replaced artifacts), and the times of the last artifact's frames.
 
     Attributes:
         events: The events, with times since the start of the recording.
@@ -544,7 +547,7 @@ def run_with_swaps(
     adapt: AdaptOptions | None = None,
     follow: bool = False,
 ) -> tuple[Path, RunResult]:
-    """Run an artifact in a swappable session, and give every frame the same inputs.
+    """Run an artifact in a session that can replace it by another one, and give every frame the same inputs.
 
     Args:
         directory: The artifact.

@@ -92,8 +92,8 @@ def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: in
         in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
-        For each device that computes, its seconds, summed over one frame of each replica. For each connection between
-        hosts that sends large messages, the seconds in which it sends a byte.
+        For each device that computes, its seconds, summed over one frame of each replica (copy of the plan on other
+        devices). For each connection between hosts that sends large messages, the seconds in which it sends a byte.
     """
     assert compilation.plan is not None
     workload = problem.workload(compilation.plan)[1]

@@ -1,8 +1,8 @@
 """Calibration: correct the rates and links of a platform, or the times of a profile, by measured runs of an artifact.
 
-Compute rates follow from the measured seconds of segments. Bandwidths and latencies are fitted so that a simulation
-shows the same pauses between the segments of a device as the runs. Such pauses can be measured without a common clock
-of the devices.
+Compute rates follow from the measured seconds of segments (submodels that a device runs one after another). Bandwidths
+and latencies are fitted so that a simulation shows the same pauses between the segments of a device as the runs. Such
+pauses can be measured without a common clock of the devices.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
 """A machine was busy if two times that should be similar differ by more than this factor.
 
-Two pairs of times are compared: a segment in the last frame and in the other frames, and the median frame and the
-shortest frame.
+Two pairs of times are compared: those of a segment (a submodel that a device runs) in the last frame and in the other
+frames, and those of the median frame and of the shortest frame.
 """
 MAX_UNEXPLAINED_SHARE = 0.25
 """Waits that the fitted network does not explain cause a warning if they take more than this share of a frame."""
@@ -140,7 +140,7 @@ class LoggedRun:
 
     @cached_property
     def last_frame_spans(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
-        """Start and end of each segment in the last frame, by device; None if the log lacks a segment."""
+        """Start and end of each segment (submodel) in the last frame, by device; None if the log lacks a segment."""
         spans_by_device = {}
         for i, entry in enumerate(self.log["devices"]):
             counts = [len(role.devices[i].segments) for role in self.program.roles]
@@ -170,7 +170,7 @@ class CalibrationCase:
 
     Attributes:
         program: The program of the artifact.
-        routing: The routing of the artifact.
+        routing: The routing of the artifact: which device sends which regions of tensors to which device.
         problem: The problem of the artifact, with the platform before the calibration.
         target: The target that wrote the artifact.
         emulation_host: Runtime costs and number of processors of the host that emulated the boards; None if no boards
@@ -298,8 +298,8 @@ def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: P
 def _find_disturbances(run: LoggedRun) -> Iterator[str]:
     """Yield messages about signs that a machine was busy during a run.
 
-    The signs are frames of very different durations, and segments that took a very different time in the last frame
-    than in the other frames.
+    The signs are frames of very different durations, and segments (submodels that a device runs) that took a very
+    different time in the last frame than in the other frames.
     """
     roles = len(run.program.replica_roles)
     for role in range(0 if run.is_streamed else roles):

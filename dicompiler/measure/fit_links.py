@@ -1,5 +1,6 @@
 """A fit of the network's bandwidths and latencies to the pauses between segments in measured runs.
 
+A segment is a submodel that a device runs. In a pause between segments, the device mostly waits for messages.
 The fit minimizes absolute deviations by iteratively reweighted least squares. Its unknowns are seconds per byte and
 seconds per message. Pauses depend linearly on both, as long as each device waits for the same messages.
 """
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 MAX_FIT_STEPS = 20
 """Maximum number of steps of the fit; a few are usually enough."""
 MIN_BYTES_SHARE = 0.05
-"""A bandwidth is undetermined if it causes less than this share of all pauses between segments."""
+"""A bandwidth is undetermined if it causes less than this share of all pauses between a device's segments."""
 TYPICAL_FRAME_WEIGHT = 4.0
-"""Weight of a typical frame's seconds in the fit; a pause has weight 1.
+"""Weight of a typical frame's seconds in the fit; a pause between segments has weight 1.
 
 A typical frame counts more, because its seconds are the median of many frames, and a pause is measured in one frame.
 """
 MAX_COLLINEARITY = 0.98
-"""A latency is undetermined if it affects the pauses almost as a bandwidth does.
+"""A latency is undetermined if it affects the pauses between segments almost as a bandwidth does.
 
 The value is the largest cosine between the vectors of both effects with which the latency is still determined.
 """
@@ -47,8 +48,9 @@ def round_figure(value: float) -> float:
 class NetworkFigure:
     """A bandwidth or latency of a platform's network, and how to read and replace it.
 
-    The fit represents each figure by a coordinate on which pauses depend linearly. For a latency, the coordinate is the
-    number of milliseconds. For a bandwidth, it is (seconds per byte) / (seconds per byte before the fit).
+    The fit represents each figure by a coordinate on which the pauses of devices depend linearly. For a latency, the
+    coordinate is the number of milliseconds. For a bandwidth, it is (seconds per byte) / (seconds per byte before the
+    fit).
 
     Attributes:
         name: Name for messages.
@@ -135,7 +137,7 @@ def fit_links(
     Args:
         platform: The platform before the fit.
         figures: The bandwidths and latencies to fit.
-        workloads: For each run, the workload of one frame with the measured seconds of its segments.
+        workloads: For each run, the workload of one frame with the measured seconds of its segments (submodels).
         observed: For each run, the pauses in this frame.
         typical: Workloads of one frame, each with the median of the measured seconds of many frames.
 

@@ -284,7 +284,7 @@ def _value_info(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _compile_part(isolated: PipelineState, layer: Layer, parts: tuple[Part, ...], device: str) -> list[onnx.ModelProto]:
-    """Return the models of all segments of one device.
+    """Return the models that one device runs one after another to compute its part of a layer.
 
     The plan's source and sink are other devices, so the models contain only this device's part of the layer.
     """

@@ -42,9 +42,12 @@ MIN_TIMING_S = 0.002
 MAX_MEDIAN_RATIO = 1.1
 """A piece (a part of a layer) is measured again if its median exceeds this multiple of its shortest time."""
 MAX_ROUNDS = 6
-"""Maximum number of measurements of a piece in one pass."""
+"""Maximum number of measurements of a piece (a part of a layer) in one pass over all pieces."""
 PASS_COUNT = 2
-"""Passes over all pieces and the network. The fastest pass counts, because a shared or hot host is slow at times."""
+"""Number of passes, each of which measures all pieces of layers and the network.
+
+The fastest pass is used, because a shared or hot host is slow at times.
+"""
 NETWORK_TIMING_S = 1.0
 """Minimum seconds of each measurement that alternates between models.
 
@@ -168,7 +171,7 @@ def save_profile(path: Path, profile: dict[str, Any]) -> None:
 
 
 def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all pieces of the tasks file, and return their profile.
+    """Measure all pieces of layers in the tasks file, and return their profile.
 
     If the output file exists, its measurements of network links are kept.
     """
@@ -224,7 +227,7 @@ def describe_profile(path: Path, profile: dict[str, Any]) -> str:
 def _time_pieces(
     tasks: dict[str, Any], options: argparse.Namespace, times: dict[str, list[TimeRange]], prefix: str
 ) -> dict[str, str]:
-    """Measure all pieces once, and append the measured times to `times`, by the name of the piece's file.
+    """Measure all pieces of layers once, and append their times to `times`, by the name of the piece's file.
 
     Progress messages start with `prefix`. For each layer that cannot be measured, the result has the reason, by the
     layer's first name.
@@ -248,7 +251,7 @@ def _time_pieces(
 
 
 def merge_passes(times: list[TimeRange]) -> TimeRange:
-    """Return (median, shortest, longest time) of a piece that was measured in several passes.
+    """Return (median, shortest, longest time) of a piece of a layer that was measured in several passes.
 
     Each element of `times` is the triple of one pass. The median is the smallest of all passes, because other load on
     the host only makes medians larger. The shortest and the longest time are taken over all passes.
@@ -277,7 +280,7 @@ def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]
 
 
 def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = "") -> TimeRange:
-    """Return the times of a piece, measured after a warm-up run. Without `engine`, onnxruntime computes it.
+    """Return the times of a piece of a layer, after a warm-up run. Without `engine`, onnxruntime computes the piece.
 
     If the median is far above the shortest time, the host was busy, and the measurement is repeated.
     """
@@ -322,7 +325,7 @@ def lower_quartiles(run_turn: Callable[[], list[float]]) -> list[float]:
 def measure_cold_costs(
     layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return how much longer pieces take in a frame than when they are run again and again.
+    """Return how much longer pieces of layers take in a frame than when they are run again and again.
 
     In a frame, other pieces have run since the previous run of a piece, so weights and inputs come from memory and not
     from caches. The result has the additional seconds for each byte of weights, for each byte of other inputs, and for
@@ -424,7 +427,7 @@ def find_network_class(engine: dict[str, Any]) -> Any:
 
 
 class NetworkCall:
-    """A piece in the format of an engine, which is run like an onnxruntime session."""
+    """A piece of a layer in the format of an engine, which is run like an onnxruntime session."""
 
     def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
         self._network, self._inputs, self._shapes = network, inputs, shapes

@@ -1,5 +1,6 @@
 """Benchmark programs for a target's runtime: programs that do little but call segments, send messages and copy.
 
+A segment is a submodel that a device runs in one call.
 The module `runtime_costs_fit` derives the runtime's costs from the frame times of these programs.
 """
 
@@ -53,7 +54,7 @@ BENCHMARKS: Mapping[str, tuple[str, Shape, int, int]] = {
 """(kind, shape of tensors, number of layers in a step, number of steps) of each program, by its name.
 
 A program runs its steps one after another. The kind states how the steps are separated:
-- nothing: all steps are one call of a segment.
+- nothing: all steps are one call of a segment (a submodel).
 - calls: each step is a call of its own.
 - messages: the steps are calls on two devices in turn, with a message between them.
 - copies: every other step is computed in two halves, which are cut and joined by copies.

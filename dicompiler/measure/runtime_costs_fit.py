@@ -1,6 +1,7 @@
 """Costs of a target's runtime for messages, calls and copies, from the frame times of its benchmark programs.
 
-A profile package contains a copy of this module. It needs Python, and the packages that the target's player needs.
+A profile package contains a copy of this module. It needs Python, and the packages that are needed by
+the target's player (the program that runs and times the benchmarks).
 """
 
 from __future__ import annotations

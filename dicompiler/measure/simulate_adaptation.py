@@ -1,4 +1,4 @@
-"""Simulation of an adaptive session: its frames, searches and swaps, while boards and links change their speed.
+"""Simulation of an adaptive session: its frames, searches and changes of plan, while boards and links change speed.
 
 plan in use ──simulate until a change is measured──► search on the changed platform ──if the gain is large enough──►
 next plan

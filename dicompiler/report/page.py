@@ -262,7 +262,7 @@ def _render_timelines(data: ReportData) -> list[Markup]:
 
 
 def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a list of a run's failures, takeovers, returns, swaps and adaptations."""
+    """Return a table of a run's events, such as failures, takeovers (by failure plans) and swaps of the artifact."""
     rows = [
         (
             format_seconds(event["at_s"]),

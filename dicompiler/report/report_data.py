@@ -137,7 +137,7 @@ class ReportData:
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """For each segment, by name, a text with the names of the layers that it computes, whole or in part."""
+        """For each segment (submodel), by name, a text with the layers that it computes, whole or in part."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
@@ -215,8 +215,8 @@ def load_report_data(
 def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device over the steps of a frame that no failure affects.
 
-    If the plan has replicas, the frame is one of the first replica. The constants (weights) are those of all replicas
-    and failure plans, because devices store all of them.
+    If the plan has replicas (copies on other devices), the frame is one of the first replica. The constants (weights)
+    are those of all replicas and failure plans, because devices store all of them.
     """
     courses, *others = (memory_timeline(role) for role in program.roles)
     for role_courses in others:

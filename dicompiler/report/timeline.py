@@ -28,7 +28,7 @@ class TimelineBar:
     """One activity of a device, drawn as a bar.
 
     Attributes:
-        kind: "run" (computes a segment), "handle" (handles a message), "send" or "wait".
+        kind: "run" (computes a segment, which is a submodel), "handle" (handles a message), "send" or "wait".
         device: Name of the device.
         start: Start in seconds.
         end: End in seconds.

@@ -147,7 +147,7 @@ def remove_devices(
 def stored_weights(routing: Routing) -> StoredWeights:
     """Return the bytes of each piece of a weight that a device stores, by (device, name of the weight, region).
 
-    The pieces are those of all replicas and failure plans of the routing.
+    The pieces are those of all replicas (copies of the plan on other devices) and failure plans of the routing.
     """
     return {
         (task.device, *key): size

@@ -341,7 +341,9 @@ class Problem:
         return simulate(workload, self.platform, frames, in_flight, spans, speeds, link_speeds)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-        """Simulate one frame of each replica of a program, without failures, and return the metrics.
+        """Simulate a program, one frame of each replica (copy of the plan on other devices), and return the metrics.
+
+        No device fails in the simulation.
 
         Args:
             compilation: A pipeline state with the program.
