@@ -365,9 +365,8 @@ class ClusterState:
     def _handle_failure(self, failure: DeviceFailure) -> None:
         """Continue without the failed device if a failure plan covers the failure; else raise RunError.
 
-        A failure plan is a plan for the remaining devices, which was made when the network was compiled.
-
-        If it is not certain yet which device has failed, wait for further reports first.
+        A failure plan is a plan for the remaining devices, which was made when the network was compiled. If it is not
+        certain yet which device has failed, wait for further reports first.
         """
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])

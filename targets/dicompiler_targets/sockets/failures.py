@@ -115,10 +115,8 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
 class EventLog:
     """The events of a run: failures, takeovers (the other devices use a failure plan) and returns of devices.
 
-    Each event is written to the log, and `on_event` is called with it.
-
-    `ClusterSession` creates the log. An event is reported when its final reason is known. Later events wait for it,
-    because all events are reported in order.
+    Each event is written to the log, and `on_event` is called with it. `ClusterSession` creates the log. An event is
+    reported when its final reason is known. Later events wait for it, because all events are reported in order.
 
     Attributes:
         events: The reported events.

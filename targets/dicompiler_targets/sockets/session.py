@@ -46,7 +46,8 @@ class InFlightFrame:
     """A frame that was sent to the devices and that they have not finished.
 
     Attributes:
-        inputs: The inputs; None if the frame cannot be sent again, or need not be.
+        inputs: The inputs, kept to send the frame again after a failure; None without failure plans, or when all
+            outputs have arrived.
         sent_at: When the frame was first sent (time.perf_counter).
         finished_at: When the last output arrived (time.perf_counter).
         computing_since: When the first device started to compute the frame (time.perf_counter); math.inf if not known.
@@ -58,8 +59,7 @@ class InFlightFrame:
             time.monotonic minus the session's `_caller_s`.
         outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
-        compute_s: The devices that have reported the end of their work on the frame, with the seconds in which they
-            computed.
+        compute_s: For each device that has finished its work on the frame, the seconds in which it computed.
         received: For each pair of sender and receiver, the bytes that the receiver has reported with this frame, and
             the seconds in which they arrived.
         boards: For each device in `compute_s`, the state of its board.

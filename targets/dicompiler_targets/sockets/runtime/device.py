@@ -317,11 +317,9 @@ class DeviceRun:
     def _change_roles(self, message: Mapping[str, Any]) -> None:
         """Apply a CHANGE_ROLES message: from a frame on, use other roles, because a device has failed or returned.
 
-        A role is the normal plan, a replica of it, or a failure plan.
-
-        If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again. Peers
-        that have applied the change earlier may already have sent tensors of the new roles. Reading from these peers
-        was stopped, and is resumed now.
+        A role is the normal plan, a replica of it, or a failure plan. If the message says `drop`, all frames in flight
+        are discarded, because the coordinator sends them again. Peers that have applied the change earlier may already
+        have sent tensors of the new roles. Reading from these peers was stopped, and is resumed now.
         """
         self._last_change = first = int(message["first"])
         self.failed_peers += self.peers.set_down(set(message["down"]))

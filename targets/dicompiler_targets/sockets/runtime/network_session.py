@@ -1,9 +1,8 @@
 """Sessions for segments that engines other than onnxruntime compute.
 
-The sessions have those methods of an onnxruntime session that the runtime calls.
-
-A segment that was converted at compile time has two files. The class `EngineNetwork` of its engine loads and runs them.
-The class is in the module `engine_NAME` of this package, or in the installed module `dicompiler_engine_NAME`.
+The sessions have those methods of an onnxruntime session that the runtime calls. A segment (ONNX sub-model) that was
+converted at compile time has two files. The class `EngineNetwork` of its engine loads and runs them. The class is in
+the module `engine_NAME` of this package, or in the installed module `dicompiler_engine_NAME`.
 """
 
 from __future__ import annotations
