@@ -119,8 +119,9 @@ class ClusterState:
     A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn. The
     object owns a `DeviceProcess` for each device, a `DeviceMessages`, which receives and checks the devices' messages,
     and the collections of failed devices. If a device fails and a failure plan (a plan for the remaining devices)
-    covers the failure, all frames in flight become invalid. Then `needs_replay` is True until the session sends these
-    frames again. The session may send further frames when `awaiting_ack` is empty.
+    covers the failure, the run continues. If the device took part in a frame in flight, all frames in flight become
+    invalid, and `needs_replay` is True until the session sends these frames again. The session may send further frames
+    when `awaiting_ack` is empty.
 
     Attributes:
         processes: The processes of all devices.
@@ -407,7 +408,7 @@ class ClusterState:
     def _mark_failed(self, failure: DeviceFailure) -> None:
         """Continue without the failed device: all other devices change to other roles (plans).
 
-        If the failed device takes part in frames in flight, the other devices drop these frames.
+        If the failed device takes part in a frame in flight, the other devices drop all frames in flight.
         """
         self._last_failed = name = failure.device
         self._failed_at = self._failed_at or time.perf_counter()
