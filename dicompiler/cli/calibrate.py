@@ -33,9 +33,10 @@ def command(
 ) -> None:
     """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
-    All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Compute rates are estimated
-    from the times of segments, and links from the pauses between segments. Use several runs to estimate links. Prints
-    each rate, bandwidth and latency, and the error of the predicted frame time, before and after the correction.
+    All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Compute rates are estimated from the
+    times of segments (ONNX submodels), and links from the times between a device's segments. Use several runs to
+    estimate links. Prints each rate, bandwidth and latency, and the error of the predicted frame time, before and after
+    the correction.
 
     Example: dicompiler calibrate run1.json run2.json -o cluster.toml
     """

@@ -78,8 +78,9 @@ def command(
     """Compare strategies: predicted metrics, search time, and the bottleneck of the best plan.
 
     All times are simulated with the same cost model. The lower bound below the table holds for every plan. With
-    --tolerate-failures, each strategy also makes failure plans, and the table shows the longest latency after a
-    failure. With several models or platforms, each model is compared on each platform; --json then prints a list.
+    --tolerate-failures, each strategy also makes failure plans (plans for the remaining devices), and the table shows
+    the longest latency after a failure. With several models or platforms, each model is compared on each platform;
+    --json then prints a list.
 
     Example: dicompiler compare model.onnx --platform rpi4x4 --strategies single,modnn,dp
     """

@@ -73,8 +73,8 @@ def command(
 ) -> None:
     """Compile a model into programs for the devices of a platform.
 
-    Prints the segments, weights and transfers of each device, and the predicted times. Use 'dicompiler verify DIR' to
-    check that the programs compute the model's outputs.
+    Prints the number of segments (ONNX submodels) and transfers of each device, the bytes of its weights, and the
+    predicted times. Use 'dicompiler verify DIR' to check that the programs compute the model's outputs.
 
     Example: dicompiler compile model.onnx --platform rpi4x4 --strategy dp -o build
     """

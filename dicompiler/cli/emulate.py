@@ -87,9 +87,9 @@ def command(
 ) -> None:
     """Run an artifact on this host at the speed of a platform's boards.
 
-    Creates the platform's network from network namespaces with limited links (needs root). Each segment is delayed
-    until it has taken as long as on its board. Everything else is done by the target's own programs. Prints the
-    measured times and the prediction.
+    Creates the platform's network from network namespaces with limited links (needs root). Each segment (ONNX submodel)
+    is delayed until it has taken as long as on its board. Everything else is done by the target's own programs. Prints
+    the measured times and the prediction.
 
     Example: sudo dicompiler emulate build --frames 20 --log run.json
     """
