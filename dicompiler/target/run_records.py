@@ -169,7 +169,7 @@ class RunResult:
         outputs_by_device: For each frame, the outputs by name of each sink device.
         frames_s: For each frame, the seconds from sending its inputs to having all its outputs.
         total_s: Seconds from sending the first frame's inputs to having the last frame's outputs.
-        events: Failures, takeovers and returns of devices, in order.
+        events: Failures and returns of devices, takeovers by failure plans, and other events, in order.
         queue_wait_s: For each frame, the seconds of `frames_s` before the first device began to compute it. Empty if
             the target does not measure these times.
         is_remote: Whether the run used resident devices on other hosts, which the run's options do not show.

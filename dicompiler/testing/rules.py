@@ -143,9 +143,10 @@ def check_operator_rule(
         limit_s: Seconds that one case may take.
 
     Raises:
-        AssertionError: A piece does not cover its region, reads outside an input, computes other values than the whole
-            node, or sends other bytes than predicted; no axis of a case can be cut; a function of the rule returns a
-            value of another type, changes its arguments, ends the process, or does not end; the rule is not picklable.
+        AssertionError: The rule's result for a region does not cover the region, reads outside an input, computes other
+            values than the whole node, or sends other bytes than predicted; no axis of a case can be cut; a function of
+            the rule returns a value of another type, changes its arguments, ends the process, or does not end; the rule
+            is not picklable.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")

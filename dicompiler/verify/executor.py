@@ -318,8 +318,8 @@ class ProgramExecutor:
         """Run the program for one frame.
 
         Args:
-            inputs: Arrays by input name. If any state is among them, all states restart: the given states from
-                their arrays, and the other states from zeros.
+            inputs: Arrays by input name. If any state (a tensor that one frame passes to the next) is among them, all
+                states restart: the given states from their arrays, and the other states from zeros.
             keep_values: True to return every tensor of every device in `Execution.values`.
 
         Returns:

@@ -45,7 +45,8 @@ class SentTensor(NamedTuple):
 
     Attributes:
         transfer: The transfer.
-        name: Key of the tensor in `WireFormat.ranges`: its name, for a partial sum with the range of input channels.
+        name: Key of the tensor in `WireFormat.ranges`: its name. For a partial sum, the range of the summed input
+            channels is appended.
         values: The values before narrowing.
     """
 

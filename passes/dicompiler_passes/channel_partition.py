@@ -127,10 +127,10 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the range of input channels of the layer `last` that a device can sum without other devices.
+        """Return the input channels over which the layer `last` can sum on a device that has computed `tile`.
 
-        The device has computed the region `tile` of the layer `first`. The range is computed from exactly this region,
-        through the layers `between`.
+        `tile` is a region of the layer `first`. The layers `between` compute the channels from exactly this region, so
+        the device receives nothing.
 
         Raises DicompilerError if there is no such range.
         """

@@ -261,9 +261,9 @@ class _NodeLinks:
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
         """Return the nodes of `names` that can join a layer now. `inside` has the names of the layer's nodes.
 
-        A node can join if the last of the nodes that compute its inputs (in topological order) is inside, or can join
-        too. A residual Add therefore joins the layer that computes its last input. Nodes that cannot join yet, such as
-        the Mul of x·clip(x + 3), may join in a later round.
+        A node can join if the last producer of its inputs (in topological order) is inside, or can join too. A residual
+        Add therefore joins the layer that computes its last input. Nodes that cannot join yet, such as the Mul of
+        x·clip(x + 3), may join in a later round.
         """
         candidates, is_ready = set(names), dict[str, bool]()
         for name in names:

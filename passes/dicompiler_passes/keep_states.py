@@ -223,7 +223,7 @@ def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], row
 
 
 def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Model:
-    """Return the model with pairs of input and output as states.
+    """Return the model with pairs of input and output as states, which devices keep from frame to frame.
 
     `row_counts` has the number of additional rows of each output. The order of the outputs does not change.
     """

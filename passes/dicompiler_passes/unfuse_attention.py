@@ -65,7 +65,7 @@ def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, Tenso
                                                  ⇒  RotaryEmbedding(k), Where(row, k, past) → present; … → y
 
     q, k and v are queries, keys and values. A packed input contains several of them. `past` and `present` are the
-    caches of earlier frames before and after this frame. The last rewrite is done only if `present` is a graph output
+    key/value caches before and after this frame. The last rewrite is done only if `present` is a graph output
     or is read by another node.
     """
     opener = _OPENERS.get((node.domain or "", node.op))

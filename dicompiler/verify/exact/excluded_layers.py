@@ -29,8 +29,8 @@ _MIN_ADD_OPSET = 7
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
     """Return the reason why no Add can follow a node that the exact check replaces by zeros; "" if one can.
 
-    The Add would turn the zeros into random integers. It must not change how the network is divided
-    into layers: it must become one more element-wise node in the layer of the replaced node.
+    The Add would turn the zeros into random integers. It must not change how the network is divided into layers: it
+    must become one more element-wise node in the layer of the replaced node.
     """
     rule, add_rule = facts.rule(node), facts.rules.get(("", "Add"))
     if len(node.output) != 1:

@@ -105,7 +105,8 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function (stand-in) that replaces MeanVarianceNormalization.
 
-    A group consists of the elements along the attribute `axes`, which `prepare_node` has set if it was missing.
+    A group (elements that are normalized together) has the elements along the attribute `axes`. `prepare_node` has set
+    this attribute if it was missing.
     """
     axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
@@ -114,10 +115,10 @@ def mean_variance_body(call: StandInCall) -> list[NodeProto]:
 def lp_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function (stand-in) that replaces LpNormalization.
 
-    A group consists of the elements along the axis of the calling node. Since opset 13, the stand-in is x minus the
-    group's sum modulo 16. Before opset 13, it is x minus the largest element of the group, because a function cannot
-    use ReduceSum: the operator has an attribute `axes`, which cannot be set from the attribute `axis` of the calling
-    node. TopK, which finds the largest element, has an attribute `axis`.
+    A group (elements that are normalized together) has the elements along the axis of the calling node. Since opset 13,
+    the stand-in is x minus the group's sum modulo 16. Before opset 13, it is x minus the largest element of the group,
+    because a function cannot use ReduceSum: the operator has an attribute `axes`, which cannot be set from the
+    attribute `axis` of the calling node. TopK, which finds the largest element, has an attribute `axis`.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
