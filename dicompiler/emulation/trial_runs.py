@@ -28,8 +28,8 @@ def make_emulated_runner(truth: Platform, frames: int, options: RunOptions) -> R
 
     def run_emulated(artifact: Path, log: Path) -> Mapping[str, Any]:
         found = emulate(artifact, truth, frames=frames, options=replace(options, kept_frames=0))
-        # The document does not name the emulated platform: `calibrate` corrects the artifact's platform by this run,
-        # and would reject a log that names another platform.
+        # The log omits the emulated platform. `calibrate` corrects the artifact's platform by this run, and would
+        # reject a log that names another platform.
         document = run_document(artifact, found.result, options, log, found.expected.document(), runtime=found.runtime)
         return document | {"location": "emulated"}
 

@@ -340,7 +340,7 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            if down or times.role >= observation.replica_count:  # Failure plans have no predicted seconds.
+            if down or times.role >= observation.replica_count:  # A failure plan has no predicted seconds.
                 observation.clear()
                 return
             measured = observation.add(times)

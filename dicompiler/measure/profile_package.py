@@ -207,7 +207,7 @@ def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence
         if (cut, size) not in seen:
             seen.add((cut, size))
             models = _compile_part(isolated, layer, parts, parts[number].device)
-            # A part that needs several segments cannot be measured as one model.
+            # A part that needs several models is omitted, because a piece is measured as one model.
             if len(models) == 1:
                 yield LayerPiece(cut, size, share, models[0])
 

@@ -243,7 +243,7 @@ def _time_pieces(
         try:
             for task in layer["measurements"]:
                 times.setdefault(task["file"], []).append(time_piece(task, options))
-        except Exception as error:  # The exceptions of onnxruntime have no other common base class.
+        except Exception as error:  # `Exception` is the only common base class of onnxruntime's exceptions.
             reasons[name] = f"onnxruntime cannot run it alone: {' '.join(str(error).split())[:300]}"
     if sys.stderr.isatty() and not options.lines:
         print(file=sys.stderr)
@@ -261,8 +261,8 @@ def merge_passes(times: list[TimeRange]) -> TimeRange:
 
 def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """Return the measurements of the whole network; empty if the network is missing or does not run."""
-    # The exceptions of onnxruntime have no other common base class. No error is reported here, because `_time_pieces`
-    # reports each layer that does not run.
+    # `Exception` is the only common base class of onnxruntime's exceptions. No error is reported here, because
+    # `_time_pieces` reports each layer that does not run.
     with suppress(Exception):
         network = time_network_and_call(tasks["whole"], tasks["call"], options)
         return network | measure_cold_costs(tasks["layers"], tasks["call"], options)
@@ -473,7 +473,7 @@ class EngineTimes:
 
     def _measure_task(self, task: dict[str, Any] | None, options: argparse.Namespace) -> None:
         if task is not None and self._name in task["engines"]:
-            with suppress(ValueError):  # A piece that the engine cannot run stays with onnxruntime.
+            with suppress(ValueError):  # The engine cannot run the piece, so onnxruntime will.
                 self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
 
     def profile_entry(self, tasks: dict[str, Any]) -> dict[str, Any]:

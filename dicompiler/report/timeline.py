@@ -107,7 +107,7 @@ def draw_timeline(data: ReportData, courses: Mapping[str, Sequence[TimelineBar]]
         name: Title of the chart.
     """
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
-    scale = 1e6 / end  # The chart is a million units wide, whatever the time of the frame.
+    scale = 1e6 / end  # The chart is always a million SVG units wide.
     height = ROW_HEIGHT_PX * len(data.devices) * len(courses)
     drawn: list[Markup] = []
     labels: list[Markup] = []

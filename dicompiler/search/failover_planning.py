@@ -55,7 +55,7 @@ def add_failover_plans(
     planner = _FailurePlanner(problem, strategy, plan, plan_is_fixed)
     searches = [_FailoverSearch(planner, _PlanOption(problem, replace(plan, failures=())), selection)]
     if not searches[0].options:
-        if not planner.uncovered_reasons:  # The plan uses none of the devices that may fail.
+        if not planner.uncovered_reasons:  # The plan uses no device that may fail.
             return plan
         raise DicompilerError(
             f"tolerate-failures: {selection}: no failure can be covered: {planner.describe_uncovered()}"

@@ -457,8 +457,8 @@ def _describe_unpicklable(problem: Problem) -> str:
     return f"the cost model {problem.cost_model.name!r}"
 
 
-# The latest problems are kept for further plans, because each problem caches facts about its layers. A search uses only
-# a few problems.
+# The latest problems are kept, because each one caches facts about its layers that the evaluation of further plans
+# needs. A search uses only a few problems.
 @lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
     """Return the evaluator from its pickled form.
