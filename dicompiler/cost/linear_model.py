@@ -87,7 +87,7 @@ class LinearModel(ProfileBasedModel):
 
     @cached_property
     def _fitted_coefficients(self) -> Mapping[tuple[str, str], Mapping[str, Coefficients]]:
-        """Coefficients by the path of the profile, the engine and the kind of layer."""
+        """Coefficients fitted to the profiles, by (path of the profile, engine), and then by kind of layer."""
         return {
             (profile.place, engine): fit_by_kind(profile.of_engine(engine).samples())
             for profile in self._profiles.profiles

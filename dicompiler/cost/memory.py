@@ -161,7 +161,7 @@ def constant_sizes(segment: Segment) -> dict[str, int]:
 
 
 def peak_nbytes(spans: Iterable[LiveRange]) -> int:
-    """Return the largest number of bytes that are live at the same step.
+    """Return the largest number of bytes of tensors that are in memory at the same step of a program.
 
     Args:
         spans: (first step, last step, bytes) of each tensor.

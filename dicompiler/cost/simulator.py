@@ -329,7 +329,7 @@ class _EventSimulator:
     def _advance(self, now: float, device: _DeviceState) -> None:
         """Start the next job of an idle device, or receive the next message if no job is ready.
 
-        The job is that of the oldest frame. A device that is busy does nothing.
+        The job (the run of a segment) is that of the oldest frame. If the device is busy, nothing is done.
         """
         if device.is_busy:
             return
@@ -414,7 +414,10 @@ class _EventSimulator:
         self.links.departures.clear()
 
     def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> bool:
-        """Finish a message on its links. Return True if its departure has been planned again in the meantime."""
+        """Finish the sending of a message, unless its departure (the end of sending) has been planned again.
+
+        In this case the event is out of date, and the result is True.
+        """
         flow, version = departure
         if flow.version != version:
             return True

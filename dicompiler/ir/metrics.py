@@ -131,7 +131,7 @@ class Metrics:
 
     @property
     def frame(self) -> FramePrediction:
-        """The predicted time of a frame, with its parts."""
+        """The predicted time of a frame: the time in the cluster, and the time for inputs and outputs."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
@@ -186,7 +186,7 @@ class Metrics:
         """Return the value of an objective. Smaller values are better.
 
         Args:
-            objective: Name of one objective, or a weighted sum of objectives (see `objective_terms`).
+            objective: Name of one objective, or a weighted sum such as "latency+0.5*energy".
 
         Returns:
             Seconds, joules or bytes, or their weighted sum.

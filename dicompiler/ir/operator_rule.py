@@ -178,7 +178,7 @@ class Piece:
 
 
 TABLE_LOOKUP_NODE_COUNT = 14
-"""Number of nodes that are added around a Gather with `Piece.table_rows`."""
+"""Number of nodes that are added around a Gather that looks up only some rows of its table (`Piece.table_rows`)."""
 
 
 class OpCost(NamedTuple):
@@ -251,8 +251,8 @@ class OperatorRule:
             for a partial sum. It is None unless `reduction_length` returns a number.
         domain: Domain of the operator.
         is_elementwise: True if each output element depends only on input elements at the same position, with
-            broadcasting. Layers absorb such nodes. `Piece.out` of an element-wise operator must be the requested region
-            or the full region.
+            broadcasting. Such nodes are fused into the layer of the node before them. `Piece.out` of an element-wise
+            operator must be the requested region or the full region.
         reduction_length: Function that returns the length of the reduction axis (input channels), along which LIP
             (layer input partitioning) cuts. It returns None for a node that has no such axis.
         cut_output: Index of the output that the rule divides into regions.
@@ -262,11 +262,13 @@ class OperatorRule:
         read_share: Function that returns a lower bound of the fraction of the first input that all pieces of a node
             read together, however the node is split. It is below 1 if strides skip elements. None: the fraction is 1.
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
-        stand_in: Replacement of the operator in the exact check, if the operator rounds results of small integers: an
-            operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
+        stand_in: Replacement of the operator in the exact check of `verify`, which computes with small integers. It is
+            an operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the operator needs none,
+            because its results are not rounded.
         constant_stand_ins: One kind of integers for each input, separated by spaces: "- gain shift". In the exact
             check, such integers replace the values of the input if it is constant. '-': the values are kept. The last
-            kind also applies to all further inputs. `dicompiler.verify.exact.integer_values` lists the kinds.
+            kind also applies to all further inputs. A kind says how the operator uses the input: factor, gain, max,
+            min, rounded, scale, shift, slope, step or variance.
         attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces. A list of weights is
             replaced by a kind of integers, and any other attribute by a value:
             "offset=shift scale=one post_transform=NONE".

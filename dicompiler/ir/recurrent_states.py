@@ -18,9 +18,9 @@ from dicompiler.ir.regions import Region, Shape, to_slices
 STATES_KEY, STATE_PIECES_KEY = "dicompiler.states", "dicompiler.pieces"
 
 StatePairs = tuple[tuple[str, str], ...]
-"""Names of the model input and the model output of each state."""
+"""Names of the model input and the model output of each state (an output that is the input of the next frame)."""
 StateInput = tuple[str, int, Shape]
-"""Name, element type and shape of the model input of a state."""
+"""Name, element type and shape of a model input that is a state (an output of the previous frame)."""
 
 
 class StatePiece(NamedTuple):

@@ -69,14 +69,14 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The wire format for the exact check, in which values that would be narrowed are sent unchanged.
+        """The wire format for the exact check of `verify`, in which all tensors are sent with their full precision.
 
         The check computes with integers, and narrow types cannot represent all of them.
         """
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:
-        """Return the text for option `--wire-dtype`: "float16,conv1=float32"; "" if nothing is narrowed."""
+        """Return the text for option `--wire-dtype`: "float16,conv1=float32"; "" if all tensors are sent unchanged."""
         return ",".join(kind if name == ALL_TENSORS else f"{name}={kind}" for name, kind in self.dtypes)
 
 

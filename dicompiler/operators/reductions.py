@@ -27,7 +27,7 @@ from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_
 from dicompiler.operators.elementwise import elementwise
 
 MERGE_OPERATORS = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-"""Operator that combines partial results, by reduction.
+"""Operator that combines the partial results of a reduction, by reduction operator.
 
 ReduceMean has none: partial means over ranges of different lengths would need different weights.
 """

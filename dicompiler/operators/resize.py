@@ -29,7 +29,10 @@ COORDINATE_SHIFTS = {
     "pytorch_half_pixel": ONE_HALF,
     "asymmetric": Fraction(0),
 }
-"""`ResizeAxis.shift` by coordinate mode. In all other modes, tiles are not resampled like the whole tensor."""
+"""Position of coordinate i within input element i, by coordinate mode: 0 is the start of the element, 1/2 its center.
+
+In all other modes, tiles are not resampled like the whole tensor.
+"""
 ElementFunction = Callable[[Fraction], int]
 """Function that returns the index of an input element for a coordinate."""
 NEAREST_MODES: Mapping[str, ElementFunction] = {

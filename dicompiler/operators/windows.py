@@ -242,7 +242,7 @@ _OUTPUT_SHAPES: Mapping[str, tuple[int, _ShapeFunction]] = {
     "ConvTranspose": (2, _transposed_shape),
     "Resize": (1, _resized_shape),
 }
-"""Operator → number of inputs that must have a shape, and the function that computes the output shape."""
+"""By operator, the number of inputs that must have a shape, and the function that computes the output shape."""
 
 
 def onnxruntime_output_shape(op: str, attributes: Attributes, inputs: Sequence[TensorInfo | None]) -> Shape | None:

@@ -75,7 +75,7 @@ def build_program_only(
 
 
 def _build_program(placed: Model | PlacedGraph, devices: Sequence[str], platform: Platform) -> Program:
-    """Return the program of a placed model or graph, with the hosts and the engines of the platform's devices."""
+    """Return the program of a partitioned model or graph, with the hosts and engines of the platform's devices."""
     program = build_program(placed, devices, platform.host_of)
     engines = platform.engines
     with_engines = (replace(entry, engine=engines.get(entry.device, entry.engine)) for entry in program.devices)

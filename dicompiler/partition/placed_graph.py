@@ -225,12 +225,12 @@ class PlacedGraph:
 
     @cached_property
     def state_reads(self) -> frozenset[str]:
-        """Tensors that contain states (outputs that become inputs of the next frame) from the previous frame."""
+        """Tensors that contain states: outputs of the previous frame that are inputs of this one."""
         return frozenset(piece.read_name for piece in self.state_pieces)
 
     @cached_property
     def state_writes(self) -> frozenset[str]:
-        """Tensors that contain states (outputs that become inputs of the next frame) for the next frame."""
+        """Tensors that contain states: outputs of this frame that are inputs of the next one."""
         return frozenset(piece.written_name for piece in self.state_pieces)
 
     @cached_property

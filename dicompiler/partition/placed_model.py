@@ -36,7 +36,7 @@ from dicompiler.partition.wire_casts import check_wire_dtypes
 log = logging.getLogger("dicompiler")
 
 DEFAULT_OPSET = 13
-"""Version of the standard operators in placed models, if the model has none."""
+"""Version of the standard operators in placed (partitioned) models, if the original model states none."""
 
 
 def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
@@ -74,7 +74,10 @@ def partition_checked(state: PipelineState) -> PipelineState:
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
-    """Return the placed graph as a model with the header and inputs of `model`, and the initializers that are read."""
+    """Return a placed graph (nodes with devices) as a model.
+
+    The model has the header and inputs of `model`, and the initializers that are read.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     # Slices, concatenations and sums are standard operators, so the model needs a version of these.

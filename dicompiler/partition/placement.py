@@ -23,7 +23,10 @@ from dicompiler.partition.wire_casts import WireCasts
 
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
-    """Return the placed graph for a routing; `plan` is the plan, replica or failure plan that was routed."""
+    """Return the placed graph (nodes with devices) for a routing.
+
+    `plan` is the plan, replica or failure plan that was routed.
+    """
     return _Placer(facts, routing, plan).make_graph()
 
 

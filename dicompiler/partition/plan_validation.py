@@ -16,7 +16,7 @@ from dicompiler.partition.bounds_inference import align_region, cuttable_axes, o
 def check_plan(layers: LayerGraph, plan: Plan) -> None:
     """Raise DicompilerError for the first rule that a plan violates.
 
-    Routing checks later that each region that is read is also computed.
+    The next step, routing, checks that each region that is read is also computed.
     """
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")

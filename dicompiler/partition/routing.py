@@ -41,7 +41,7 @@ TaskOrder = tuple[int, int, int]
 DeviceLane = tuple[str, int]
 """Name of a device, and number of one of its lanes (groups of its parts)."""
 StateOnDevice = tuple[str, str]
-"""Model input that is a state, and device that keeps a region of the state."""
+"""Model input that is a state (an output of the previous frame), and device that keeps a region of the state."""
 MIN_PIECES_FOR_ONE_CONCAT = 64
 """An assembly of more boxes than this along one axis is a single Concat, because nested Concats would be too deep."""
 

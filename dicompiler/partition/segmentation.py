@@ -201,8 +201,8 @@ def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) ->
 def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
     """Return the device that sends `tensor` to `receiver`.
 
-    It is the device that computes the tensor. A model input is sent by a source device, and if possible by one on the
-    receiver's host.
+    It is the device that computes the tensor. A model input is sent by a source (a device that has the inputs), and
+    if possible by one on the receiver's host.
     """
     if tensor in graph.producer:
         return graph.nodes[graph.producer[tensor]].placement.device
@@ -265,7 +265,7 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
 def _segment_model(
     segment: Segment, nodes: Sequence[int], graph: PlacedGraph, source: Model, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return the ONNX model of a segment. `constants` are the initializers of the placed model, by name."""
+    """Return the ONNX model of a segment. `constants` are the initializers of the partitioned model, by name."""
     read = dict.fromkeys(n for i in nodes for n in graph.nodes[i].reads)
     proto = onnx.ModelProto(
         ir_version=source.proto.ir_version, opset_import=source.proto.opset_import, functions=source.proto.functions

@@ -25,7 +25,7 @@ from dicompiler.partition.block_quantization import MIN_OPSET, BlockQuantizer
 from dicompiler.partition.placed_graph import NodePlacement, PlacedGraphBuilder, PlacedTensor
 
 LAST_POSITION = 1 << 31
-"""Position in layer order that comes after all layers."""
+"""Position in layer order that comes after all layers, for the casts of slices."""
 MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10, INT8_BLOCK: MIN_OPSET}
 """First opset with the operators that convert to each wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)

@@ -10,7 +10,7 @@ import onnx
 from dicompiler.ir.onnx.graph_structure import graph_and_bodies
 
 _BASE_VERSION = 4
-"""First version with initializers that are not graph inputs, as in segments."""
+"""First version with initializers that are not graph inputs. Segments (ONNX sub-models) have such initializers."""
 _SPARSE_VERSION, _OPTIONAL_VERSION = 6, 8
 _FUNCTION_VERSION, _FUNCTION_DEFAULTS_VERSION, _OVERLOAD_VERSION = 8, 9, 10
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")

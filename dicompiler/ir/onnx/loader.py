@@ -58,7 +58,7 @@ def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
 
 
 def _load_weights(skeleton: onnx.ModelProto, views: Views, path: Path | None, place: str) -> dict[str, Weight]:
-    """Return the large data of the initializers by name, and turn these initializers into placeholders.
+    """Return the large data of the initializers by name, and turn these initializers into placeholders without data.
 
     `views` has the large data of the model file `path` by index of the initializer. External files are in the same
     directory.

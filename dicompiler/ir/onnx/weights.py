@@ -22,7 +22,10 @@ The data of placeholders is in a mapping of weights, by name.
 """
 
 MIN_WEIGHT_BYTES = 1024
-"""Raw data of at least this size is a Weight. Smaller data stays in the model, where shape inference reads it."""
+"""Raw data of at least this size is stored as a Weight, outside of the model.
+
+Smaller data stays in the model, where shape inference reads it.
+"""
 
 CHUNK_BYTES = 1 << 18
 """Approximate size of the chunks of `Weight.chunks`, so that hashing and writing work within the CPU cache."""
@@ -99,8 +102,8 @@ class Weight:
         dtype: Element type, an onnx.TensorProto.DataType.
         shape: Static shape.
         content: Raw little-endian bytes, usually a read-only view of the mapped model file. For a region of a weight
-            (see `take_region`), it can be a view with gaps, of shape (*shape, bytes per element). It must not be
-            changed.
+            that `take_region` returned, it can be a view with gaps, of shape (*shape, bytes per element). It must not
+            be changed.
     """
 
     dtype: int
