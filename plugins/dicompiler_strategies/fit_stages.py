@@ -203,14 +203,16 @@ class StageEstimates:
     def find_stages(self, boards: Sequence[FitBoard], most: int) -> tuple[FitStage, ...] | None:
         """Return the sequence of stages with the fewest multiplications that fits the boards; None if nothing fits.
 
-        A board computes at most `most` tiles of a stage one after another.
+        A stage consists of consecutive layers that are computed together. A board computes at most `most` tiles of a
+        stage one after another.
         """
         search = _StageSearch(self, boards, most)
         label = search.whole_network() or search.run()
         return None if label is None else label.stages
 
     def end_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of a stage's inputs and outputs, which are stored in addition to the arena."""
+        """Return the bytes of a stage's inputs and outputs, which are stored outside the arena (TFLite-micro's memory).
+        """
         ends = (first, _next_boundary(self.cuts, first)), (_previous_boundary(self.cuts, last), last)
         before, behind = (self.estimate_stage(a, b, "whole", 1)[0] for a, b in ends)
         return before.incoming + behind.outgoing
@@ -270,7 +272,8 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return a copy of `partial` whose next stages are computed by `board`, unless they are split over boards."""
+        """Return a copy of the plan `partial` in which the board with the index `board` computes the next whole stages.
+        """
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )
@@ -294,13 +297,13 @@ class _StageSearch:
             tiled = self._add_row_stage(partial, start, end)
             if tiled is not None:
                 yield tiled, end
-            # No tiles fit, although the last layer would fit whole. Longer stages are not tried, because their tiles
-            # have even larger halos.
+            # No tiles of this stage fit, although its last layer would fit whole. Longer stages are not tried, because
+            # their tiles have even larger halos (rows that neighbouring tiles compute too).
             elif self._layer_fits(end - 1):
                 break
 
     def _layer_fits(self, layer: int) -> bool:
-        """Return True if the layer fits a board without being split, together with its inputs and outputs."""
+        """Return True if a board has enough RAM for the whole layer with its inputs and outputs."""
         (need,) = self.stages.estimate_stage(layer, layer + 1, "whole", 1)
         return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
 
@@ -321,8 +324,9 @@ class _StageSearch:
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
         end_bytes, used = self.stages.end_bytes(start, end), partial.used_flash + partial.shared_flash
-        # If models are stored in flash, only the weights count here. Tensors that are too large for RAM are no reason
-        # to split by channels, because row tiles make them smaller too, and less is sent.
+        # If models are stored in flash, only the weights decide whether a layer is split by channels. If tensors are
+        # too large for RAM, tiles of rows are better, because they also make the tensors smaller and fewer bytes are
+        # sent.
         fits_one_board = board.fits(0 if board.flash else whole.arena + end_bytes, used + whole.flash)
         if end != start + 1 or count < 2 or fits_one_board:
             return None

@@ -40,17 +40,18 @@ SplitKind = Literal["rows", "cut", "sums"]
 CANDIDATE_RUNS_PER_S = 10_000
 """Number of candidate runs that count as one second of the reference computer in the search's budget.
 
-A run counts once when it is built, and once for each state of the search in which its cost is computed. The measured
-number was 20 000 runs per second.
+A candidate run is one way to compute some consecutive layers. It counts once when it is built, and once for each state
+of the search in which its cost is computed. The measured number was 20 000 runs per second.
 """
-_HOPELESS_RATIO = 2.0  # A block is not extended if it takes this many times as long as its layers in separate runs.
+# A block (fused layers) is not extended if it takes this many times as long as its layers one by one.
+_HOPELESS_RATIO = 2.0
 _RowDemand = RowIntervals | None
 """The rows of a tensor that each device of a team needs; None if every device needs the whole tensor."""
 
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """Rules that say which candidate runs a search may use.
+    """Rules that say which candidate runs (ways to compute some consecutive layers) a search may use.
 
     A candidate run is a block (one or more layers in fused height tiles), or one layer that is split in another way.
 
@@ -108,9 +109,10 @@ class CandidateRun(LayerRun):
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
         """Return the seconds of the run and the bytes that are sent.
 
-        `forms` says how each tensor that the run reads is distributed over the devices before the run. First, missing
-        elements are sent. Then all devices compute, and the slowest one determines the time. Finally, partial sums are
-        sent and added up. Each step begins when all devices have ended the step before (a barrier).
+        A run consists of consecutive layers that the devices compute in one way. `forms` says how each tensor that the
+        run reads is distributed over the devices before the run. First, missing elements are sent. Then all devices
+        compute, and the slowest one determines the time. Finally, partial sums are sent and added up. Each step begins
+        when all devices have ended the step before (a barrier).
         """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
@@ -150,7 +152,7 @@ def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
 def build_candidate_runs(
     team: DeviceTeam, rules: CandidateRules, budget: WorkBudget | None = None
 ) -> list[list[CandidateRun]]:
-    """Return for each layer the candidate runs that begin with it.
+    """Return for each layer the candidate runs that begin with it: the ways to compute some consecutive layers.
 
     One of them computes the layer as a whole on the team's leader, the device for layers that are not split. Raises
     BudgetExceeded if the budget is exceeded before all runs are built.
@@ -176,7 +178,7 @@ def build_candidate_runs(
 def _channel_runs(
     team: DeviceTeam, layer: Layer, rules: CandidateRules, weight_bytes: Mapping[str, int]
 ) -> Iterator[CandidateRun]:
-    """Yield the runs of a single layer that do not split its rows.
+    """Yield the runs (ways to compute consecutive layers) of a single layer that do not split its rows.
 
     The layer is split by channels, computed whole on each device, or split into partial sums over input channels.
     """
@@ -292,10 +294,10 @@ def _row_blocks(
 ) -> Iterator[CandidateRun]:
     """Yield blocks of layers in fused height tiles that end before layer `stop`, each one layer longer than the last.
 
-    A block is skipped if it is not faster than its layers in separate runs, because these runs are candidates too. The
-    loop ends if a block takes at least twice as long as its layers in separate runs. It also ends if the leader (the
-    device for layers that are not split) alone would compute the block at least as fast. `singles` caches two times in
-    seconds for each layer: the time to compute its rows on all devices, and the time to send missing rows before that.
+    A block is skipped if it is not faster than its layers one by one, because each layer alone is a candidate too. The
+    loop ends if a block takes at least twice as long as its layers one by one. It also ends if the leader (the device
+    for layers that are not split) alone would compute the block at least as fast. `singles` caches two times in seconds
+    for each layer: the time to compute its rows on all devices, and the time to send missing rows before that.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -406,7 +408,7 @@ class RowBlock:
 
 
 def run_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
-    """Return the parts (device and region) of each layer of a run, by layer name."""
+    """Return the parts (device and region) of each layer of a run (consecutive layers), by layer name."""
     if run.kind == "rows":
         return _row_parts(team, run)
     layer = team.layers.layers[run.start]
@@ -439,6 +441,6 @@ def _row_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
             for name, (first, last) in zip(team.member_names, block.rows[layer.name], strict=True)
             if first < last
         ]
-        # A plan must assign every layer, even if nothing reads its output and there are no tiles.
+        # A plan must assign every layer to a device, even if nothing reads its output and it therefore has no tiles.
         result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)
     return result

@@ -204,7 +204,7 @@ class DeviceTeam(Memoizing):
     def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
         """Return the axis of a layer's output along which `form` splits it; None if there is none.
 
-        `form` is "rows" or "channels".
+        `form`, the distribution of the output over the devices, is "rows" or "channels".
         """
         return (
             find_height_axis(self.layers, layer)
@@ -213,7 +213,7 @@ class DeviceTeam(Memoizing):
         )
 
     def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
-        """Return the region of the layer's output that each member computes, if the output is split as `form`.
+        """Return the region of the layer's output that each member of the team computes, if it is split as `form`.
 
         `form` is "rows" or "channels". The region is None if it is empty.
         """
@@ -228,7 +228,10 @@ class DeviceTeam(Memoizing):
 
     @memoized
     def held_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
-        """Return the region of a tensor that each device stores if the tensor is distributed as `form`."""
+        """Return the region of a tensor that each device stores if the tensor is distributed as `form`.
+
+        For example, each device stores a range of the rows if `form` is "rows".
+        """
         shape = self.layers.tensors[tensor].shape
         assert shape is not None
         if form == "source":
@@ -279,7 +282,7 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """Return the seconds in which each member computes its number of rows (`counts`) of a layer."""
+        """Return the seconds in which each member of the team computes its number of rows (`counts`) of a layer."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]
@@ -289,8 +292,8 @@ class DeviceTeam(Memoizing):
         """Return the range of a layer's input channels that each member of the team sums over.
 
         If the previous layer can be split by channels, these are the channels that the member would then compute, so
-        that nothing is sent between the two layers (FUSE). Otherwise the ranges are in proportion to the members'
-        weights.
+        that nothing is sent between the two layers (FUSE). Otherwise the ranges are in proportion to the weights
+        (speeds) of the members.
         """
         length = reduction_length(self.layers, layer)
         assert length is not None

@@ -34,6 +34,8 @@ Each tensor has its form: how it is distributed over the devices.
 class RunPricing:
     """The rule for the cost of a run: the objective, plus a price for weights on hosts with too little memory.
 
+    A run consists of consecutive layers that the devices compute in one way.
+
     Attributes:
         problem: The problem, whose objective is one of `SUMMED_OBJECTIVES`.
         byte_prices: Price of a byte of weights by device name, in units of the objective. Devices that are not in it
@@ -44,7 +46,7 @@ class RunPricing:
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
-        """Return the cost of a run, in the unit of the objective, plus the price of its weights.
+        """Return the cost of a run (consecutive layers), in the unit of the objective, plus the price of its weights.
 
         The unit is s for the objective latency, bytes for communication, and J for energy. The energy of sending is not
         counted.
@@ -127,10 +129,10 @@ def find_cheapest_path(
 ) -> RunPath:
     """Return the cheapest sequence of runs that covers all layers.
 
-    A state s says how each tensor that later layers read is distributed over the devices. T_p(s) is the least cost to
-    compute the first p layers and end in state s. A run r computes the layers start(r) to stop(r) - 1, and costs e(r,
-    s) if it begins in state s. The recurrence is T_p(s') = min over r and s of T_start(r)(s) + e(r, s), for all runs r
-    with stop(r) = p that end in state s'.
+    A run consists of consecutive layers that the devices compute in one way. A state s says how each tensor that later
+    layers read is distributed over the devices. T_p(s) is the least cost to compute the first p layers and end in state
+    s. A run r computes the layers start(r) to stop(r) - 1, and costs e(r, s) if it begins in state s. The recurrence is
+    T_p(s') = min over r and s of T_start(r)(s) + e(r, s), for all runs r with stop(r) = p that end in state s'.
 
     At each position, the `beam` cheapest states are kept. A chain of layers never has more than five states, one for
     each `TensorForm`, so the result is optimal over the candidate runs. In a network with many parallel branches it may
@@ -181,17 +183,20 @@ def _last_readers(graph: LayerGraph) -> dict[str, int]:
 
 
 def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> FormState:
-    """Return the entries of `state` whose tensors a layer at `position` or later reads."""
+    """Return the entries of `state` whose tensors a layer at `position` or later reads.
+
+    An entry says how a tensor is distributed over the devices.
+    """
     return tuple([entry for entry in state if last.get(entry[0], 0) > position])
 
 
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """Return the end of a path after the network's outputs were sent to the sinks.
+    """Return the end of a path (a sequence of runs) after the network's outputs were sent to the sinks.
 
-    `node` is the end of the path before this transfer. The path covers all layers. `forms` says how each output is
-    then distributed over the devices.
+    `node` is the end of the path before this transfer. The path covers all layers. `forms` says how each output is then
+    distributed over the devices.
     """
     platform = team.problem.platform
     sinks = team.device_indices(team.problem.sink)

@@ -1,7 +1,7 @@
 """A fast model that evaluates thousands of plans at once. In these plans, each layer is whole on one device.
 
-The model is used in the first level of the search. `build_batched_model` derives it from a problem, and
-`BatchedModel.evaluate` returns times, bytes, memory and energy.
+The model is used in the first level of the search; the second level evaluates a few plans one by one.
+`build_batched_model` derives it from a problem, and `BatchedModel.evaluate` returns times, bytes, memory and energy.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class _Batch:
         self.input_bytes = np.zeros(size)  # Bytes of network inputs that a source keeps in memory for its own layers.
         self.forwarded_inputs = np.zeros(size)  # Bytes of network inputs that a source only sends, and then frees.
         self.peak = np.zeros(size)
-        # For each layer, the bytes that its device frees after the layer was computed.
+        # For each layer, the bytes of tensors that its device frees after it has computed the layer.
         self.released = np.zeros((layers, plans))
         # Latency of the transfers of each layer's output; the last row is for the network's inputs.
         self.layer_latency = np.zeros((layers + 1, plans))

@@ -53,7 +53,7 @@ class ExplorationOptions:
     """Options of an exploration (the search for a Pareto front)."""
 
     as_printed: ClassVar[bool] = False
-    """Begin with random plans and use the second level in every stage, as the paper describes it."""
+    """Begin with random plans, and evaluate the best plans of every stage one by one, as the paper describes it."""
     default_generations: ClassVar[int] = 150
     """Generations of all stages together, if the option is not given."""
 

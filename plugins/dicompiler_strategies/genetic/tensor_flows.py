@@ -22,7 +22,7 @@ INPUT_POSITION = -1
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """The bytes of a tensor that all of the given readers need, and no other reader.
+    """Some bytes of a tensor, with their readers. Each of these readers needs all of the bytes.
 
     A reader is a layer that reads the tensor, or a sink.
 
@@ -44,7 +44,7 @@ class ReaderGroup:
 
     Attributes:
         readers: The readers, as indices in `TensorFlow.readers`.
-        shared_bytes: The bytes of the elements that the same readers need, for each set of readers.
+        shared_bytes: For each set of readers that need the same elements, the bytes of these elements.
     """
 
     readers: tuple[int, ...]
@@ -75,8 +75,8 @@ class NetworkFlows:
     Attributes:
         live_layers: Positions of the layers that contribute to the network's outputs.
         flows: The outputs of these layers, and the network's inputs.
-        weights: For each set of layers that read the same constants: the bytes of these constants, and the positions of
-            the layers. A constant that only one layer reads has a set of one layer.
+        weights: For each set of layers that read the same constants, a pair: the bytes of these constants, and the
+            positions of the layers. If only one layer reads a constant, the set has one layer.
     """
 
     live_layers: tuple[int, ...]
@@ -85,7 +85,7 @@ class NetworkFlows:
 
 
 def find_flows(layers: LayerGraph) -> NetworkFlows:
-    """Return the tensors of a network, with their readers and the bytes that these need."""
+    """Return the tensors of a network, with their readers and the bytes that each reader needs."""
     tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
     live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
@@ -140,7 +140,7 @@ def _build_flow(
 
 
 def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
-    """Return the connected components of overlapping regions, as positions in `needs`."""
+    """Return groups of regions that overlap, directly or through other regions, as positions in `needs`."""
     groups: list[list[int]] = []
     for i, need in enumerate(needs):
         touching = [group for group in groups if any(intersect(need, needs[j]) or need == needs[j] for j in group)]
