@@ -18,7 +18,7 @@ from dicompiler_strategies.genetic.batched_model import BatchedModel, build_batc
 MAX_MOVED_LAYERS = 32
 """Largest number of layers that are moved at once."""
 MAX_RUNS = 2500
-"""Largest number of runs of consecutive layers that are considered in a step."""
+"""Largest number of runs (sequences of consecutive layers) that are considered in a step."""
 PLAN_LAYER_DEVICE_S = 2.2e-8
 """Seconds of the reference computer to evaluate a plan, divided by the numbers of layers and of devices."""
 MIN_GAIN = 1e-6

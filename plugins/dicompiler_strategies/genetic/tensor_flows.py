@@ -22,7 +22,7 @@ INPUT_POSITION = -1
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """Some bytes of a tensor, with their readers. Each of these readers needs all of the bytes.
+    """Some bytes of a tensor, with all their readers. Each of these readers needs all of the bytes.
 
     A reader is a layer that reads the tensor, or a sink.
 

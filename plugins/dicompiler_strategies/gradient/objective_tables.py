@@ -98,10 +98,8 @@ class ObjectiveTables:
     def loss_scale(self) -> float:
         """Unit of the normalised loss: the cost of the cheapest way to split a layer, averaged over layers.
 
-        Costs of pairs of connected layers are not counted.
-
-        With this unit, learning rates do not depend on the size of the network or the speed of the devices. If all
-        these costs are 0, the mean of all costs is used.
+        Costs of pairs of connected layers are not counted. With this unit, learning rates do not depend on the size of
+        the network or the speed of the devices. If all these costs are 0, the mean of all costs is used.
         """
         least = sum(float(table.min()) for table in self.node)
         most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))

@@ -36,8 +36,8 @@ _MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries compute matrix products 
 class DescentSettings:
     """Settings of the gradient descent.
 
-    W are the logits of the choices. A family of choices has all choices with the same kind of split and the same number
-    of devices.
+    W are the logits of the choices (ways to split a layer). A family of choices has all choices with the same kind of
+    split and the same number of devices.
 
     Attributes:
         learning_rate: Learning rate for the normalised loss (the loss divided by `ObjectiveTables.loss_scale`).

@@ -23,7 +23,8 @@ log = logging.getLogger("dicompiler")
 FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
 """Largest number of pairs of choices in a CP-SAT model: in the first attempt, and afterwards.
 
-If there are more pairs, the least promising choices are left out. The result then proves no bound.
+A pair has one choice (way to split a layer) for each of two connected layers. If there are more pairs, the least
+promising choices are left out. The result then proves no bound.
 """
 COST_UNITS = 1 << 40
 """The integer cost in CP-SAT that the best known value gets; CP-SAT accepts only integer costs.
@@ -153,9 +154,10 @@ def run_solver(
 
 
 def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
-    """Return the relaxation's model, made smaller if it has more than `max_pairs` pairs of choices on edges.
+    """Return the relaxation's model, made smaller if it has more than `max_pairs` pairs of choices.
 
-    A smaller model has, for each layer, only the choices with the smallest lower bounds.
+    A pair has one choice (way to split a layer) for each of two connected layers. A smaller model has, for each layer,
+    only the choices with the smallest lower bounds.
     """
     model = relaxed.model
     max_choices = max((len(costs) for costs in model.node), default=0)

@@ -51,8 +51,8 @@ class JointModel:
     objective is the sum of all costs; if `is_minimax` is True, it is the largest load without a limit.
 
     Attributes:
-        node: For each layer, the cost of each choice.
-        edge: For each edge (i, j), the costs of shape (choices of i, choices of j).
+        node: For each layer, the cost of each choice (way to split it).
+        edge: For each edge (i, j), a pair of connected layers, the costs of shape (choices of i, choices of j).
         node_loads: For each layer, the loads of shape (choices, loads).
         edge_loads: For each edge (i, j) that causes loads, the amounts of these loads, of shape (choices of i, choices
             of j, k). They belong to the first k loads; the edge adds nothing to the other loads.
@@ -201,7 +201,10 @@ def _objective_tables(
 
 
 def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
-    """Return, for each layer, the bytes of its inputs and outputs, an array of shape (choices, hosts)."""
+    """Return, for each layer, the bytes of its inputs and outputs, an array of shape (choices, hosts).
+
+    A choice is one way to split the layer.
+    """
     layers, host_matrix = tables.problem.layers, device_host_matrix(tables.problem.platform)
     host_bytes = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):

@@ -123,7 +123,7 @@ class _PriceSearch:
                 self.best, self.value = self.model.to_original(selection), value
 
     def improve_locally(self, selection: tuple[int, ...]) -> None:
-        """Accept the local optimum that coordinate descent reaches from a selection, if it is better."""
+        """Improve a selection layer by layer, and keep the result if it is better than the best selection so far."""
         self.accept_if_better(coordinate_descent(self.model, selection, self.budget))
 
     def spend_elimination(self) -> bool:
@@ -135,7 +135,7 @@ class _PriceSearch:
         return self.budget.try_steps(sum(order.table_elements), 3 * len(order.steps))
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """Return the best selection at these prices, and raise the bound."""
+        """Return the best selection at these prices of the loads, and raise the lower bound if possible."""
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
         self.bound = max(self.bound, least - self.limits_at_prices(prices))
@@ -274,10 +274,11 @@ def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> Joint
 
 
 def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
-    """Return the prices after a step along the subgradient, scaled by `factor`.
+    """Return the prices of the loads after a step along the subgradient, scaled by `factor`.
 
-    The subgradient of a limited load is its excess over the limit. For an unlimited load of a minimax objective, it is
-    the load minus the mean of all unlimited loads, weighted with their prices.
+    A load is an amount such as the bytes on a host. The subgradient of a limited load is its excess over the limit. For
+    an unlimited load of a minimax objective, it is the load minus the mean of all unlimited loads, weighted with their
+    prices.
     """
     loads, is_unlimited = search.model.selection_loads(selection), ~search.is_limited
     updated = np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection))

@@ -42,7 +42,7 @@ class JointSolution:
 
     Attributes:
         plan: The plan.
-        selection: Number of the choice of each layer.
+        selection: Number of the choice (way to split it) of each layer.
         value: Objective value of the plan in the cost model.
         bound: Lower bound on the value.
         is_proven: True if the plan is optimal.

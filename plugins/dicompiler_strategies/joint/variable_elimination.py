@@ -46,6 +46,8 @@ class EliminationStep:
 class EliminationOrder:
     """The elimination order of a graph. The order does not depend on the values of the tables.
 
+    A variable is a layer, and its choices are the ways to split it.
+
     Attributes:
         choice_counts: Number of choices of each variable.
         steps: The steps, in order.
