@@ -211,7 +211,10 @@ class StageEstimates:
         return None if label is None else label.stages
 
     def end_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of a stage's inputs and outputs, which are stored outside the arena (TFLite-micro's memory)."""
+        """Return the bytes of a stage's inputs and outputs.
+
+        They are stored in addition to the arena (TFLite-micro's working memory).
+        """
         ends = (first, _next_boundary(self.cuts, first)), (_previous_boundary(self.cuts, last), last)
         before, behind = (self.estimate_stage(a, b, "whole", 1)[0] for a, b in ends)
         return before.incoming + behind.outgoing
@@ -271,7 +274,7 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return a copy of the plan `partial` in which the board with the index `board` computes the next whole stages."""
+        """Return a copy of the plan `partial` in which the board number `board` computes the next whole stages."""
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )

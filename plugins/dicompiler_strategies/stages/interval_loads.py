@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 class Traffic:
     """Messages and bytes of a stage, as arrays over stages.
 
+    A stage is a sequence of consecutive layers on one device, or on several devices that take frames in turn.
+
     Attributes:
         messages: Number of messages.
         nbytes: Bytes of the messages.
@@ -38,7 +40,10 @@ class Traffic:
 
 
 def block_of_layers(positions: Sequence[int]) -> tuple[int, ...]:
-    """Return the block of each layer. Blocks begin at `positions`; the last position is the number of layers."""
+    """Return the number of each layer's block (sequence of consecutive layers).
+
+    Blocks begin at the layers `positions`. The last one of `positions` is the number of layers.
+    """
     return tuple(block for block, (start, stop) in enumerate(pairwise(positions)) for _ in range(start, stop))
 
 

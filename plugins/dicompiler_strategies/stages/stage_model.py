@@ -44,7 +44,7 @@ MAX_STATES = 1024
 Sets that differ only in interchangeable devices count as one.
 """
 MAX_TRANSITIONS = 4096
-"""Largest number of transitions in the search. A transition adds a unit of devices to a set of devices."""
+"""Largest number of transitions in the search. A transition adds the devices of one more stage to a set of devices."""
 
 ROUND_LENGTHS = (1, 2, 3, 4, 6, 12)
 """Allowed numbers of frames in a round of devices with unequal speeds.
@@ -131,8 +131,9 @@ class StageRules:
 
 
 def build_stage_model(problem: Problem, rules: StageRules = StageRules()) -> StageModel:
-    """Return the stage model of a problem.
+    """Return the stage model of a problem: the loads of every stage on every unit.
 
+    A stage is a sequence of consecutive layers. A unit is one device, or several devices that take frames in turn.
     Loads are bytes of memory if the objective is memory, and seconds of work for each frame otherwise.
     """
     return _ModelBuilder(problem, rules).build()
@@ -189,8 +190,8 @@ class _ModelBuilder:
         If there are more than MAX_POSITIONS, they are divided into MAX_POSITIONS windows of consecutive positions. Of
         each window, only the position that the fewest bytes cross remains.
 
-        A state stays on the device that computes it. No stage therefore begins between the layer that reads the state
-        and the layer that computes it.
+        A state (an output that is an input of the next frame) stays on the device that computes it. No stage therefore
+        begins between the layer that reads the state and the layer that computes it.
         """
         layers, count = self.problem.layers, self.layer_count
         allowed = np.ones(count + 1, bool)
@@ -255,7 +256,10 @@ class _ModelBuilder:
         return list(kinds)
 
     def _limit_kinds(self, kinds: list[DeviceKind]) -> list[DeviceKind]:
-        """Remove devices of the slowest kinds until there are few enough sets of devices."""
+        """Remove devices of the slowest kinds until there are few enough sets of devices.
+
+        Devices of one kind are interchangeable.
+        """
         rate = {device.name: device.rate for device in self.devices}
         while np.prod([len(kind.names) + 1 for kind in kinds]) > MAX_STATES:
             slowest = min(range(len(kinds)), key=lambda i: (rate[kinds[i].names[0]], len(kinds[i].names) > 1, -i))

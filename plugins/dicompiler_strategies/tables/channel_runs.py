@@ -32,10 +32,11 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""Largest load of the busiest device, as a multiple of that in the most even cut, with which a cut is acceptable.
+"""A cut is acceptable if the busiest device's load is at most this many times that in the most even cut.
 
-A run can be cut into different numbers of equal units. Among the acceptable cuts, the one with the least total work is
-used, because it computes the least twice. Among equals, the one with the largest units is used.
+A run (layers that are cut by channels together) can be cut into different numbers of equal units. Among the acceptable
+cuts, the one with the least total work is used, because it computes the least twice. Among equals, the one with the
+largest units is used.
 """
 
 
@@ -76,8 +77,8 @@ class ChannelRunCut:
 def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
     """Return the first channel run that cuts a layer, with the layer's position in `cut_layers`.
 
-    The result is None without such a run. A run that can be cut between any two channels is ignored, because the layer
-    is then cut like any other layer.
+    The result is None without such a run (layers that are cut by channels together). A run that can be cut between any
+    two channels is ignored, because the layer is then cut like any other layer.
     """
     return _runs_by_layer(layers).get(layer.name)
 

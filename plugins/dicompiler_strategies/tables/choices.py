@@ -461,7 +461,7 @@ def _lop_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
     """Return each region without the elements of earlier regions; empty if the regions are disjoint already."""
-    if not regions[0]:  # A scalar has no axes.
+    if not regions[0]:  # A scalar has no axes, so that it cannot be cut.
         return ()
     bounds = tuple(zip(*regions, strict=True))
     axis = next((axis for axis, cuts in enumerate(bounds) if len(set(cuts)) > 1), 0)

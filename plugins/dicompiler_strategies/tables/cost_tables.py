@@ -38,7 +38,7 @@ from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 LayerEdge = tuple[int, int]
 """Positions in layer order of a layer that produces a tensor and of a layer that reads it."""
 TensorSlots = tuple[tuple[int, int], ...]
-"""For each tensor of an edge, the index among the producer's outputs and the index among the consumer's inputs."""
+"""For each tensor of an edge: its index among the producer's outputs, and its index among the consumer's inputs."""
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
 """One tensor on an edge of the layer graph, as four values: the boxes (regions as arrays) that devices store, the same
 boxes made disjoint (the shares that devices send), the boxes that devices need, and the bytes of an element.
@@ -195,7 +195,7 @@ def build_cost_tables(
 
 
 def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
-    """Return the edges of the layer graph with the tensors of each edge."""
+    """Return the edges (pairs of connected layers) of the layer graph, with the tensors of each edge."""
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers):
         for slot, tensor in enumerate(layer.inputs):
@@ -209,7 +209,8 @@ def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
     """Return the edges from the layer that computes a state to the layers that read it in the next frame.
 
-    An edge may join a layer with itself, and the reader may come before the producer in layer order.
+    A state is an output of the network that becomes an input of the next frame. An edge may join a layer with itself,
+    and the reader may come before the producer in layer order.
     """
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers if layers.states else ()):

@@ -25,7 +25,7 @@ class RuntimeArrays:
         send: Seconds of a sender for each message.
         receive: Seconds of a receiver for each message.
         byte: Seconds for each byte, of the sender and of the receiver alike.
-        calling: Seconds of a receiver to call the segment that waited for messages.
+        calling: Seconds of a receiver to call the segment (piece of the model) that waited for messages.
         slice: Seconds of a receiver to prepare the joining of received pieces.
         copy: Seconds for each byte that a receiver copies to join pieces.
         coalesced_share: Fraction of `send` and `receive` that a message costs if it is coalesced with others.
