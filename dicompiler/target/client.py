@@ -173,7 +173,7 @@ def resolve_connect_options(
     in_flight: int | None,
     on_event: Callable[[RunEvent], None] | None,
 ) -> RunOptions:
-    """Combine the arguments of `connect` to the options of a session.
+    """Combine the arguments of `connect` into the options of a session.
 
     Args:
         options: Default: `RunOptions()` with three frames in flight for each device.

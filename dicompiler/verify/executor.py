@@ -264,7 +264,7 @@ class Execution:
         sent: Sent bytes by transfer index.
         delivered: Outputs by name, for each sink (a device that receives outputs).
         values: Every tensor by device and name, if the caller asked for them.
-        kept_states: Pieces of states that devices keep for the next frame, with their values.
+        kept_states: Pieces of states (tensors that one frame passes to the next) that devices keep, with their values.
     """
 
     outputs: dict[str, Any]
@@ -285,7 +285,7 @@ class _SingleUseSession:
 
 
 class ProgramExecutor:
-    """A program with loaded sessions, which runs many frames and keeps states between them.
+    """A program with loaded sessions, which runs many frames. It keeps states, which one frame passes to the next.
 
     Args:
         program: The program.

@@ -68,9 +68,9 @@ def _find_reshape_target(
 ) -> tuple[int, ...] | None:
     """Return a valid target shape for a Reshape that reads its shape from the graph input `shape_input`.
 
-    If the Reshape's output has a static shape, this shape is returned. Otherwise, the target shape has as many axes as
-    `shape_input` has elements. If these are n, the first n - 1 axes are those of the data, and the last one merges all
-    other axes. The result is None if a shape is unknown.
+    If the Reshape's output has a static shape, this shape is returned. Otherwise, let n be the number of elements of
+    `shape_input`. The target shape then has n axes: the first n - 1 axes of the data, and one that merges the rest. The
+    result is None if a shape is unknown.
     """
     output, data, target = (tensors.get(name) for name in (node.output[0], node.input[0], shape_input))
     if output is not None and output.shape is not None:

@@ -73,7 +73,8 @@ def first_and_later_inputs(
 def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> list[dict[str, Any]]:
     """Return the inputs of the frames to verify: one frame, or STATEFUL_FRAMES frames if the model has states.
 
-    Random inputs differ from frame to frame. Only the first frame has initial states.
+    Random inputs differ from frame to frame. States are tensors that one frame passes to the next, so only the first
+    frame gets them as inputs.
     """
     if not read_states(model.proto):
         return [prepare_inputs(model, inputs)]
@@ -84,9 +85,10 @@ def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None)
 def reference_outputs(
     model: Model, frames: Sequence[Mapping[str, Any]], optimization: Optimization = "extended"
 ) -> list[dict[str, Any]]:
-    """Return onnxruntime's outputs for consecutive frames; each frame reads the states of the previous one.
+    """Return onnxruntime's outputs for consecutive frames.
 
-    If the model has no states, frames that are the same object as the first frame are not computed again.
+    Each frame reads the states (tensors that one frame passes to the next) of the previous frame. If the model
+    has no states, frames that are the same object as the first frame are not computed again.
     """
     pairs, state, results = read_states(model.proto) or (), dict[str, Any](), list[dict[str, Any]]()
     values = [value for value in graph_inputs(model) if value.name in dict(pairs)]

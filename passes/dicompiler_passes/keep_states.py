@@ -71,7 +71,7 @@ class KeepStates(Pass):
 
 
 def keep_states(model: Model, texts: Sequence[str]) -> Model:
-    """Return the model with the states that `texts` select.
+    """Return the model with the states (pairs of graph input and graph output) that `texts` select.
 
     Args:
         model: Model with static shapes.

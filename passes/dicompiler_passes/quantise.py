@@ -111,7 +111,9 @@ class Quantise(Pass):
 
 
 def quantise(model: Model, samples: Samples) -> Model:
-    """Return the float32 network quantized to 8 bits, in QDQ form, with value ranges measured on `samples`.
+    """Return the float32 network quantized to 8 bits, with value ranges measured on `samples`.
+
+    The result is in QDQ form: float operators between DequantizeLinear and QuantizeLinear nodes.
 
     Raises DicompilerError if onnxruntime cannot quantize the network.
     """

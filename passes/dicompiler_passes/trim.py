@@ -90,7 +90,10 @@ def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: 
 
 
 def _form_trimmed_layers(model: Model, old_nodes: Collection[str]) -> LayerGraph:
-    """Return the layers of a trimmed model; `old_nodes` are the nodes before trimming."""
+    """Return the layers of a model from which trimming has removed the elements that nothing reads.
+
+    `old_nodes` are the names of the nodes before trimming. All other Slices were added by trimming.
+    """
     # By default, a node that computes its full output is assumed to read its whole inputs. A device with a Slice that
     # trimming has added would then be sent the whole tensor. `rule_bound_nodes` says that these Slices read only the
     # regions that they select.
