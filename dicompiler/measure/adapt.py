@@ -6,8 +6,8 @@ seconds in which each device computes a frame, and seconds in which a byte is se
 ──too different──► search in another process with corrected rates and bandwidths ──gain is large enough──► swap
 ──► compare with the new prediction
 
-A board that is hot or shared computes more slowly than its platform file says. Each measured difference corrects the
-platform, so a difference that no other plan improves starts no second search.
+A board that is hot or shared computes more slowly than its platform file says. Each search corrects the platform by the
+measured difference. A difference for which there is no better plan therefore starts only one search.
 """
 
 from __future__ import annotations
@@ -259,7 +259,8 @@ class AdaptiveSession(SwappableSession):
             options: Options of the session.
             adapt: When to search and to swap.
             specialize: Function that returns the options for one artifact, given its directory and the options of all.
-            link: A symbolic link to the artifact. When it points to another one, the session swaps to that.
+            link: A symbolic link to the artifact. When it points to another artifact, the session swaps to that
+                artifact.
 
         Raises:
             DicompilerError: The directory is not a valid artifact.
@@ -363,7 +364,7 @@ class AdaptiveSession(SwappableSession):
     def _search_and_swap(
         self, observation: _Observation, measured: Mapping[str, float], ratios: Mapping[str, float]
     ) -> Adaptation:
-        """Search for another plan for the measured seconds, and swap to its artifact if the gain is large enough."""
+        """Search for a better plan at the measured speeds, and swap to its artifact if the gain is large enough."""
         number = len(self.adaptations) + 1
         output = self._first.absolute().with_name(f"{self._first.absolute().name}.adapted-{number}")
         adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios)

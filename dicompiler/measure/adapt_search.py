@@ -39,7 +39,7 @@ FIRST_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The input of a search.
+    """The input of a search for a better plan.
 
     Attributes:
         artifact: The artifact that computes the frames now.
@@ -62,7 +62,7 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The result of a search.
+    """The result of a search for a better plan.
 
     Attributes:
         platform: The corrected platform, as TOML.
@@ -158,7 +158,7 @@ def search_again(request: SearchRequest) -> SearchAnswer:
 
 @dataclass(frozen=True)
 class _MeasuredCase:
-    """A compilation of which seconds were measured.
+    """A compiled plan with the problem that predicts its seconds, to be compared with the measured seconds.
 
     Attributes:
         compilation: The compilation.
@@ -206,7 +206,7 @@ def _predicted_value(artifact: str, platform: Platform) -> float:
 
 
 def main() -> int:
-    """Read a request, print the answer, and return the exit code."""
+    """Read a request from stdin as JSON, print the answer as JSON, and return the exit code."""
     os.nice(NICENESS)
     try:
         answer = asdict(search_again(SearchRequest(**json.load(sys.stdin))))

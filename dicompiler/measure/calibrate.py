@@ -52,7 +52,7 @@ Two pairs of times are compared: those of a segment (a submodel that a device ru
 frames, and those of the median frame and of the shortest frame.
 """
 MAX_UNEXPLAINED_SHARE = 0.25
-"""Waits that the fitted network does not explain cause a warning if they take more than this share of a frame."""
+"""A warning is given if a device waits for more than this share of a frame without a reason in the simulation."""
 _TIME_KEYS = ("median_s", "min_s", "max_s")
 CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
@@ -361,7 +361,7 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
 def fit_rates(
     platform: Platform, measured_s: Mapping[str, float], predict: Callable[[Platform], Mapping[str, float]]
 ) -> tuple[Platform, Mapping[str, float]]:
-    """Correct the rates of devices until the measured seconds of computing are predicted.
+    """Correct the rates of devices until the predicted seconds of computing equal the measured ones.
 
     Args:
         platform: The platform to correct.
@@ -513,7 +513,7 @@ def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, pr
 
 
 def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workload:
-    """Return a workload in which only the computing time of each segment is multiplied by `factor`.
+    """Return a workload in which only the computing time of each segment (submodel) is multiplied by `factor`.
 
     `bare` is the same workload without runtime costs, from which the computing times are taken.
     """

@@ -68,7 +68,7 @@ def fit_bandwidths(
     measured_s: Mapping[str, float],
     predict: Callable[[Platform], Mapping[str, float]],
 ) -> Platform:
-    """Change bandwidths of hosts until the measured seconds per byte are predicted.
+    """Change bandwidths of hosts until the predicted seconds per byte equal the measured ones.
 
     If connections are slower than predicted, the bandwidths of a few hosts are lowered. Each slow connection begins or
     ends at one of these hosts. If all hosts share a medium or a gateway and all connections are slow, the bandwidth
@@ -88,7 +88,7 @@ def fit_bandwidths(
         predicted_s = predict(platform)
         ratios = {name: measured_s[name] / predicted_s[name] for name in predicted_s if name in measured_s}
         fit = _BandwidthFit(platform, stated, ratios)
-        # A link that recovers takes bandwidth from the others, so bandwidths are raised before others are lowered.
+        # Bandwidths are raised before others are lowered, because a link that recovers takes bandwidth from others.
         corrected = fit.raise_bandwidths()
         if corrected == platform:
             corrected = fit.lower_bandwidths()

@@ -1,6 +1,7 @@
 """A fit of the network's bandwidths and latencies to the pauses between segments in measured runs.
 
 A segment is a submodel that a device runs. In a pause between segments, the device mostly waits for messages.
+
 The fit minimizes absolute deviations by iteratively reweighted least squares. Its unknowns are seconds per byte and
 seconds per message. Pauses depend linearly on both, as long as each device waits for the same messages.
 """
@@ -31,7 +32,8 @@ A typical frame counts more, because its seconds are the median of many frames, 
 MAX_COLLINEARITY = 0.98
 """A latency is undetermined if it affects the pauses between segments almost as a bandwidth does.
 
-The value is the largest cosine between the vectors of both effects with which the latency is still determined.
+The value is the cosine of the angle between the vectors of both effects. With a larger cosine, the latency counts as
+undetermined.
 """
 
 Pauses = Mapping[str, Sequence[float]]

@@ -84,10 +84,10 @@ def write_package(
     targets: Sequence[Target] = (),
     engines: Sequence[Engine] = (),
 ) -> None:
-    """Write the package of a prepared model. The same input gives the same bytes.
+    """Write the package of a model that was divided into layers. The same input gives the same bytes.
 
     Args:
-        state: A state with layers.
+        state: A pipeline state with the model and its layers.
         directory: An empty directory.
         tiles: Numbers of tiles. Height, width, channels and input channels are each cut into these numbers of tiles,
             and one inner tile of each cut is measured.
@@ -151,7 +151,7 @@ def run_package(
     Args:
         directory: The package.
         output: File of the profile.
-        threads: Number of threads that compute a piece. Default: all processors.
+        threads: Number of threads that compute a piece (a part of a layer). Default: all processors.
         repeat: Number of measurements of each piece.
         progress: Called with a message before each layer.
 
