@@ -34,7 +34,8 @@ class CostModel(ABC):
         name: Name of the model, as in `--cost NAME`.
         is_measured: Whether predictions rest on measurements, so that they may differ after the next measurement.
         runtime: Factor by which messages and calls take longer than the target states for its reference host. With 0,
-            messages and calls are free, as in the papers. None derives the factor from the speed of the device's cores.
+            messages and calls are free, as papers on partitioning assume. None derives the factor from the speed of the
+            device's cores.
     """
 
     name: ClassVar[str]

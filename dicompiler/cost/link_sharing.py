@@ -13,7 +13,7 @@ class SharedLink(Generic[T]):
     """A network link and the flows (connections with a message to send) that use it now.
 
     `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these
-    shares. If `load` exceeds 1, it is the factor by which all of these flows are slower than alone. `busy_s` are the
+    shares. If `load` exceeds 1, all of these flows are slower than alone by this factor. `busy_s` are the
     seconds that the link needs at its full bandwidth for all messages so far. `speed` is the present bandwidth as a
     multiple of the full one; if it is not 1, `flows` and `load` contain shares of the present bandwidth.
     """

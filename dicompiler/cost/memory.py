@@ -198,8 +198,8 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
     """Return (bytes of buffers, bytes of activations) of a device if `frames` frames are in flight.
 
     Both sums are over all replicas of a plan (`roles`), which have about equal numbers of frames in flight. A device
-    computes one segment at a time. Therefore only one frame needs the memory of a running segment, and each other frame
-    only needs the tensors that are stored between segments.
+    computes one segment (an ONNX sub-model) at a time. Therefore only one frame needs the memory of a running segment,
+    and each other frame only needs the tensors that are stored between segments.
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]

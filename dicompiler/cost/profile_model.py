@@ -24,7 +24,7 @@ from dicompiler.partition.bounds_inference import align_region, output_shape, re
 
 
 class ProfileBasedModel(CostModel):
-    """A cost model that may rest on profiles.
+    """Base class of cost models that can use profiles (files with measured times of layers).
 
     Attributes:
         file: Paths of the profiles; empty if the model rests on none.

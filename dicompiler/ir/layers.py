@@ -49,7 +49,7 @@ class LayerGraph(Memoizing):
     Attributes:
         layers: The layers, in topological order.
         tensors: All tensors, by name.
-        inputs: Names of the model's inputs, without states (see `states`).
+        inputs: Names of the model's inputs, without states (outputs of the previous frame).
         outputs: Names of the model's outputs.
         rules: Operator rules by (domain, operator type).
         wire_dtypes: Pairs of a name of a layer or model input ("*": all), and the element type in which its tensor is

@@ -61,7 +61,7 @@ class PipelineState:
         footprints: RAM and flash that each device needs, as measured by the target; () if the target does not measure.
         single_device_footprints: RAM and flash of one device that computes the whole model, as measured by the target.
         artifact_directory: Directory that the target wrote.
-        loaded_graph: The graph before the first pass. It has the node names that users know (see `ir.node_origins`).
+        loaded_graph: The graph before the first pass. It has the node names of the user's file.
     """
 
     model: Model

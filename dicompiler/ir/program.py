@@ -76,7 +76,7 @@ class Segment:
     Attributes:
         name: Name of the segment.
         device: Name of the device.
-        model: The sub-model. Large weights are placeholders (see `ir.onnx.weights`); the program's `weights` have their
+        model: The sub-model. Large weights are placeholders without data; the program's `weights` have their
             data under the same name.
         inputs: Names of the input tensors on this device.
         outputs: Names of the output tensors on this device.

@@ -110,7 +110,7 @@ class Routing:
     Attributes:
         layers: The layers.
         tasks: Live tasks in execution order: by period, then by lane, then in layer order.
-        reads: By task and tensor, the tree that builds the read region of the tensor from stored boxes.
+        reads: By task and tensor, the tree that builds the read region of the tensor from boxes (stored regions).
         deliveries: Model outputs on the sinks.
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.

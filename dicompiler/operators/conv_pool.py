@@ -236,10 +236,11 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def window_read_share(operation: Operation, weight_index: int = 1) -> float:
-    """Return a lower bound of the fraction of the input that is read: the product of min(1, kernel / stride).
+    """Return a lower bound of the fraction of the input that is read.
 
-    The fraction is below 1 if the stride exceeds the kernel, so that windows skip elements. The kernel's size is an
-    attribute, or follows from the shape of the weights, which are the input with index `weight_index`.
+    It is the product of min(1, kernel / stride) over the spatial axes. The fraction is below 1 if the stride exceeds
+    the kernel, so that windows skip elements. The kernel's size is an attribute, or follows from the shape of the
+    weights, which are the input with index `weight_index`.
     """
     weight_shape = operation.input_shape(weight_index) if operation.has_input(weight_index) else ()
     kernel, strides = operation.attribute("kernel_shape") or weight_shape[2:], operation.attribute("strides", ())

@@ -126,7 +126,7 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
 
 
 def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:
-    """Check that partial sums can be added: their ranges must cover the reduction axis exactly once."""
+    """Raise DicompilerError unless the ranges of the partial sums cover the reduction axis exactly once."""
     partials = [part for part in parts if part.reduce is not None]
     if not partials:
         return
