@@ -68,8 +68,9 @@ class Coopai(Strategy):
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
     """Return the network as CoopAI's chain of layers, and the fastest blocks for the best of the numbers `counts`.
 
-    Each of `counts` is a number of devices. The paper's F is the devices' rate in FLOP/s, and its G is the bandwidth of
-    the network in bit/s. If `single` is True, each block has one layer (the paper's baseline SLS).
+    A block is a sequence of layers within which devices exchange nothing. Each of `counts` is a number of devices. The
+    paper's F is the devices' rate in FLOP/s, and its G is the bandwidth of the network in bit/s. If `single` is True,
+    each block has one layer (the paper's baseline SLS).
 
     Raises:
         DicompilerError: The devices have different rates, or the network is not a chain.
@@ -84,7 +85,7 @@ def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tupl
 
 
 def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
-    """Return the parts of each layer, by layer name.
+    """Return the parts (device and region) of each layer, by layer name.
 
     `team` has the k devices of the result, and splits layers equally.
     """

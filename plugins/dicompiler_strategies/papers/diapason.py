@@ -18,7 +18,7 @@ Some equations need an interpretation:
   √2, so that it is at most 1.
 - The loss is in ms or mJ.
 - The overlap in eq. (9) to (14) is the number of bytes that one sublayer needs of another sublayer's output. No element
-  is counted twice, see `OpportunitySpace`.
+  is counted twice.
 
 The loss adds up the costs of layers and transfers. It is not the time of a frame, in which some layers and transfers
 run at once. A cost model must therefore evaluate the chosen plan.
@@ -106,8 +106,9 @@ class RelaxationWeights:
     """The logits that gradient descent changes. The values of all R restarts are stored together.
 
     Attributes:
-        W_l: For each layer, the logits of its P partition opportunities, shape (R, P).
-        W_dev: Logits of the device of each sublayer, shape (R, groups, S sublayers, D devices).
+        W_l: For each layer, the logits of its P partition opportunities (ways to split it), shape (R, P).
+        W_dev: Logits of the device of each sublayer (piece of a layer on one device), shape (R, groups, S sublayers, D
+            devices). The opportunities of a group have the same logits.
     """
 
     W_l: tuple[Floats, ...]
@@ -140,9 +141,9 @@ def softmax_gradient(p: Floats, g: Floats) -> Floats:
 def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristics: bool) -> RelaxationWeights:
     """Return the initial logits: uniform random numbers in [0, 1], or the paper's heuristics.
 
-    W_l are the logits of the ways to split each layer, and W_dev those of the device of each sublayer. With
-    `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0 in the first restart. The paper
-    does not define the initial W_l. If it is random, results for 7 and more devices depend on the seed.
+    W_l are the logits of the ways to split each layer, and W_dev those of the device of each sublayer (piece of a
+    layer). With `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0 in the first restart.
+    The paper does not define the initial W_l. If it is random, results for 7 and more devices depend on the seed.
     """
     random = np.random.default_rng(seed)
     W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
@@ -164,7 +165,8 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out.
 
     If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
-    The penalty estimates the time that is saved because sublayers run at once. Eq. (2) for energy has no penalty.
+    The penalty estimates the time that is saved because sublayers (pieces of the layer) run at once. Eq. (2) for energy
+    has no penalty.
     """
     sigma = softmax(W.W_dev)  # Shape (R, G, S, D): restarts, groups, sublayers, devices.
     p = [softmax(W_l) for W_l in W.W_l]
@@ -204,9 +206,10 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
 def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Floats) -> tuple[Floats, Floats]:
     """Return the cost of sending data between two layers, for each pair of their opportunities m and n.
 
-    Opportunity m splits the first layer into sublayers i, and n splits the second layer into sublayers j. The cost is
-    weighted with the probabilities of the sublayers' devices. In shapes, R is the number of restarts. P and P' are the
-    numbers of opportunities of the two layers, S and S' those of their sublayers, and D is the number of devices.
+    An opportunity is one way to split a layer, and a sublayer is one of the pieces. Opportunity m splits the first
+    layer into sublayers i, and n splits the second layer into sublayers j. The cost is weighted with the probabilities
+    of the sublayers' devices. In shapes, R is the number of restarts. P and P' are the numbers of opportunities of the
+    two layers, S and S' those of their sublayers, and D is the number of devices.
 
     Args:
         space: The opportunities, with the cost B of a byte between each pair of devices.
@@ -225,8 +228,9 @@ def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Fl
 def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool) -> tuple[Floats, Floats]:
     """Return the cost of layer i for each of its opportunities, and the gradient of the cost by `sigma`.
 
-    `sigma` has the probabilities softmax(W_dev) of each sublayer's device. Its shape and that of the gradient is (R, P,
-    S, D), for R restarts, P opportunities, S sublayers and D devices. The cost L_part has the shape (R, P).
+    An opportunity is one way to split the layer into sublayers, each on one device. `sigma` has the probabilities
+    softmax(W_dev) of each sublayer's device. Its shape and that of the gradient is (R, P, S, D), for R restarts, P
+    opportunities, S sublayers and D devices. The cost L_part has the shape (R, P).
 
     L_dev^j is the cost of sublayer j on each device. The expected cost of the sublayer is L_sub^j = softmax(W_dev^j) ·
     L_dev^j by eq. (3). If `penalty` is True (for latency), L_part = Σ_j L_sub^j − L_pen by eq. (1), with the
@@ -247,9 +251,9 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
 def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
     """Return the superposition penalty of each opportunity of a layer, and its derivatives.
 
-    The penalty L_pen is an estimate of the time that a layer's sublayers save because they run on different devices at
-    once. It is therefore subtracted from the layer's latency. R is the number of restarts, P of opportunities, S of
-    sublayers, and D of devices.
+    An opportunity is one way to split the layer into sublayers. The penalty L_pen is an estimate of the time that
+    sublayers save because they run on different devices at once. It is therefore subtracted from the layer's latency. R
+    is the number of restarts, P of opportunities, S of sublayers, and D of devices.
 
     X_ij is the distance between the device probabilities a of sublayer i and b of sublayer j. It is 0 if they are
     equal, and 1 if the devices surely differ. V_ij is the time for which the two sublayers run at once. L_pen is the
@@ -289,8 +293,9 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 def _contract_product(weighted: Floats, by: Floats) -> Floats:
     """Return the product of two arrays, summed over their common axes n and j.
 
-    `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D). The
-    letters are those of `movement_loss`.
+    `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D). R is
+    the number of restarts, and D of devices. m and n stand for the opportunities (ways to split) of two connected
+    layers, i and j for their sublayers.
     """
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
@@ -300,8 +305,8 @@ def _contract_product(weighted: Floats, by: Floats) -> Floats:
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
     """Add the gradients of a layer's opportunities to the gradients of their groups, in place.
 
-    The opportunities of a group use the same device logits W_dev: a fused opportunity is in the group of the
-    opportunity from which it was derived.
+    An opportunity is one way to split a layer. The opportunities of a group use the same device logits W_dev. A fused
+    opportunity is in the group of the opportunity from which it was derived.
 
     Args:
         g_sigma: Gradient by the device probabilities of each group, shape (R, groups, S, D). It is changed.
@@ -331,8 +336,9 @@ def decode_weights(
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Return, for each layer, the most probable opportunity and the most probable device of each of its sublayers.
 
-    These are the ones with the largest logits W_l and W_dev in restart number `restart`. An opportunity is given as its
-    number, and a device as its index in `space.devices`.
+    An opportunity is one way to split a layer into sublayers. The most probable ones have the largest logits W_l and
+    W_dev in restart number `restart`. An opportunity is given as its number, and a device as its index in
+    `space.devices`.
     """
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)

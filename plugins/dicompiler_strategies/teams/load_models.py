@@ -134,8 +134,9 @@ def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, i
 def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
     """Return, for each edge from the layer that computes a state to a reader, the choices that would send the state.
 
-    A state must stay on its device. The arrays are True for pairs of choices that would send it to another device.
-    Their shape is (choices of the computing layer, choices of the reader).
+    A state (an output that is an input of the next frame) must stay on its device. The arrays are True for pairs of
+    choices that would send it to another device. Their shape is (choices of the computing layer, choices of the
+    reader).
     """
     layers, sent = tables.problem.layers, {}
     for (i, j), slots in find_state_edges(layers).items():

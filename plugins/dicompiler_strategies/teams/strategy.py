@@ -124,7 +124,7 @@ class Teams(Strategy):
 
 
 def team_choices(problem: Problem) -> ChoiceSet:
-    """Return the choices of the strategy: whole layers on each device, and rows or output channels on each team."""
+    """Return the strategy's ways to split a layer: whole on each device, or by rows or output channels on each team."""
     teams = tuple(tuple(device.name for device in team) for team in list_teams(devices_by_rate(problem)))
     return ChoiceSet(
         ("whole", "height", "lop") if teams else ("whole",),
