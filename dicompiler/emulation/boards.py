@@ -37,10 +37,8 @@ Larger messages need no benchmark: the runtime handles them while the link sends
 COMPUTED_S = 10e-3
 """Seconds that all segments (submodels) of a benchmark program together take in a frame.
 
-They are subtracted from the frame time.
-
-Delays make the segments take exactly this time, so it must exceed the time that they really need. With 1 ms, a program
-of one segment took longer than that, and a call seemed to cost nothing.
+They are subtracted from the frame time. Delays make the segments take exactly this time, so it must exceed the time
+that they really need. With 1 ms, a program of one segment took longer than that, and a call seemed to cost nothing.
 """
 FRAMES_PER_ROUND, ROUNDS = 40, 3
 
@@ -75,7 +73,7 @@ def open_boards(
 
 
 def dilate_network(platform: Platform, factor: float) -> Platform:
-    """Return the platform with a network that is slower by this factor."""
+    """Return the platform with a network that is slower by `factor`."""
     network = platform.network
     links = tuple(
         replace(link, bandwidth=link.bandwidth / factor, latency=link.latency * factor) for link in network.links

@@ -4,9 +4,9 @@ artifact + Platform ──emulate──► EmulationResult: measurements and pre
 
 Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its board.
 All other work of the target's runtime runs at the speed of this host. The prediction accounts for this: it uses runtime
-costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too
-few processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they
-are times on the boards.
+costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too few
+processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they are
+times on the boards.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class _EmulatedArtifact:
 
     @property
     def role_count(self) -> int:
-        """Number of replicas; 1 if the plan has no replicas."""
+        """Number of replicas (copies of the plan on other devices); 1 if the plan has none."""
         return len(self.program.replica_roles)
 
     def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
@@ -220,7 +220,7 @@ class _EmulatedArtifact:
         return predict_timing(workload, self.platform, self.frames, self.options.in_flight)
 
     def run(self, directory: Path, inputs: Mapping[str, NDArray[Any]] | None, board_s: SegmentSeconds) -> RunResult:
-        """Run the artifact on emulated boards, with segments that take `board_s` seconds each."""
+        """Run the artifact on emulated boards. `board_s` has the seconds of each segment (submodel), by device name."""
         first = self.program.devices[0].device
         board_s = with_failure_segments(board_s, self.program)
         with open_boards(self.platform, board_s, first, self.dilation) as emulation:
@@ -305,7 +305,7 @@ def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, fl
     """Return a text that names the timed unit ("a frame" or "8 frames, each"), and its measured seconds.
 
     If several frames are in flight, their total time is divided by their number, because single times overlap. `roles`
-    is the number of replicas.
+    is the number of replicas (copies of the plan on other devices).
     """
     if in_flight > 1:
         count = len(result.frames_s)
@@ -318,7 +318,7 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
 
     It is too slow if it needs longer for the segments (submodels) of a device than the emulated board. It is also too
     slow if the segments of all boards together need too many processors. `frame_s` are the predicted seconds of a
-    frame, and `roles` is the number of replicas.
+    frame, and `roles` is the number of replicas (copies of the plan on other devices).
     """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
@@ -341,7 +341,7 @@ def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: Segmen
     """Return how much longer computing took than it should, as a fraction (0.05 means 5 %).
 
     Each segment (submodel) should take as long as on its board (`board_s`), or as on this host if that is longer
-    (`host_s`). `roles` is the number of replicas.
+    (`host_s`). `roles` is the number of replicas (copies of the plan on other devices).
     """
     expected_s = 0.0
     for name in board_s:

@@ -95,7 +95,7 @@ class EmulatedNetwork:
     limits: dict[str, list[RateLimit]] = field(default_factory=dict)
 
     def scale_links(self, host: str, speed: float) -> None:
-        """Limit the links of a host, or of `*`, to a multiple of their original rates.
+        """Limit the links of a host, or the shared medium if `host` is `*`, to `speed` times their original rates.
 
         Raises:
             DicompilerError: The kernel refuses the limit.
