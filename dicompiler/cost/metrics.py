@@ -215,8 +215,8 @@ def _network_seconds(
 ) -> float:
     """Return the seconds that the busiest link needs for all boxes, divided by `frames`, plus the largest latency.
 
-    A box is a region of a tensor that is sent as a message. A message occupies the links of both hosts for as long as
-    the slower one needs.
+    A box is a region of a tensor that is sent as a message, and `frames` is the number of frames to which the boxes
+    belong. A message occupies the links of both hosts for as long as the slower one needs.
     """
     busy_s: dict[tuple[str, str], float] = {}
     longest = 0.0
@@ -239,7 +239,7 @@ def _device_metrics(
 ) -> tuple[DeviceMetrics, ...]:
     """Return the metrics of each device. Work and sent bytes are averaged over `roles`.
 
-    `roles` has the costs of each replica of the plan, or of the plan itself. The memory includes that for failure
+    `roles` has the costs of each replica of the plan, or of the plan itself. The memory includes the memory for failure
     plans, because devices store the weights of all plans.
     """
     activations = [_peak_activations(role) for role in routing.roles]

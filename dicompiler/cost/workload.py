@@ -248,9 +248,10 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
     - Slices and joins of the task's inputs.
     - Slices of the task's output, if only a region of it is sent.
-    - Casts of the sender and of the receiver, if a tensor is sent in a narrower wire type. Each cast counts as one copy
-      of the bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long as a
-      slice, and casts to bfloat16 up to four times as long. For int8-block, `BLOCK_ENCODER` and `BLOCK_DECODER` count.
+    - Casts of the sender and of the receiver, if a tensor is sent in a smaller element type. Each cast counts as one
+      copy of the bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long
+      as a slice, and casts to bfloat16 up to four times as long. For int8-block, `BLOCK_ENCODER` and `BLOCK_DECODER`
+      count.
     - The nodes that look up rows in a part of a table.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))

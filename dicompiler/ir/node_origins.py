@@ -78,7 +78,7 @@ class NodeOrigins:
         Returns:
             At most two names. The first one is the node's own name. It is omitted if a node of the model file has the
             same name, because users then mean that node. The second one is the name of the node's origin, if it has
-            one: the node of the model file from which it was made (see `origin_of`).
+            one: the node of the model file from which it was made.
         """
         added = [node.name] if node.name in self.added_nodes else []
         origin = [self.origin_of[node.name]] if node.name in self.origin_of else []

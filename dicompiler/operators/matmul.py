@@ -85,7 +85,7 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMul or Einsum: an operand is read in the region's intervals of the axes shared with the output.
+    """Split a MatMul or Einsum: along an axis that an operand shares with the output, the output's interval is read.
 
     Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
     """

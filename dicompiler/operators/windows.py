@@ -115,7 +115,7 @@ class WindowAttributes:
         return (0, 0) if self.auto_pad == "VALID" else (self.pads[axis], self.pads[len(self.kernel) + axis])
 
     def pool_pads(self, axis: int, extent: int) -> Pads:
-        """Return the pads of an axis of a pool. Automatic pads are computed from the kernel without dilations."""
+        """Return the pads of an axis of a pool. Automatic pads ignore dilations, as in onnxruntime."""
         if not self.is_same:
             return self.given_pads(axis)
         stride = self.strides[axis]
@@ -131,7 +131,7 @@ class WindowAttributes:
         return count - 1 if (count - 1) * stride >= extent + begin else count
 
     def pool_axis(self, axis: int, extent: int) -> SpatialAxis:
-        """Return an axis of a pool.
+        """Return the geometry (extent, number of windows, stride and pads) of one axis of a pool.
 
         If onnxruntime drops the last window, elements that no window reads are not counted in the extent of the axis.
         """

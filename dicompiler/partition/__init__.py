@@ -7,7 +7,7 @@
     PlacedGraph       --placed_model--> placed Model
     placed Model      --segmentation--> Program
 
-`tiling` computes parts along named axes (height, width, channel) for passes and strategies, `wire_casts` narrows
-tensors that are sent, and `lowering` combines all steps. All regions are in elements of whole tensors. A lane is a
+`tiling` computes parts along named axes (height, width, channel) for passes and strategies, `wire_casts` converts sent
+tensors to smaller types, and `lowering` combines all steps. All regions are in elements of whole tensors. A lane is a
 group of a device's parts; the device computes one lane after another.
 """

@@ -59,7 +59,7 @@ def read_part(node: onnx.NodeProto) -> TaskId | None:
     """Return the part of a layer (its share on one device) to which a node belongs.
 
     Args:
-        node: Node of a placed model.
+        node: Node of a placed (partitioned) model.
 
     Returns:
         Layer name, and index of the part in the layer's list of parts. None if the node belongs to no part.

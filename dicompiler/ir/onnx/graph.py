@@ -405,7 +405,7 @@ def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGrap
 
 
 def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> ModelGraph:
-    """Return the editable graph of a message.
+    """Return the editable graph of a protobuf message.
 
     A control-flow body can read tensors of the enclosing graphs: `outer` has these tensors, by name.
     """
