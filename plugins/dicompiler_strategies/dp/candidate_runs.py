@@ -362,7 +362,8 @@ class RowBlock:
     def prepend_layer(self, layer: Layer) -> Sequence[int]:
         """Add `layer`, which directly precedes the block; return how many of its rows each member computes.
 
-        The result has one number for each member (device) of the team.
+        A block has consecutive layers in fused height tiles. The result has one number for each member (device) of the
+        team.
         """
         team, row_map = self.team, self.team.row_maps[layer.name]
         self.start -= 1

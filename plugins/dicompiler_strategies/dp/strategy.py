@@ -145,9 +145,9 @@ class Dp(Strategy):
         """Return a plan for hosts with little memory.
 
         The search is repeated with more choices. Every layer may be split by channels, because this splits its weights.
-        The k devices with the most memory are tried as well as the k fastest. Each byte of weights gets a price on the
-        hosts that lack the most memory, so that the search stores fewer weights there. The price grows from round to
-        round.
+        For each number k of devices, the k devices with the most memory are tried as well as the k fastest. Each byte
+        of weights gets a price on the hosts that lack the most memory, so that the search stores fewer weights there.
+        The price grows from round to round.
 
         Args:
             facts: Facts about the problem.

@@ -86,8 +86,8 @@ class LocalSearch:
         """Return the given selections, and those that the search finds while it adapts prices of memory (dual ascent).
 
         Each byte of weights on a host has a price, which rises while the host has too many weights and falls otherwise.
-        In each round, `improve_runs` sets all layers to cheaper choices, one short sequence of layers after another. It
-        minimises the cost in the tables plus the price of all weights.
+        In each round, `improve_runs` sets all layers to cheaper choices (ways to split them), one short sequence of
+        layers after another. It minimises the cost in the tables plus the price of all weights.
         """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)
@@ -233,7 +233,7 @@ class LocalSearch:
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the work to set `layers` to their best choices in `plans` plans.
+        """Return the work to find the best ways to split `layers` in `plans` plans.
 
         The work consists of the number of array elements and the number of NumPy calls.
         """

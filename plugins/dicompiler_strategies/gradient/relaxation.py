@@ -96,7 +96,7 @@ class FlatTables:
         return np.concatenate(self.tables.weights)
 
     def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
-        """Return the probabilities of the choices of each layer from their logits W.
+        """Return the probabilities of the choices (ways to split it) of each layer from their logits W.
 
         They are the softmax of W / temperature. Both arrays have the shape (restarts, n), where n is the number of
         choices of all layers.
@@ -134,7 +134,7 @@ class FlatTables:
         return centred
 
     def likeliest_choices(self, p: Floats) -> Selections:
-        """Return the most probable choice of each layer, shape (restarts, layers).
+        """Return the most probable choice (way to split it) of each layer, shape (restarts, layers).
 
         If several choices are equally probable, the first one is taken.
         """

@@ -92,7 +92,11 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -> SolverResult:
-    """Run CP-SAT on the relaxation's model, with at most `max_pairs` pairs of choices, and return the result."""
+    """Run CP-SAT on the relaxation's model, and return the result.
+
+    The model is reduced to at most `max_pairs` pairs of choices. A pair has a way to split each of two connected
+    layers.
+    """
     model = _truncate_choices(relaxed, max_pairs)
     is_complete = model is relaxed.model
     if any(not len(costs) for costs in model.node):

@@ -100,7 +100,8 @@ class JointModel:
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
         """Return `node` and `edge` with price · load added for each load: the Lagrangian without its constant term.
 
-        `prices` has the Lagrange multiplier of each load.
+        `node` has the costs of single layers, and `edge` those of pairs of connected layers. `prices` has the Lagrange
+        multiplier of each load.
         """
         if not len(prices):
             return self.node, dict(self.edge)
@@ -109,7 +110,10 @@ class JointModel:
         return node, {**self.edge, **priced}
 
     def keep_choices(self, keep: Sequence[NDArray[np.bool_]]) -> JointModel:
-        """Return the model with only the marked choices; `keep` has an array of Booleans for each layer."""
+        """Return the model with only some choices (ways to split a layer).
+
+        `keep` has an array of Booleans for each layer: True for the choices that remain.
+        """
         kept = [np.flatnonzero(mask) for mask in keep]
         node_loads = zip(self.node_loads, kept, strict=True) if self.node_loads else ()
         return replace(

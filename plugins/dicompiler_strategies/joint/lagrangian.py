@@ -123,7 +123,7 @@ class _PriceSearch:
                 self.best, self.value = self.model.to_original(selection), value
 
     def improve_locally(self, selection: tuple[int, ...]) -> None:
-        """Improve a selection layer by layer, and keep the result if it is better than the best selection so far."""
+        """Improve a selection (plan) layer by layer, and keep the result if it is better than the best one so far."""
         self.accept_if_better(coordinate_descent(self.model, selection, self.budget))
 
     def spend_elimination(self) -> bool:
@@ -135,7 +135,7 @@ class _PriceSearch:
         return self.budget.try_steps(sum(order.table_elements), 3 * len(order.steps))
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """Return the best selection at these prices of the loads, and raise the lower bound if possible."""
+        """Return the best selection (plan) at these prices of the loads, and raise the lower bound if possible."""
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
         self.bound = max(self.bound, least - self.limits_at_prices(prices))
@@ -293,7 +293,8 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
     """Return the change of the price of each limited load by Polyak's rule; 0 for unlimited loads.
 
-    `loads` are the amounts of all loads under `selection`, the best selection at the current prices.
+    A load is an amount such as the bytes on a host. `loads` are the amounts of all loads under `selection`, the best
+    selection at the current prices.
     """
     excess = np.where(search.is_limited, (loads - search.finite_limits) / search.load_scale, 0.0)
     norm = float(excess @ excess)

@@ -163,8 +163,8 @@ def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[in
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
     """Translate a selection from the original numbers of choices to their numbers among the kept choices.
 
-    `kept` contains, for each layer, the original numbers of the kept choices. The result is None if a choice of the
-    selection is not kept.
+    A choice is one way to split a layer. `kept` contains, for each layer, the original numbers of the kept choices. The
+    result is None if a choice of the selection is not kept.
     """
     matches = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(match[0]) for match in matches) if all(map(len, matches)) else None
@@ -380,8 +380,8 @@ def flows_on_edge(
 ) -> list[BoxFlow]:
     """Return a flow for each tensor of an edge between two layers, if the regions of the tensor are known.
 
-    A flow says which boxes (regions as arrays) of the tensor the devices store under each choice of the producer, and
-    which they need under each choice of the consumer.
+    A choice is one way to split a layer. A flow says which boxes (regions as arrays) of the tensor devices store with
+    each choice of the producer. It also says which boxes they need with each choice of the consumer.
     """
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
@@ -413,8 +413,8 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
 def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
     """Return the seconds and the bytes of transferring the tensors of one edge between two layers.
 
-    Both arrays have the shape (producer choices, consumer choices), given as `shape`. `flows` says for each tensor
-    which boxes (regions as arrays) devices store and need.
+    Both arrays have the shape (producer choices, consumer choices), given as `shape`. A choice is one way to split a
+    layer. `flows` says for each tensor which boxes (regions as arrays) devices store and need.
     """
     seconds, sent_bytes = np.zeros(shape), np.zeros(shape)
     if not flows:
@@ -440,7 +440,10 @@ def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
 
 
 def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
-    """Return the bytes that each device needs of the tensors of all `flows`, of shape (consumer choices, devices)."""
+    """Return the bytes that each device needs of the tensors of all `flows`, of shape (consumer choices, devices).
+
+    A consumer choice is one way to split the layer that reads the tensors.
+    """
     return reduce(
         np.add, (item * need.sign * box_elements(need.boxes) for _, _, needs, item in flows for need in needs)
     )
@@ -449,9 +452,9 @@ def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
 def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
     """Return the bytes of a tensor that each device needs and does not store.
 
-    `held` are the boxes (regions as arrays) that devices store under each choice of the producer, and `needs` the boxes
-    that they need under each choice of the consumer. An element has `item_bytes` bytes. The result has the shape
-    (producer choices, consumer choices, devices).
+    A choice is one way to split a layer. `held` are the boxes (regions as arrays) that devices store with each choice
+    of the producer. `needs` are the boxes that they need with each choice of the consumer. An element has `item_bytes`
+    bytes. The result has the shape (producer choices, consumer choices, devices).
     """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
     # The shape is (devices, producer choices, consumer choices), because NumPy is fast on arrays with long rows.
@@ -463,15 +466,15 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
 
 
 def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
-    """Return the bytes of a tensor that devices send to each other.
+    """Return the bytes of a tensor that devices send to each other, for each choice (way to split) of two layers.
 
     A device sends the elements of its box in `shares` that the receiver needs and does not store. The result has the
     shape (producer choices, consumer choices, senders, receivers).
 
     Args:
-        held: Boxes (regions as arrays) that devices store under each choice of the producer.
+        held: Boxes (regions as arrays) that devices store with each choice of the layer that produces the tensor.
         shares: The same boxes, made disjoint, so that only one device sends each element.
-        needs: Boxes that devices need under each choice of the consumer.
+        needs: Boxes that devices need with each choice of the layer that consumes the tensor.
         item_bytes: Bytes of an element.
     """
     devices = held.shape[1]

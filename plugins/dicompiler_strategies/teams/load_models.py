@@ -81,7 +81,10 @@ class SentTensors:
 
     @property
     def entries(self) -> int:
-        """Number of table entries that are read for a selection; the inputs of a layer count like an edge."""
+        """Number of table entries that are read to evaluate a selection (plan).
+
+        The network inputs of a layer count like the tensors between two layers.
+        """
         edges = sum(len(tables) for _, tables in self.edges)
         return (edges + len(self.inputs)) * math.prod(self.inputs[0].shape[1:])
 
@@ -183,7 +186,10 @@ class PeriodModel:
 
 
 def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats) -> Floats:
-    """Return the seconds that sent bytes, of shape (selections, senders, receivers), add to each load."""
+    """Return the seconds that sent bytes add to each load, that is, to the time of each device and link.
+
+    The bytes `sent` have the shape (selections, senders, receivers).
+    """
     pairs = sent.reshape(len(sent), -1)
     seconds: Floats = pairs @ byte_seconds + (pairs > 0) @ message_seconds
     return seconds
@@ -221,9 +227,9 @@ def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_s
 class HostMemoryModel:
     """Bytes that each host needs for one frame.
 
-    A host needs the weights of all its layers, and space for tensors. A received tensor takes space from the start of
-    the frame to the last layer that reads it. A computed tensor takes space from its layer to the last layer that reads
-    it. While a host computes layer t, its tensors therefore take
+    A choice is one way to split a layer. A host needs the weights of all its layers, and space for tensors. A received
+    tensor takes space from the start of the frame to the last layer that reads it. A computed tensor takes space from
+    its layer to the last layer that reads it. While a host computes layer t, its tensors therefore take
 
         Σ_{i > t} received_i + activations_t + Σ (tensors that are computed before t and read after t).
 
@@ -273,7 +279,10 @@ class HostMemoryModel:
 
 
 def _look_up(tables: Sequence[Floats], columns: Selections) -> Floats:
-    """Return the rows of the chosen choices: an array of shape (layers, selections, …)."""
+    """Return, for each layer and each selection, the row of the layer's table for its choice (way to split it).
+
+    The result has the shape (layers, selections, …).
+    """
     return np.array([table[c] for table, c in zip(tables, columns, strict=True)])
 
 

@@ -59,11 +59,17 @@ class RunObjective:
 
     @cached_property
     def scale(self) -> float:
-        """The largest load if every layer has its first choice. Loads are divided by it, so that powers stay small."""
+        """The largest load if every layer has its first choice (way to split it).
+
+        Loads are divided by it, so that their powers stay small.
+        """
         return float(self.model.loads(np.zeros((1, self.model.layers), np.intp)).max()) or 1.0
 
     def values(self, selections: Selections) -> Floats:
-        """Return the value of each selection, plus a penalty if it exceeds memory or sends a state."""
+        """Return the value of each selection (plan), plus a penalty if it exceeds memory or sends a state.
+
+        A state is an output that is an input of the next frame; it must stay on its device.
+        """
         loads = self.model.loads(selections) / self.scale
         values: Floats = np.sum(loads**NORM, axis=1) ** (1 / NORM)
         if self.memory is not None:
@@ -118,8 +124,9 @@ class RunSearch:
     def improve(self, selection: Selections) -> Selections:
         """Return the best selection that moves find, beginning with `selection`.
 
-        First a run of all layers is moved, then shorter and shorter runs. All lengths are tried again until no move
-        improves the selection or the budget is exceeded.
+        A move changes how a run (sequence of consecutive layers) is split. First a run of all layers is moved, then
+        shorter and shorter runs. All lengths are tried again until no move improves the selection or the budget is
+        exceeded.
         """
         current, value, improved = selection, self.objective.value(selection), True
         while improved:
@@ -136,7 +143,10 @@ class RunSearch:
         return current
 
     def perturb(self, selection: Selections, random: np.random.Generator) -> Selections:
-        """Return the selection with changes at random: two runs of layers get the choices with a random label."""
+        """Return the selection with random changes: two runs of consecutive layers are split in another way.
+
+        Each run gets the choices with a random label, such as "height 2 on pi02 pi03".
+        """
         changed = selection.copy()
         for _ in range(2):
             length = int(random.choice(run_lengths(len(selection))))
@@ -159,7 +169,8 @@ class RunSearch:
     def _moved(self, current: Selections, starts: Sequence[int], length: int) -> Selections:
         """Return a selection for each start and each label, changed from `current`.
 
-        The run of `length` consecutive layers that begins at the start gets the choices with this label.
+        The run of `length` consecutive layers that begins at the start gets the choices with this label. A label, such
+        as "height 2 on pi02 pi03", names a way to split a layer.
         """
         moved = np.repeat(current[None], len(starts) * len(self.labels), axis=0)
         for place, start in enumerate(starts):
