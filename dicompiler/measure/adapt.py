@@ -211,7 +211,11 @@ class _Observation:
                 name = name_connection(*devices)
                 seconds[name] += received.timed_s  # type: ignore[assignment]
                 nbytes[name] += received.timed_bytes
-        sending = {name: seconds[name] / nbytes[name] for name in self.expected_s if nbytes[name] >= MIN_TIMED_BYTES}
+        sending = {
+            name: seconds[name] / nbytes[name]
+            for name in self.expected_s
+            if nbytes[name] >= MIN_TIMED_BYTES and seconds[name] > 0
+        }
         return {**computing, **sending}
 
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
