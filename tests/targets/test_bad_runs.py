@@ -143,7 +143,7 @@ def test_reports_missing_coordinator_keys(artifact: Path, tmp_path: Path, failin
 def test_reports_peer_of_another_version(
     artifact: Path, failing: Failing, tamper: Callable[[str, str, str], None]
 ) -> None:
-    tamper("runtime/protocol.py", 'b"DICO", 6', 'b"DICO", 7')
+    tamper("runtime/protocol.py", f'b"DICO", {PROTOCOL_VERSION}', f'b"DICO", {PROTOCOL_VERSION + 1}')
     line = failing(artifact)
     assert line.startswith("device 'pi02': ") and "version" in line and "protocol" in line
 
