@@ -100,6 +100,7 @@ def test_commands_of_the_readme_and_the_guides_print_the_shown_output(walked: Pa
     assert (walked / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_plan_by_hand_is_the_one_that_its_commands_create(walked: Path) -> None:
     (block,) = blocks(MANUAL_PLANS, "json")
     shown, written = plan_from_json(json.loads(block)), load_plan(walked / "by-hand.json")
@@ -120,6 +121,7 @@ def test_python_of_the_python_page_runs(walked: Path) -> None:
     assert (walked / "tiled.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_minimal_plugin_works(walked: Path) -> None:
     found = re.search(r'`(\w+) = "(\w+)"` under `\[project\.entry-points\.dicompiler\]`', EXTEND)
     assert found is not None
@@ -205,6 +207,7 @@ def test_remedies_and_pages_name_extras_that_exist() -> None:
     assert everything == {*extras} - {"all", "docs", "test"}
 
 
+@pytest.mark.slow
 def test_stream_of_the_stream_page_runs(walked: Path) -> None:
     stream = blocks(STREAM, "python")[0]
     assert len(console.run_python(stream, walked).splitlines()) == 20

@@ -81,7 +81,7 @@ def emulate_speed_changes(
     first = compilation.program.devices[0].device
     finished: list[float] = []
 
-    def withsegment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
+    def with_segment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
         emulation = session_options.emulation
         assert emulation is not None
         return replace(
@@ -96,9 +96,9 @@ def emulate_speed_changes(
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
         session: SwappableSession
         if adapt is None:
-            session = SwappableSession(Path(directory), session_options, withsegment_times)
+            session = SwappableSession(Path(directory), session_options, with_segment_times)
         else:
-            session = AdaptiveSession(Path(directory), session_options, adapt, withsegment_times)
+            session = AdaptiveSession(Path(directory), session_options, adapt, with_segment_times)
         with session:
             time.sleep(max(0.0, start - time.perf_counter()))
 

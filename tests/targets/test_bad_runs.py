@@ -27,6 +27,7 @@ from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import artifact as sockets_artifact
 from dicompiler_targets.sockets import device_process
+from dicompiler_targets.sockets.runtime.protocol import PROTOCOL_VERSION
 
 
 def compiled(place: Path, seed: int = 7) -> Path:
