@@ -83,11 +83,11 @@ class ChoiceSet:
         shares: How much of a layer each device computes. "equal": the same amount. "rate": in proportion to its compute
             rate. "memory": in proportion to its host's memory, which the host's devices share equally. "source": the
             device that has the network's input computes more rows of the first layers.
-        row_cuts: How borders between rows and columns are placed. "balanced": every share has the same number of rows,
-            or one more for the first shares. "nearest": at the row nearest to the exact border, so that the borders of
-            layers of different sizes lie within a row of each other. "coarser": at the borders of the next layer that
-            has fewer rows, multiplied by the stride (the ratio of the two numbers of rows). The limit `extra_rows` is
-            also multiplied by the stride.
+        row_cuts: How borders between rows and columns are placed. "balanced": each device has as many rows as its share
+            requires, rounded to whole rows, so that equal shares differ by at most one row. "nearest": at the row
+            nearest to the exact border, so that the borders of layers of different sizes lie within a row of each
+            other. "coarser": at the borders of the next layer that has fewer rows, multiplied by the stride (the ratio
+            of the two numbers of rows). The limit `extra_rows` is also multiplied by the stride.
         merges: How partial sums are added up: on one device ("one"), in shares of the channels ("channels") or
             rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
             multiplications may also be computed whole on all devices.
