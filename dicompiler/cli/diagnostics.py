@@ -45,7 +45,11 @@ def make_diagnostic_options() -> list[click.Parameter]:
 
 
 def _keep_option(key: str) -> Any:
-    """Return a callback that stores the value of an option, and applies it if the command group has already run."""
+    """Return a callback that stores the value of --quiet or --log-file in the context.
+
+    Both options may be before or after the name of the command. The command group sets up the log with the options
+    before the name. For an option after the name, the callback sets up the log again.
+    """
 
     def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
         if not value or context.resilient_parsing:

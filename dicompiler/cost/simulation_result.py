@@ -66,7 +66,10 @@ class SimulationResult:
 
     @property
     def latency_s(self) -> float:
-        """Seconds of the first frame, which has the devices to itself if only one frame is in flight."""
+        """Seconds from the start to the end of the first frame.
+
+        If several frames are in flight, later frames can delay the first one, because they use the same devices.
+        """
         return self.frames[0][1] - self.frames[0][0]
 
     @property

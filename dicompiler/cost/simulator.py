@@ -54,9 +54,10 @@ class _DeviceState:
     waited: dict[str, float] = field(default_factory=dict)
 
     def occupy(self, start: float, end: float) -> None:
-        """Count the seconds from `start` to `end` as occupied, but none of them twice.
+        """Add the seconds from `start` to `end` to `occupied`.
 
-        If `occupied_until` is later than `start`, all seconds between them must already be counted.
+        Seconds before `occupied_until` are not added again. They are assumed to be counted already: the device must not
+        have been idle between `start` and `occupied_until`.
         """
         self.occupied += max(0.0, end - max(start, self.occupied_until))
         self.occupied_until = max(end, self.occupied_until)

@@ -340,7 +340,8 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
         for segment in device.segments:
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
-                # A merger (a task that adds partial sums) has no anchor, so it belongs to the segment of its last node.
+                # A merger (a task that adds partial sums) does not contain the main operator of its layer. Its seconds
+                # are therefore assigned to the segment with its last node.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}

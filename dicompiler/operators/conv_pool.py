@@ -77,8 +77,9 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     has the input and the pads of the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
-    # Each input element contributes to one window of the output. The first element that the tile reads is the first one
-    # with a window that overlaps the tile. If the tile begins in a gap between windows, it is the one before the gap.
+    # Input element i contributes to the output elements of its window: i·stride to i·stride + span - 1. Usually, the
+    # tile reads the elements with windows that overlap the tile. If stride > span, there are gaps between windows. A
+    # tile that begins in a gap also reads the element before the gap, and one that ends in a gap the element after it.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
     low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)

@@ -230,7 +230,8 @@ class _Router:
             overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))
-                # A box of the same lane that contains the whole region is the best one: the search ends.
+                # The box was computed by the same lane (group of the device's parts) and contains the whole region. No
+                # other box can be nearer or have a larger overlap, so the search ends.
                 if box.device == device and box.lane == lane and overlap == need:
                     overlaps = overlaps[-1:]
                     break

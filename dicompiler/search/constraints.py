@@ -254,7 +254,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     platform, target = problem.platform, problem.target
     memory = {}
     for entry in metrics.devices:
-        # On a host with flash, the overhead is omitted: the target measures it after the compilation, and
+        # The overhead is the memory that the target needs in addition to weights and activations. For hosts with flash
+        # (microcontrollers), it is omitted here, because the target measures it only after the compilation.
         # `check_measured_memory` then checks it.
         has_flash = platform.host(platform.host_of[entry.device]).flash
         memory[entry.device] = MemoryUse(entry.weights, entry.activations, 0, 0 if has_flash else entry.overhead_bytes)

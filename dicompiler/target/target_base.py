@@ -183,7 +183,9 @@ class Target(ABC):
             RunError: The installation has failed. The message names the device, its host and the cause.
             UsageError: The target does not support an option, or does not run on other hosts.
         """
-        raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
+        raise UsageError(
+            f"deploy: target {self.name!r} does not support other hosts: compile for another target (--target sockets)"
+        )
 
     def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:  # noqa: ARG002
         """End the resident devices of an artifact, and remove all that `install` and runs have left on the hosts.
@@ -201,7 +203,9 @@ class Target(ABC):
             RunError: A host cannot be reached. The message names the device, its host and the cause.
             UsageError: The target does not run on other hosts.
         """
-        raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
+        raise UsageError(
+            f"deploy: target {self.name!r} does not support other hosts: compile for another target (--target sockets)"
+        )
 
     def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
         """Return a handle for the resident devices of an artifact that `install` has copied to `options.hosts`.

@@ -58,7 +58,7 @@ def read_samples(path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
 
 def _check_array(path: Path, value: TensorSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
     if value.shape is None:
-        raise DicompilerError(f"{path}: input {value.name!r} has no static shape: fix its dimensions (--shape)")
+        raise DicompilerError(f"{path}: input {value.name!r} has no static shape: give its shape (--shape)")
     if value.name not in arrays:
         raise DicompilerError(f"{path}: no samples of input {value.name!r}: give samples of every input")
     array, dtype = arrays[value.name], np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))

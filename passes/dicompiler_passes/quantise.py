@@ -1,4 +1,4 @@
-"""The pass `quantise`: quantize a float32 network to 8-bit integers, or only the weights of its products.
+"""The pass `quantise`: quantize a float32 network to 8-bit integers, or only the constant matrices of MatMul.
 
 float32 model + samples ⇒ model in QDQ form (QuantizeLinear/DequantizeLinear pairs), by onnxruntime's static quantizer
 float32 model           ⇒ model with MatMulNBits instead of MatMul
@@ -30,11 +30,14 @@ MIN_OPSET = 13
 
 @dataclass(frozen=True)
 class Quantise(Pass):
-    """Quantize weights per channel and activations per tensor to 8 bits, or the weights of products in blocks.
+    """Quantize weights and activations to 8 bits, or only the constant matrices of MatMul to 4 or 8 bits.
+
+    By default, each channel of a weight and each activation tensor has its own scale:
 
     x → Conv → Relu → y  ⇒  x → Quantize → Dequantize → Conv(Dequantize(w)) → Quantize → Dequantize → y
 
-    With weights=int4 or weights=int8, only constant matrices of products are quantized, and no samples are needed:
+    With weights=int4 or weights=int8, only constant matrices of MatMul are quantized, and no samples are needed. Each
+    block of `block_size` weights has its own scale:
 
     x → MatMul(w) → y  ⇒  x → MatMulNBits(blocks of w, scales) → y
 
@@ -59,7 +62,7 @@ class Quantise(Pass):
         default="channels",
         metadata={
             "help": "channels: all weights in 8 bits per channel, and activations in 8 bits; int4, int8: only the "
-            "constant matrices of products, in blocks"
+            "constant matrices of MatMul, in blocks that share a scale"
         },
     )
     block_size: int = field(
@@ -68,7 +71,7 @@ class Quantise(Pass):
     activations: Literal["float32", "int8"] = field(
         default="float32",
         metadata={
-            "help": "type in which products with weights=int4 or weights=int8 read their operand; int8 sets "
+            "help": "type in which MatMul with weights=int4 or weights=int8 reads its other operand; int8 sets "
             "accuracy_level=4 of MatMulNBits"
         },
     )

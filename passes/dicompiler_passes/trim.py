@@ -72,7 +72,8 @@ class Trim(Pass):
 def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: Mapping[str, Region | None]) -> Model:
     """Return the model without the computation of elements that nothing reads.
 
-    The pass `partition` makes it, from a plan in which one device computes only the read region of each layer.
+    The code that cuts a network for several devices does this too. It is called with a plan for one device, which
+    computes only the read region of each layer.
     """
     cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
     # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read

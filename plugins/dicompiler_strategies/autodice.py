@@ -196,7 +196,11 @@ def _describe_cores(host: AutodiceHost) -> str:
 
 
 def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
-    """Return the platform's device that a key names, or the only GPU or CPU device of the key's host."""
+    """Return the platform's device for a key of mapping.json, such as `nx01_arm012` (host nx01, cores 0 to 2).
+
+    It is the device with the key's name. If there is none, it is the only CPU device (or GPU, for a key such as
+    `nx01_gpu`) of the key's host. Errors begin with `place`.
+    """
     by_name = {device.name: device for device in platform.devices}
     if key.device in by_name:
         return by_name[key.device]

@@ -118,9 +118,10 @@ def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
 
 
 def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
-    """Return the bytes to reserve on each device according to the target's measurement; empty if the plan fits.
+    """Return by how many bytes the search must lower the RAM of each device; empty if the plan fits.
 
-    If the plan does not fit, the error is appended to `refused`.
+    The target compiles the plan and measures the RAM and flash of each device. If the plan does not fit, the error is
+    appended to `refused`.
     """
     target = problem.target
     if target is None or problem.model is None:

@@ -18,7 +18,7 @@ def test_target_without_remote_runs_refuses_other_hosts(tmp_path: Path) -> None:
         name = "local"
         install = Target.install
 
-    with pytest.raises(UsageError, match="deploy: target 'local' cannot be started on other hosts from here"):
+    with pytest.raises(UsageError, match="deploy: target 'local' does not support other hosts: compile"):
         Local().install(tmp_path, RunOptions())
 
 

@@ -65,7 +65,8 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
     Args:
         need: The regions that devices read.
         held: The regions that devices store. They must be disjoint, unless `has_copies` is True.
-        has_copies: True if all regions in `held` are equal. The first device that has one then sends it.
+        has_copies: True if all devices that store a region store the same one. The first of them then sends to all
+            devices that store none.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):

@@ -139,8 +139,8 @@ class Gradient(Strategy):
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
         """Return the best plan that fits into memory, over the choices in the cost tables.
 
-        A choice is one way to split a layer. The tables count weights, but no activations. If the best plan needs too
-        much memory with its activations, the search is repeated, and weights must then leave the missing bytes free.
+        A choice is one way to split a layer. The tables count the memory of weights, but not of activations. If weights
+        and activations together exceed the memory of a host, the search is repeated with less memory for weights.
         """
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         best = self.search_tables(cost_tables, budget=budget)

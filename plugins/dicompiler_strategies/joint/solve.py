@@ -27,7 +27,11 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
 """Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
-AMPLE_COPIES = 8  # A device stores a tensor at most this often: received, joined, as partial sums and in buffers.
+AMPLE_COPIES = 8
+"""A safe upper limit of the number of copies of a tensor that one device stores.
+
+Copies are received tensors, results of joining, partial sums and buffers: two of each of these four kinds.
+"""
 MAX_LIMITED_LAYERS = 4
 """Largest number of layers with a memory constraint: the layer's inputs and outputs, and all weights, must fit."""
 MAX_MEMORY_ROUNDS = 12  # If a plan does not fit into memory, the search is repeated at most this many times.

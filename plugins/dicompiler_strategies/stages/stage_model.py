@@ -295,8 +295,9 @@ class _ModelBuilder:
         shares = [turns.count(i) / len(turns) for i in range(len(members))]
         pairs = dict.fromkeys(zip(members, shares, strict=True))
         load = np.max([self._kind_load(kind, share) for kind, share in pairs], axis=0)
-        # If a device is not a source, the inputs of its frames must be sent to the unit. If it is not a sink, their
-        # outputs must be sent to a sink. These are the fractions of such frames.
+        # A source has the inputs of the frames that it computes, but every other device must be sent them. Likewise, a
+        # device that is not a sink must send the outputs of its frames to a sink. `feeding` is the fraction of frames
+        # with sent inputs, and `draining` the fraction of frames with sent outputs.
         feeding = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_source)
         draining = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_sink)
         times = self._link_times(members[0].names[0])

@@ -109,7 +109,11 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
 
 
 def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
-    """Return the best stages with rounds of any length, by bisection over the limit of the largest load."""
+    """Return the best stages, by bisection over the limit of the largest load; None if nothing fits.
+
+    Devices that compute one stage take frames in turn. The number of frames until the turns of all stages repeat (the
+    round) is not limited.
+    """
     search = _PipelineSearch(model, is_ordered)
     low = search.least_load()
     if low == np.inf:

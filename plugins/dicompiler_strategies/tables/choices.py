@@ -440,7 +440,11 @@ def _grid_tiles(
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choice that computes a small layer without multiplications whole on every device."""
+    """Yield the choice in which every device computes the whole layer, so that its output need not be sent.
+
+    It exists only for layers without multiplications, with an output that has no separate width axis (a sequence or a
+    vector).
+    """
     if (
         split.problem.layers.tensors[split.layer.output].shape is not None
         and "all" in split.options.merges

@@ -489,7 +489,8 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     is_nearest = attributes.get("mode", b"nearest") == b"nearest" and len(before) == len(after) == 3
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
         raise UnsupportedByEngine("a Resize other than nearest-neighbour with integer factors")
-    # With an integer factor, Resize repeats each row and column, as ncnn does, in all modes except these.
+    # ncnn repeats each row and column. Resize does the same with an integer factor and the default modes, or with
+    # asymmetric and floor. If it does not for another pair of these modes, the comparison with onnxruntime shows it.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
         raise UnsupportedByEngine("a Resize with aligned corners")
     if attributes.get("nearest_mode", b"round_prefer_floor") not in (b"floor", b"round_prefer_floor"):

@@ -400,8 +400,8 @@ class ClusterState:
             cause = min(suspicions, key=lambda suspicion: suspects.index(suspicion.device))
             raise RunError(f"{self.processes[cause.device].title}: {cause.message}")
         for name in chosen:
-            # If the device's process has ended, that is the reason. Otherwise it is the first report about the device
-            # or, if no other device has reported it, the first of its own reports.
+            # The message of the failure is taken from one of the reports, in this order of preference: the device's
+            # process has ended (a report about itself), another device reports it, or it reports another device.
             reports = sorted(suspicions, key=lambda suspicion: (suspicion.device != name, suspicion.reporter != name))
             self._mark_failed(replace(reports[0], device=name))
 

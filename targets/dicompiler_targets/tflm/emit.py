@@ -90,7 +90,9 @@ def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ..
     """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
-            raise DicompilerError(f"target tflm: tensor {value.name!r} has no static shape: fix the inputs' (--shape)")
+            raise DicompilerError(
+                f"target tflm: tensor {value.name!r} has no static shape: give the shapes of the inputs (--shape)"
+            )
     hoisted_segments = [tuple(map(hoist_segment_copies, device.segments)) for device in program.devices]
     lowered_models = [
         tuple(None if s.segment is None else lower_segment(s.segment, program.weights) for s in segments)

@@ -158,7 +158,7 @@ _CAST_REMEDIES = {("Cast", "float16"): WIRE_DTYPE_REMEDY, ("Cast", "bfloat16"): 
 
 def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
     if kind is None or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
-        raise make_refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
+        raise make_refusal(node, f"tensor {name!r} has no static shape", "give the shapes of the inputs (--shape)")
     shape = tuple(d.dim_value for d in kind.shape.dim)
     if 0 in shape:
         raise make_refusal(node, f"tensor {name!r} is empty", "remove the node that computes it")

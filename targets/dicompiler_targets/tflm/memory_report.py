@@ -59,7 +59,13 @@ def add_margin(size: int, margin: float) -> int:
 
 
 def make_memory_report(sizes: Mapping[str, DeviceSizes], boards: Mapping[str, Host], margin: float) -> Json:
-    """Return the content of memory.json. On a board without flash, the models are counted as RAM."""
+    """Return the content of memory.json: the needed RAM and flash of each device, and the limits of its board.
+
+    Args:
+        sizes: The measured sizes, by device name.
+        boards: The host of each device, by device name.
+        margin: The fraction by which the arenas in `sizes` are larger than necessary. It is only written to the file.
+    """
     entries = []
     for device, device_sizes in sizes.items():
         entry: Json = {

@@ -44,31 +44,32 @@ EMPTY_PAYLOAD: Any = np.empty(0, np.uint8)
 
 
 class MessageType(IntEnum):
-    """The type of a message; the comments name the direction (C: coordinator, D: device) and the content.
+    """The type of a message; the comments name the direction and the content.
 
     A transfer is a tensor that one device sends to another. A role is the plan by which the devices compute a frame:
     the normal plan, a replica of it, or a failure plan.
     """
 
     HELLO = 1  # Any direction: proves the sender's identity (JSON).
-    PEERS = 2  # C to D: addresses of all devices, names of failed devices, credentials (JSON).
-    READY = 3  # D to C: the device has created its onnxruntime sessions and is connected to all peers.
-    BEGIN_FRAME = 4  # C to D: announces a frame; the header's `index` is the frame's time limit in milliseconds.
-    INPUT = 5  # C to D: an input or an initial state of a frame.
-    TENSOR = 6  # D to D: a transfer of a frame.
-    OUTPUT = 7  # D to C: an output of a frame.
-    DONE = 8  # D to C: a frame is finished. Header.index: microseconds since its first segment began; 0: no segment.
-    # The payload of DONE is DONE_FIELDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
-    FINISH = 9  # C to D: there are no more frames.
-    BYE = 10  # D to D: the sender sends no more tensors.
-    REPORT = 11  # D to C: measurements of the run (JSON).
+    PEERS = 2  # Coordinator to device: addresses of all devices, names of failed devices, credentials (JSON).
+    READY = 3  # Device to coordinator: the device has created its onnxruntime sessions and is connected to all peers.
+    BEGIN_FRAME = 4  # Coordinator to device: announces a frame. Header.index: the frame's time limit in milliseconds.
+    INPUT = 5  # Coordinator to device: an input or an initial state of a frame.
+    TENSOR = 6  # Device to device: a transfer of a frame.
+    OUTPUT = 7  # Device to coordinator: an output of a frame.
+    DONE = 8  # Device to coordinator: a frame is finished.
+    # Header.index of DONE: microseconds since the frame's first segment began; 0: no segment. The payload is
+    # DONE_FIELDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
+    FINISH = 9  # Coordinator to device: there are no more frames.
+    BYE = 10  # Device to device: the sender sends no more tensors.
+    REPORT = 11  # Device to coordinator: measurements of the run (JSON).
     ERROR = 12  # Any direction: the reason why the sender ends the connection (JSON).
     HEARTBEAT = 13  # Any direction: the sender is alive.
-    CHANGE_ROLES = 14  # C to D: failed devices, and the first frame that uses the roles for their failure (JSON).
-    ROLES_CHANGED = 15  # D to C and D to D: the sender has applied the change of roles that begins at Header.frame.
-    PEER_FAILED = 16  # D to C: the connection to a peer was lost, and the sender continues (JSON).
-    RESET_STATES = 17  # C to D: sets a frame's states: to zeros if the index is 0, to values of INPUT messages if 1.
-    TENSOR_OVERDUE = 18  # D to C: a tensor did not arrive in time, perhaps because its sender has failed (JSON).
+    CHANGE_ROLES = 14  # Coordinator to device: failed devices, and the first frame that uses the new roles (JSON).
+    ROLES_CHANGED = 15  # Device to coordinator or device: the sender has changed roles, from frame Header.frame on.
+    PEER_FAILED = 16  # Device to coordinator: the connection to a peer was lost, and the sender continues (JSON).
+    RESET_STATES = 17  # Coordinator to device: sets a frame's states. Index 0: to zeros; 1: to the INPUT messages.
+    TENSOR_OVERDUE = 18  # Device to coordinator: a tensor did not arrive in time; perhaps its sender has failed (JSON).
 
 
 MESSAGE_TYPES = {int(message_type): message_type for message_type in MessageType}
