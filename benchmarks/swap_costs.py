@@ -36,7 +36,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptOptions
 from dicompiler.measure.simulate_adaptation import change_platform
 from dicompiler.target.remote.ssh import RemoteCommands
-from dicompiler.target.run_records import FrameTimes, RunOptions
+from dicompiler.target.run_records import RunOptions
 
 PLATFORM = Platform.load('rpi4x4{bandwidth="100 Mbit/s"}')
 INPUT = {"input": np.zeros((1, 3, 224, 224), np.float32)}
@@ -97,22 +97,21 @@ def measure_crossing(place: Path) -> Mapping[str, Any]:
         emulation = replace(options.emulation, min_segments_s=segment_times(directory, "", PLATFORM))
         return replace(options, emulation=emulation)
 
-    def record(times: FrameTimes) -> None:
-        frames_s.append(times.frame_s)
-
     with open_boards(PLATFORM, {}, first) as emulation:
-        options = options_on_boards(emulation, first, RunOptions(in_flight=1, on_frame=record))
+        options = options_on_boards(emulation, first, RunOptions(in_flight=1))
         with SwappableSession(artifacts[0], options, with_segment_times) as session:
             for number in range(10):
                 swapper = threading.Thread(target=session.swap, args=(artifacts[1 - number % 2],))
-                usual_s = [session.infer(INPUT) and frames_s[-1] for _ in range(20)]
-                swapper.start()
                 count = len(frames_s)
-                while swapper.is_alive() or len(frames_s) < count + 20:
+                while swapper.ident is None or swapper.is_alive() or len(frames_s) < count + 40:
+                    if len(frames_s) == count + 20:
+                        swapper.start()
+                    start_s = time.perf_counter()
                     session.infer(INPUT)
+                    frames_s.append(time.perf_counter() - start_s)
                 first_frame = session.swaps[-1].first_frame
                 around = frames_s[first_frame - 1 : first_frame + 2]
-                ratios.append(max(around) / statistics.median(usual_s))
+                ratios.append(max(around) / statistics.median(frames_s[count : count + 20]))
     return {"ratio (median)": round(statistics.median(ratios), 3), "ratio (largest)": round(max(ratios), 3)}
 
 
