@@ -117,7 +117,7 @@ def measure_crossing(place: Path) -> Mapping[str, Any]:
 
 def measure_copying(place: Path) -> Mapping[str, Any]:
     """Swap to an artifact with other weights, on boards over ssh with links of 100 Mbit/s."""
-    old, new = (compile_network(place / name, seed, network="mobilenetv2") for name, seed in (("a", 0), ("b", 1)))
+    old, new = (compile_network(place / name, seed, network="mobilenet_v2") for name, seed in (("a", 0), ("b", 1)))
     copies: list[tuple[float, float]] = []
     copy_files = RemoteCommands.copy_files
 

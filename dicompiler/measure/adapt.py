@@ -86,7 +86,7 @@ class AdaptOptions:
 
     deviation: float = 0.25
     link_deviation: float = 0.5
-    frames: int = 20
+    frames: int = 10
     min_gain: float = 0.1
     min_interval_s: float = 10.0
     strategy: str = "auto{budget=2}"

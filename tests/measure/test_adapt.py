@@ -147,13 +147,16 @@ def make_frames(count: int, factor: Callable[[str], float], role: int = 0) -> It
 def test_ten_minutes_of_noise_start_no_search() -> None:
     """10 frames a second with a noise of ±15 % on each device."""
     rng = Random(0)
-    checks = observe(_Observation(Path("net"), EXPECTED, 1, 20), make_frames(6000, lambda _: rng.uniform(0.85, 1.15)))
+    checks = observe(
+        _Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames),
+        make_frames(6000, lambda _: rng.uniform(0.85, 1.15)),
+    )
     assert len(checks) > 500 and not any(checks)
 
 
 @pytest.mark.parametrize("factor", [2.5, 0.4, 1.3])
 def test_change_of_speed_is_found_and_measured_within_a_window(factor: float) -> None:
-    observation = _Observation(Path("net"), EXPECTED, 1, 20)
+    observation = _Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames)
     assert not any(observe(observation, make_frames(50, lambda _: 1.0)))
     checks = observe(observation, make_frames(20, lambda name: factor if name == "b" else 1.0))
     assert checks[-1] == {"b": pytest.approx(factor)}
@@ -165,7 +168,7 @@ def test_single_slow_frames_start_no_search() -> None:
     """Every fifth frame takes ten times as long, as on a board with other work."""
     factors = iter((1.0, 1.0, 1.0, 1.0, 10.0) * 100)
     frames = (FrameTimes(0.1, {name: factor * seconds for name, seconds in EXPECTED.items()}) for factor in factors)
-    assert not any(observe(_Observation(Path("net"), EXPECTED, 1, 20), frames))
+    assert not any(observe(_Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames), frames))
 
 
 def test_frames_of_replicas_are_measured_together_in_any_order() -> None:
@@ -174,7 +177,7 @@ def test_frames_of_replicas_are_measured_together_in_any_order() -> None:
     roles = [FrameTimes(0.1, {"a": 0.03, "b": 0.04}, 0), FrameTimes(0.1, {"b": 0.06}, 1)]
     frames = [roles[i % 2] for i in range(60)]
     Random(1).shuffle(frames)
-    checks = observe(_Observation(Path("net"), expected, 2, 20), frames)
+    checks = observe(_Observation(Path("net"), expected, 2, AdaptOptions().frames), frames)
     assert checks and checks[-1] == {"b": pytest.approx(0.1 / 0.06)}
     assert all(found == checks[-1] for found in checks)
 
@@ -249,7 +252,7 @@ def test_rates_are_corrected_to_the_measured_seconds(compiled: Path) -> None:
 
 def test_slow_connection_is_found_in_the_frames() -> None:
     expected = {**EXPECTED, name_connection("a", "b"): 1e-6, name_connection("b", "a"): 1e-6}
-    observation = _Observation(Path("net"), expected, 1, 20)
+    observation = _Observation(Path("net"), expected, 1, AdaptOptions().frames)
 
     def frame(factor: float) -> FrameTimes:
         received = {
