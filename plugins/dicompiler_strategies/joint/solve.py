@@ -30,7 +30,8 @@ PROOF_GAP = 1e-6
 AMPLE_COPIES = 8
 """A safe upper limit of the number of copies of a tensor that one device stores.
 
-Copies are received tensors, results of joining, partial sums and buffers: two of each of these four kinds.
+Copies are received tensors, results of joining, partial sums and buffers. The limit is chosen generously and not
+derived from the plan.
 """
 MAX_LIMITED_LAYERS = 4
 """Largest number of layers with a memory constraint: the layer's inputs and outputs, and all weights, must fit."""
