@@ -125,7 +125,10 @@ def search_again(request: SearchRequest) -> SearchAnswer:
     platform = case.correct_rates(request.measured_s)
     stated = Platform.load(Path(request.first) / PLATFORM_FILE)
     platform = replace(case, problem=case.with_platform(platform)).correct_links(request.measured_s, stated)
-    candidates = {name: _predicted_value(name, platform) for name in (request.artifact, request.first)}
+    candidates: dict[str, tuple[PipelineState, Problem]] = {}
+    for name in dict.fromkeys((request.artifact, request.first)):
+        known, _, known_problem = reopen_artifact(name, platform=platform)
+        candidates[name] = known, known_problem
     result = compile(
         str(Path(request.first) / REFERENCE_FILE),
         platform,
@@ -139,18 +142,18 @@ def search_again(request: SearchRequest) -> SearchAnswer:
         allow_worse=True,
         output=request.output,
     )
-    assert result.metrics is not None
-    candidates[request.output] = result.metrics.objective_value(provenance.objective)
-    best = min(candidates, key=lambda name: candidates[name])
-    if candidates[request.first] <= (1 + FIRST_TOLERANCE) * candidates[best]:
+    candidates[request.output] = result, result.problem
+    values = {name: _predicted_value(state, provenance.objective) for name, (state, _) in candidates.items()}
+    best = min(values, key=lambda name: values[name])
+    if values[request.first] <= (1 + FIRST_TOLERANCE) * values[best]:
         best = request.first
-    chosen, _, chosen_problem = reopen_artifact(best, platform=platform)
+    chosen, chosen_problem = candidates[best]
     assert chosen.plan is not None
     return SearchAnswer(
         platform_to_toml(platform),
         best,
-        candidates[request.artifact],
-        candidates[best],
+        values[request.artifact],
+        values[best],
         expected_seconds(chosen, chosen_problem, request.in_flight),
         len(chosen.plan.replica_roles),
     )
@@ -199,10 +202,9 @@ class _MeasuredCase:
         )
 
 
-def _predicted_value(artifact: str, platform: Platform) -> float:
-    compilation, _, problem = reopen_artifact(artifact, platform=platform)
+def _predicted_value(compilation: PipelineState, objective: str) -> float:
     assert compilation.metrics is not None
-    return compilation.metrics.objective_value(problem.objective)
+    return compilation.metrics.objective_value(objective)
 
 
 def main() -> int:
