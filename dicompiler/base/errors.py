@@ -117,11 +117,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         known: The valid names.
 
     Returns:
-        A suggestion with the most similar valid name. If no name is similar, a list of up to twelve valid names.
+        A suggestion with the shortest valid name that begins with `name`, or else with the most similar one. If no name
+        is similar, a list of up to twelve valid names.
     """
     names = sorted(known)
     by_lower_case = {known_name.lower(): known_name for known_name in names}
-    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
+    longer = [known_name for known_name in by_lower_case if len(name) > 2 and known_name.startswith(name.lower())]
+    close = [min(longer, key=len)] if longer else difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.6)
     if close:
         return f" (did you mean {by_lower_case[close[0]]!r}?)"
     if not names:

@@ -417,7 +417,8 @@ class StreamOptions:
 
         if (target := load_artifact(directory)["target"]) != "sockets":
             raise UsageError(f"run: target {target!r} reports no times of frames: omit --metrics")
-        with MetricsServer(self.metrics, keys=options.keys) as metrics:
+        with MetricsServer(self.metrics, options.insecure, options.keys) as metrics:
+            click.echo(f"metrics: {metrics.url}", err=True)
             yield replace(options, on_frame=metrics.record_frame, on_event=metrics.record_event)
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:

@@ -156,6 +156,6 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
         for entry in find_discrepancies(expected.timing, measured)
     ]
     if rows:
-        print_table(("differs by 10 %", "in", "mainly", "predicted ms", "measured ms"), rows, right=(3, 4))
+        print_table(("differs by more than 10 %", "in", "mainly", "predicted ms", "measured ms"), rows, right=(3, 4))
     for sender, receiver, predicted, sent in find_wrong_bytes(log, expected.program):
         click.echo(f"{sender} → {receiver}: {sent} bytes sent, {predicted} predicted")

@@ -13,7 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar, get_args, get_origin, get_ty
 
 import onnx
 
-from dicompiler.base.errors import UsageError, check_type, one_line
+from dicompiler.base.errors import UsageError, check_type, did_you_mean, one_line
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
@@ -148,13 +148,16 @@ def takes_fields_of(
     def decorate(function: Callable[[ModelSource, T], R]) -> Callable[Concatenate[ModelSource, P], R]:
         @functools.wraps(function)
         def call(model: ModelSource, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in fields:
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, fields)}")
             return function(model, record(*args, **kwargs))
 
+        fields = inspect.signature(record).parameters
         # With this signature, help() and documentation tools show the fields of the record as parameters.
         signature = inspect.signature(function)
         model = signature.parameters["model"].replace(kind=inspect.Parameter.POSITIONAL_ONLY)
-        fields = inspect.signature(record).parameters.values()
-        call.__signature__ = signature.replace(parameters=[model, *fields])  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(parameters=[model, *fields.values()])  # type: ignore[attr-defined]
         return call
 
     return decorate

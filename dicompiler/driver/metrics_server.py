@@ -25,6 +25,7 @@ from dicompiler.base.errors import RunError, UsageError
 from dicompiler.target.remote import COORDINATOR_DIRECTORY
 from dicompiler.target.run_records import BoardState, FrameTimes, RunEvent
 
+DEFAULT_PORT = 9464
 QUANTILES = (0.5, 0.9, 0.99)
 KEPT_FRAMES = 1024
 """Number of frames from which the quantiles are computed."""
@@ -37,15 +38,17 @@ class MetricsServer:
 
     Attributes:
         address: HOST:PORT at which the server listens.
+        url: URL of the metrics.
     """
 
     address: str
+    url: str
 
     def __init__(self, address: str = "127.0.0.1:9464", insecure: bool = False, keys: str | Path | None = None) -> None:
         """Listen for requests.
 
         Args:
-            address: HOST:PORT; port 0 means any free port.
+            address: HOST:PORT; port 0 means any free port. Default port: 9464.
             insecure: Whether to allow an address that other hosts can reach. Requests are neither encrypted nor
                 authenticated.
             keys: Directory of the cluster's keys (`dicompiler keys`). At an address that other hosts can reach, the
@@ -60,11 +63,12 @@ class MetricsServer:
             host, port = split_address(address)
         except ValueError as error:
             raise UsageError(f"metrics: {address!r}: {error}: give HOST:PORT, such as 127.0.0.1:9464") from None
+        port = port or (0 if address.endswith(":0") else DEFAULT_PORT)
         is_local = host == "localhost" or (is_ip_address(host) and ipaddress.ip_address(host).is_loopback)
         if not is_local and not insecure and keys is None:
             raise UsageError(
                 f"metrics: other hosts can reach {address!r}, and metrics are not encrypted: give the cluster's keys, "
-                "use a loopback address and an ssh tunnel, or allow it (insecure=True)"
+                "use a loopback address and an ssh tunnel, or allow it (insecure)"
             )
         context = None if keys is None or is_local else _load_keys(Path(keys))
         self._lock = threading.Lock()
@@ -82,6 +86,7 @@ class MetricsServer:
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
         self.address = join_address(host, self._server.server_address[1])
+        self.url = f"{'http' if context is None else 'https'}://{self.address}/metrics"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def __enter__(self) -> Self:

@@ -268,15 +268,21 @@ class SwappableSession(Session):
 
     def _follow(self, link: Path) -> None:
         """Swap whenever a symbolic link points to another artifact. Each artifact is tried once."""
-        followed = self._first_directory
+        followed = missing = self._first_directory
         while not self._end_requested.wait(FOLLOW_INTERVAL_S):
             target = link.resolve()
-            if target == followed or not (target / ARTIFACT_FILE).is_file() or self._swap_lock.locked():
+            if target == followed or self._swap_lock.locked():
+                continue
+            if not (target / ARTIFACT_FILE).is_file():  # It may be written later.
+                if target != missing:
+                    log.warning("swap: %s points to %s, which is not an artifact (yet)", link, target)
+                missing = target
                 continue
             followed = target
             try:
                 if target != self.directory.resolve():
-                    self.swap(target)
+                    swap = self.swap(target)
+                    log.warning("swap: %s computes all frames from number %d on", target, swap.first_frame)
             except DicompilerError as error:
                 log.warning("swap: %s points to %s, which is not used: %s", link, target, error)
 

@@ -270,7 +270,9 @@ class Platform(Memoizing):
             platform = family.find(name)
             if platform is not None:
                 return _apply_options(platform, str(source)) if options else platform
-        path, names = Path(name), ", ".join(family.name for family in families)
+        path = Path(name)
+        # Names such as *.txt are those of file formats.
+        names = ", ".join(family.name for family in families if not family.name.startswith("*"))
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
             if options:
                 raise UsageError(f"platform {str(source)!r}: a file has no options: change the values in {name}")

@@ -116,3 +116,5 @@ def test_rejects_addresses_that_are_taken_open_or_invalid() -> None:
         assert value(read(metrics), "dicompiler_devices_down") == 0
     with MetricsServer("0.0.0.0:0", insecure=True) as metrics:
         assert metrics.address.startswith("0.0.0.0:")
+    with MetricsServer("127.0.0.2") as metrics:
+        assert metrics.url == "http://127.0.0.2:9464/metrics"
