@@ -103,7 +103,7 @@ def suggest_split(splits: Sequence[SplitReason]) -> str:
     """
     best = min(splits, key=lambda split: (split.break_even_bandwidth or math.inf, not split.wire_dtypes))
     if best.break_even_bandwidth is None:
-        return "no tried split is faster at any bandwidth"
+        return "no tried split is better at any bandwidth"
     name = "a split of each layer" if best.strategy == SHARED_PLAN_NAME else best.strategy
     return f"{name} is 3 % better {break_even_text(best.break_even_bandwidth, best.wire_dtypes)}"
 

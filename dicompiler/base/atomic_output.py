@@ -82,7 +82,7 @@ def check_writable(path: Path | None) -> None:
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:
         path.is_symlink()  # This raises an OSError if the name is too long.
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".dicompiler-").cleanup()
+        tempfile.TemporaryFile(dir=path.parent).close()  # It has no name, so nothing remains after an interrupt.
     except OSError as error:
         raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
 

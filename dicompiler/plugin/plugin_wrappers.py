@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import math
 import sys
 import traceback
@@ -365,6 +366,13 @@ def describe_plan_error(plan: Any) -> str:
     for name, parts in plan.layers.items():
         if not isinstance(parts, Sequence) or not all(isinstance(part, Part) for part in parts):
             return f"a Plan with {parts!r} for layer {name!r}: expected a tuple of Part"
+        for part in parts:
+            if not isinstance(part.device, str):
+                return f"a Plan with a {type(part.device).__name__} as the device of layer {name!r}: give its name"
+            for bound in itertools.chain(*(part.region or ()), part.reduce or ()):
+                if type(bound) is not int:
+                    kind = type(bound).__name__
+                    return f"a Plan with the bound {bound} ({kind}) in a region of layer {name!r}: give integers (int)"
     return ""
 
 

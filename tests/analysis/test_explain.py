@@ -99,7 +99,7 @@ def test_best_hint_is_shown_without_a_request(tmp_path: Path, capsys: pytest.Cap
     ("splits", "text"),
     [
         ([("a", None, ()), ("b", 5e8, ("int8",)), ("c", 9e8, ())], "b is 3 % better above 500 Mbit/s, or with --wire"),
-        ([("a", None, ()), ("b", None, ())], "no tried split is faster at any bandwidth"),
+        ([("a", None, ()), ("b", None, ())], "no tried split is better at any bandwidth"),
         ([("a", 5e8, ()), ("b", 5e8, ("int8",))], "b is 3 % better above 500 Mbit/s, or with --wire-dtype int8"),
     ],
 )

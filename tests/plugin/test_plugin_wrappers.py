@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import bad_plugins as bad
 
@@ -21,10 +22,12 @@ from dicompiler.cli import command_line
 from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.operator_rule import OperatorRule
-from dicompiler.ir.plan import LayerShare, Plan
+from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
+from dicompiler.plugin.plugin_wrappers import describe_plan_error
 from dicompiler.plugin.registry import PLUGIN_KINDS, Registry, registry
 from dicompiler.search.problem import RemoteEvaluator
 from dicompiler.testing import build_network, temporarily_registered
@@ -61,6 +64,20 @@ def test_copy_stays_wrapped(again: Any) -> None:
     with pytest.raises(PluginError) as caught:
         one.plan(load_problem(build_network("branches"), "rpi4x2"))
     assert str(caught.value) == f"strategy 'bad-strategy' {OF}: plan() returned dict instead of a Plan"
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [
+        (Part("a", ((0, 1), (0, 18.0))), "the bound 18.0 (float) in a region of layer 'conv': give integers (int)"),  # type: ignore[arg-type]
+        (Part("a", ((0, np.int64(4)),)), "the bound 4 (int64) in a region of layer 'conv': give integers (int)"),  # type: ignore[arg-type]
+        (Part("a", None, (0, 1.5)), "the bound 1.5 (float) in a region of layer 'conv': give integers (int)"),  # type: ignore[arg-type]
+        (Part(Device("a", "a", 1.0)), "a Device as the device of layer 'conv': give its name"),  # type: ignore[arg-type]
+    ],
+)
+def test_plan_with_values_of_wrong_types_is_described(part: Part, cause: str) -> None:
+    assert describe_plan_error(Plan({"conv": (part,)}, ("a",), ("a",))) == f"a Plan with {cause}"
+    assert describe_plan_error(Plan({"conv": (Part("a", ((0, 4),)),)}, ("a",), ("a",))) == ""
 
 
 def test_built_in_things_are_not_wrapped() -> None:

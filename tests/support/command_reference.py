@@ -46,6 +46,7 @@ EXIT_CODES = """## Exit codes
 | 1 | an error in the input or during compilation, a failed run, or a failed check |
 | 2 | wrong usage of a command |
 | 70 | an internal error |
+| 130 | interrupted by Ctrl-C |
 
 Results go to stdout, diagnostics to stderr. All commands have these options:
 

@@ -175,9 +175,7 @@ def test_program_that_is_missing_is_named_with_the_command_that_installs_it(name
     for other in ("mpirun", "mpicxx", "cmake", "g++", "make"):
         if other != name:
             (tmp_path / other).symlink_to(toolchain.find_program(other))
-    with pytest.raises(
-        DicompilerError, match=rf"^target mpi: {re.escape(name)} is missing: install it with .*apt install"
-    ):
+    with pytest.raises(DicompilerError, match=rf"^target mpi: {re.escape(name)} is missing: install it: .*apt install"):
         toolchain.find_toolchain(str(tmp_path))
 
 

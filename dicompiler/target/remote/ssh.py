@@ -229,7 +229,8 @@ def _fill_remedy(remedy: str, location: DeviceLocation, file: str, key: str | No
     destination = location.ssh_destination
     host = destination.rpartition("@")[2]
     known_host = host if location.port is None else f"[{host}]:{location.port}"
-    return remedy.format(destination=destination, host=known_host, file=file, key=key)
+    words = destination if location.port is None else f"-p {location.port} {destination}"
+    return remedy.format(destination=words, host=known_host, file=file, key=key)
 
 
 def _find_unusable_key(location: DeviceLocation) -> tuple[str, str] | None:

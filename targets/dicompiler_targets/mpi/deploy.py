@@ -360,7 +360,7 @@ def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[s
     for name in REQUIRED_TOOLS:
         if answers.get(name, "-") == "-":
             message = f" ({one_line(done.errors.strip().splitlines()[-1])})" if done.errors.strip() else ""
-            raise RunError(f"{host.title}: {name} is missing there{message}: install it with {INSTALL_HINTS[name]}")
+            raise RunError(f"{host.title}: {name} is missing there{message}: install it: {INSTALL_HINTS[name]}")
     intact = frozenset(line.removeprefix("intact ") for line in done.prefixed_lines if line.startswith("intact "))
     names = ("path", "stamp", "version", "machine")
     package, stamp, version, machine = (one_line(answers.get(name, "")) for name in names)

@@ -54,7 +54,7 @@ def get_search_path() -> str:
 
 def make_missing_error(name: str) -> DicompilerError:
     extra = "\"pip install 'dicompiler[mpi]'\", " if name in EXTRA_PROGRAMS else ""
-    return DicompilerError(f"target mpi: {name} is missing: install it with {extra}{INSTALL_HINTS[name]}")
+    return DicompilerError(f"target mpi: {name} is missing: install it: {extra}{INSTALL_HINTS[name]}")
 
 
 def find_toolchain(path: str | None = None) -> Toolchain:
