@@ -36,6 +36,8 @@ SBIN_PATH = ":/usr/sbin:/sbin"
 """Directories of ip and tc on Debian, appended to PATH."""
 
 ETHERNET_FRAME_BYTES = 1514
+MAX_PIECE_BYTES = 8 * 65535
+"""Largest number of bytes that the kernel can pass to a network device at once."""
 MAX_BURST_S = 250e-6
 """Maximum seconds that a link needs to send one piece of data that the kernel passes to it.
 
@@ -64,7 +66,7 @@ class RateLimit:
     @property
     def piece_bytes(self) -> int:
         """Largest number of bytes that the kernel passes to the device at once."""
-        return max(ETHERNET_FRAME_BYTES, int(self.rate / 8 * MAX_BURST_S))
+        return min(MAX_PIECE_BYTES, max(ETHERNET_FRAME_BYTES, int(self.rate / 8 * MAX_BURST_S)))
 
     def set_rate(self, rate: float) -> None:
         """Limit the device to `rate` bit/s by a token bucket filter (tbf), which replaces the previous one.

@@ -637,7 +637,7 @@ def test_frames_use_current_roles() -> None:
     assert [schedule.find_failed_set(away) for away in ((), "b", "c", "d")] == [
         frozenset(), {"b"}, {"b", "c"}, None
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="no role for the failure of"):
+    with pytest.raises(ValueError, match="the artifact has no plan for the failure of"):
         schedule.change(("d",), 9, 0)
 
 
