@@ -283,7 +283,11 @@ class Platform(Memoizing):
         examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
         close = did_you_mean(name, examples)
         hint = close if "did you mean" in close else ""
-        raise UsageError(f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999)")
+        formats = [family.name for family in families if family.name.startswith("*")]
+        others = f", or a file {' or '.join(formats)}" if formats else ""
+        raise UsageError(
+            f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999){others}"
+        )
 
 
 @dataclass(frozen=True)

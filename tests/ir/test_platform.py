@@ -184,7 +184,7 @@ def test_loads_from_additional_families_and_formats(tmp_path: Path) -> None:
     )
     assert len(Platform.load("tinyx3", families).devices) == 3
     assert len(Platform.load(tmp_path / "abcd.hosts", families).devices) == 4
-    with pytest.raises(UsageError, match=r"give a TOML file or one of tinyxN, \*\.hosts"):
+    with pytest.raises(UsageError, match=r"give a TOML file or one of tinyxN \(N: 1 to 9999\), or a file \*\.hosts$"):
         Platform.load("rpi4x4", families)
 
 
