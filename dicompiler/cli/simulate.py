@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dicompiler.driver.compile_result import CompileResult
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Platform
+    from dicompiler.measure.adapt import SpeedTrial
 
 
 @click.command("simulate")
@@ -89,9 +90,6 @@ def command(
     from dicompiler.cost.failure_timeline import parse_outage
     from dicompiler.cost.perfetto_trace import dumps
     from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
-    from dicompiler.measure.adapt import AdaptOptions
-    from dicompiler.measure.simulate_adaptation import simulate_adaptation
-    from dicompiler.plugin.registry import registry
     from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
 
@@ -112,14 +110,7 @@ def command(
         tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")
         max_in_flight = in_flight or default_in_flight(len(devices))
         if adapt:
-            options = AdaptOptions()
-            strategy = registry().resolve("strategies", options.strategy)
-
-            def plan_for(platform: Platform, plan: Plan | None) -> CompileResult:
-                chosen = strategy if plan is None else None
-                return request.plan(platform=platform, plan=plan, strategy=chosen, allow_worse=True)
-
-            trial = simulate_adaptation(result, plan_for, changes, frames, max_in_flight, options)
+            trial = _simulate_session(request, result, changes, frames, max_in_flight)
             show_trial(trial, trial.finished_s[-1], as_json)
             return
         simulation = result.problem.simulate_compilation(
@@ -148,3 +139,21 @@ def command(
         finished_s = sorted(end for _, end in simulation.frames)
         click.echo()
         show_periods(finished_s, finished_s[-1])
+
+
+def _simulate_session(
+    request: CompileRequest, first: CompileResult, changes: Sequence[SpeedChange], frames: int, in_flight: int
+) -> SpeedTrial:
+    """Simulate a session that begins with the plan `first` and searches for other plans as `run --adapt` does."""
+    from dicompiler.measure.adapt import AdaptOptions
+    from dicompiler.measure.simulate_adaptation import simulate_adaptation
+    from dicompiler.plugin.registry import registry
+
+    options = AdaptOptions()
+    strategy = registry().resolve("strategies", options.strategy)
+
+    def plan_for(platform: Platform, plan: Plan | None) -> CompileResult:
+        chosen = strategy if plan is None else None
+        return request.plan(platform=platform, plan=plan, strategy=chosen, allow_worse=True)
+
+    return simulate_adaptation(first, plan_for, changes, frames, in_flight, options)
