@@ -85,12 +85,13 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
     }
 
 
-def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapping[str, Speeds]:
+def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the speeds of the hosts' links that change their speed.
 
     Args:
         changes: The changes.
         platform: The platform with the links.
+        start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
         By name of the host, the times of the changes, each with the new bandwidth as a multiple of the link's own one.
@@ -110,15 +111,16 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapp
         name: [change for change in changes if change.link_host in (name, ALL_LINKS)]
         for name in (hosts if is_switch else (ALL_LINKS,))
     }
-    return {name: _combine(found, 0.0) for name, found in affected.items() if found}
+    return {name: _combine(found, start_s) for name, found in affected.items() if found}
 
 
-def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapping[str, Speeds]:
+def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the speeds of the links that change their speed, by their names in `Platform.occupied_links`.
 
     Args:
         changes: The changes.
         platform: The platform with the links.
+        start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
         By name of the link, the times of the changes, each with the new bandwidth as a multiple of the link's own one.
@@ -128,7 +130,7 @@ def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform) -> Mapp
     """
     return {
         link: speeds
-        for host, speeds in list_host_speeds(changes, platform).items()
+        for host, speeds in list_host_speeds(changes, platform, start_s).items()
         for link in platform.host_links(host) or (platform.shared_link,)
     }
 

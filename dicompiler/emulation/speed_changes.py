@@ -74,9 +74,7 @@ def emulate_speed_changes(
     start = time.perf_counter() + START_S
     speeds = list_speeds(changes, [device.name for device in boards.devices], start)
     link_changes = sorted(
-        (start + at_s, host, speed)
-        for host, found in list_host_speeds(changes, boards).items()
-        for at_s, speed in found
+        (at, host, speed) for host, found in list_host_speeds(changes, boards, start).items() for at, speed in found
     )
     first = compilation.program.devices[0].device
     finished: list[float] = []
