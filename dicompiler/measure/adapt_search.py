@@ -144,9 +144,7 @@ def search_again(request: SearchRequest) -> SearchAnswer:
     )
     candidates[request.output] = result, result.problem
     values = {name: _predicted_value(state, provenance.objective) for name, (state, _) in candidates.items()}
-    best = min(values, key=lambda name: values[name])
-    if values[request.first] <= (1 + FIRST_TOLERANCE) * values[best]:
-        best = request.first
+    best = choose_best(values, request.first)
     chosen, chosen_problem = candidates[best]
     assert chosen.plan is not None
     return SearchAnswer(
@@ -157,6 +155,21 @@ def search_again(request: SearchRequest) -> SearchAnswer:
         expected_seconds(chosen, chosen_problem, request.in_flight),
         len(chosen.plan.replica_roles),
     )
+
+
+def choose_best(values: Mapping[str, float], first: str) -> str:
+    """Return the name of the candidate that a session should use.
+
+    Args:
+        values: Predicted value of the objective for each candidate, by name.
+        first: Name of the candidate that is preferred if it is nearly the best.
+
+    Returns:
+        `first` if its value exceeds the lowest one by at most `FIRST_TOLERANCE`, or else the candidate with the lowest
+        value.
+    """
+    best = min(values, key=lambda name: values[name])
+    return first if values[first] <= (1 + FIRST_TOLERANCE) * values[best] else best
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dicompiler.driver.swap import Swap
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import Adaptation, AdaptOptions, SpeedTrial
-from dicompiler.measure.adapt_search import FIRST_TOLERANCE
+from dicompiler.measure.adapt_search import choose_best
 from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
 
@@ -79,13 +79,13 @@ def simulate_adaptation(
         if not ratios:
             continue
         assumed, objective = changed, first.decision.objective
-        candidates = [plan_for(changed, current.plan), plan_for(changed, first.plan), plan_for(changed, None)]
-        values = [candidate.metrics.objective_value(objective) for candidate in candidates]
-        best = min(range(3), key=lambda i: values[i])
-        if values[1] <= (1 + FIRST_TOLERANCE) * values[best]:
-            best = 1
-        adaptation = Adaptation(seen_s, ratios, values[0], values[best])
-        if candidates[best].plan == current.plan or 1 - values[best] / values[0] <= adapt.min_gain:
+        candidates = {"current": plan_for(changed, current.plan)}
+        candidates["first"] = candidates["current"] if current is first else plan_for(changed, first.plan)
+        candidates["new"] = plan_for(changed, None)
+        values = {name: candidate.metrics.objective_value(objective) for name, candidate in candidates.items()}
+        best = choose_best(values, "first")
+        adaptation = Adaptation(seen_s, ratios, values["current"], values[best])
+        if candidates[best].plan == current.plan or 1 - values[best] / values["current"] <= adapt.min_gain:
             found.append(adaptation)
             continue
         swap_s = seen_s + SWAP_S
@@ -95,7 +95,8 @@ def simulate_adaptation(
         found.append(replace(adaptation, swap=swap))
         if len(finished) >= frames:
             return SpeedTrial(_in_order(finished), tuple(found))
-        current, start_s = plan_for(stated, candidates[best].plan), swap_s
+        current = first if best == "first" else plan_for(stated, candidates[best].plan)
+        start_s = swap_s
         simulation = _simulate(current, changes, start_s, frames - len(finished), in_flight)
 
 
@@ -112,14 +113,13 @@ def _simulate(
 ) -> SimulationResult:
     """Simulate frames that a plan computes from `start_s` on. `changes` count from the start of the whole stream."""
     devices = [device.device for device in result.program.devices]
-    link_speeds = list_link_speeds(changes, result.platform)
     return result.problem.simulate_compilation(
         result,
         frames,
         in_flight,
         False,
-        list_speeds([change for change in changes if change.name in devices or change.link_host], devices, -start_s),
-        {link: [(at_s - start_s, speed) for at_s, speed in speeds] for link, speeds in link_speeds.items()},
+        list_speeds([change for change in changes if change.name in devices], devices, -start_s),
+        list_link_speeds(changes, result.platform, -start_s),
     )
 
 
