@@ -16,6 +16,7 @@ import socket
 import ssl
 import threading
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self, get_args, get_type_hints
@@ -135,40 +136,58 @@ class MetricsServer:
         with self._lock:
             frames_s = sorted(self._last_frames_s)
             quantiles = {q: frames_s[min(int(q * len(frames_s)), len(frames_s) - 1)] for q in QUANTILES if frames_s}
-            boards = [(f'{{device="{_escape(device)}"}}', state) for device, state in sorted(self._boards.items())]
+            frame_seconds = "dicompiler_frame_seconds"
             lines = [
-                *_describe("dicompiler_frame_seconds", "summary", "Seconds from sending a frame to its last output."),
-                *(f'dicompiler_frame_seconds{{quantile="{q}"}} {value}' for q, value in quantiles.items()),
-                f"dicompiler_frame_seconds_sum {self._frame_seconds}",
-                f"dicompiler_frame_seconds_count {self._frame_count}",
-                *_describe("dicompiler_compute_seconds_total", "counter", "Seconds in which a device computed."),
-                *(
-                    f'dicompiler_compute_seconds_total{{device="{_escape(device)}"}} {seconds}'
-                    for device, seconds in sorted(self._compute_s.items())
+                *_metric(
+                    frame_seconds,
+                    "summary",
+                    "Seconds from sending a frame to its last output.",
+                    [({"quantile": str(q)}, seconds) for q, seconds in quantiles.items()],
                 ),
-                *_describe("dicompiler_sent_bytes_total", "counter", "Bytes of tensors from a device to another one."),
-                *(
-                    f'dicompiler_sent_bytes_total{{sender="{_escape(sender)}",receiver="{_escape(receiver)}"}} {nbytes}'
-                    for (sender, receiver), nbytes in sorted(self._received_bytes.items())
+                f"{frame_seconds}_sum {self._frame_seconds}",
+                f"{frame_seconds}_count {self._frame_count}",
+                *_metric(
+                    "dicompiler_compute_seconds_total",
+                    "counter",
+                    "Seconds in which a device computed.",
+                    [({"device": device}, seconds) for device, seconds in sorted(self._compute_s.items())],
                 ),
-                *_describe("dicompiler_board_temperature_celsius", "gauge", "Temperature of a device's board."),
-                *(
-                    f"dicompiler_board_temperature_celsius{labels} {state.temperature_c}"
-                    for labels, state in boards
-                    if state.temperature_c is not None
+                *_metric(
+                    "dicompiler_sent_bytes_total",
+                    "counter",
+                    "Bytes of tensors from a device to another one.",
+                    [
+                        ({"sender": sender, "receiver": receiver}, nbytes)
+                        for (sender, receiver), nbytes in sorted(self._received_bytes.items())
+                    ],
                 ),
-                *_describe("dicompiler_board_throttled", "gauge", "1 if a device's board lowers its clock."),
-                *(
-                    f"dicompiler_board_throttled{labels} {int(state.throttled & 15 > 0)}"
-                    for labels, state in boards
-                    if state.throttled is not None
+                *_metric(
+                    "dicompiler_board_temperature_celsius",
+                    "gauge",
+                    "Temperature of a device's board.",
+                    [
+                        ({"device": device}, state.temperature_c)
+                        for device, state in sorted(self._boards.items())
+                        if state.temperature_c is not None
+                    ],
                 ),
-                *_describe(
-                    "dicompiler_events_total", "counter", "Failures, takeovers, returns, swaps and adaptations."
+                *_metric(
+                    "dicompiler_board_throttled",
+                    "gauge",
+                    "1 if a device's board lowers its clock.",
+                    [
+                        ({"device": device}, int(state.throttled & 15 > 0))
+                        for device, state in sorted(self._boards.items())
+                        if state.throttled is not None
+                    ],
                 ),
-                *(f'dicompiler_events_total{{kind="{kind}"}} {self._events[kind]}' for kind in EVENT_KINDS),
-                *_describe("dicompiler_devices_down", "gauge", "Devices that are down."),
-                f"dicompiler_devices_down {self._down_count}",
+                *_metric(
+                    "dicompiler_events_total",
+                    "counter",
+                    "Failures, takeovers, returns, swaps and adaptations.",
+                    [({"kind": kind}, self._events[kind]) for kind in EVENT_KINDS],
+                ),
+                *_metric("dicompiler_devices_down", "gauge", "Devices that are down.", [({}, self._down_count)]),
             ]
         return "".join(f"{line}\n" for line in lines)
 
@@ -223,8 +242,13 @@ def _load_keys(keys: Path) -> ssl.SSLContext:
     return context
 
 
-def _describe(name: str, kind: str, text: str) -> tuple[str, str]:
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+def _metric(name: str, kind: str, text: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+    """Yield the lines of a metric: its description, its type, and each value with its labels."""
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in values:
+        pairs = ",".join(f'{label}="{_escape(label_value)}"' for label, label_value in labels.items())
+        yield f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"
 
 
 def _escape(value: str) -> str:
