@@ -49,6 +49,29 @@ def test_largest_load_is_the_simulated_objective(platform: str, objective: str, 
 
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
+@pytest.mark.parametrize("name", ["lenet", "light/squeezenet"])
+def test_loads_of_moved_runs_are_those_of_whole_selections(name: str, objective: str) -> None:
+    problem = network(name, "jetson-nx2", objective)
+    tables = build_cost_tables(problem, team_choices(problem))
+    model, random = build_objective(tables).model, np.random.default_rng(0)
+    current = np.array([random.integers(count) for count in tables.choice_counts])
+    runs = [range(0, 1), range(1, 4), range(2, len(current)), range(len(current))]
+    moved = np.tile(current, (len(runs), 5, 1))
+    for selections, run in zip(moved, runs, strict=True):
+        for layer in run:
+            selections[:, layer] = random.integers(tables.choice_counts[layer], size=5)
+    expected = model.loads(moved.reshape(-1, len(current)))
+    np.testing.assert_allclose(model.moved_loads(current, moved, runs), expected, rtol=1e-12)
+
+
+def test_known_plans_only_add_to_the_plans_that_the_search_finds_alone() -> None:
+    problem = network("lenet", "jetson-nx2", "memory")
+    known = [problem.single_device_plan(device.name) for device in problem.platform.devices]
+    plan, without = Teams(tries=3).plan_from(problem, WorkBudget(), known), Teams(tries=3).plan(problem)
+    assert problem.evaluate(plan).memory <= problem.evaluate(without).memory
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
 @pytest.mark.parametrize("seed", range(12))
 def test_plan_is_bit_equal_and_not_worse_than_one_device(seed: int, objective: str) -> None:
     problem = random_problem(seed, objective)

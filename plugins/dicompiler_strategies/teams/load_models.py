@@ -9,9 +9,9 @@ The strategy `teams` searches for a selection whose largest load is small.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,24 +35,6 @@ Selections = NDArray[np.intp]
 """Selections as an array of shape (selections, layers): the number of the choice of each layer."""
 
 
-class LoadModel(Protocol):
-    """A model that predicts the loads of selections: bytes of each host, or seconds of each device and link.
-
-    A selection has one choice (way to split the layer) for each layer.
-    """
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-
-    @property
-    def entries(self) -> int:
-        """Number of table entries that the evaluation of a selection reads."""
-
-    def loads(self, selections: Selections) -> Floats:
-        """Return the loads of each selection, an array of shape (selections, loads)."""
-
-
 @dataclass(frozen=True, eq=False)
 class SentTensors:
     """The bytes that devices send to each other for each tensor, by the choices (ways to split a layer) of its layers.
@@ -60,7 +42,8 @@ class SentTensors:
     Attributes:
         edges: For each layer whose outputs other layers read, two values: the position of the last reader, and the
             bytes by edge. An edge (i, j) joins the layer i and a reader j. Its bytes have the shape (choices of i,
-            choices of j, senders, receivers).
+            choices of j, senders, receivers). A receiver gets a tensor once, even if it computes several layers that
+            read it. The regions that these layers read mostly overlap, so that only the largest number of bytes counts.
         inputs: For each layer, the bytes of network inputs that it reads, of shape (choices, senders, receivers).
         outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
     """
@@ -68,25 +51,6 @@ class SentTensors:
     edges: Sequence[tuple[int, Mapping[LayerEdge, Floats]]]
     inputs: Sequence[Floats]
     outputs: Sequence[Floats]
-
-    def sent_on_edges(self, columns: Selections) -> Iterable[tuple[int, Floats]]:
-        """Yield, for each layer whose outputs are read, the position of its last reader and the bytes that are sent.
-
-        `columns` has the shape (layers, selections), and the bytes the shape (selections, senders, receivers). A
-        receiver gets a tensor once, even if it computes several layers that read it. The regions that these layers read
-        mostly overlap, so that only the largest number of bytes counts.
-        """
-        for last_reader, tables in self.edges:
-            yield last_reader, np.max([table[columns[i], columns[j]] for (i, j), table in tables.items()], axis=0)
-
-    @property
-    def entries(self) -> int:
-        """Number of table entries that are read to evaluate a selection (plan).
-
-        The network inputs of a layer count like the tensors between two layers.
-        """
-        edges = sum(len(tables) for _, tables in self.edges)
-        return (edges + len(self.inputs)) * math.prod(self.inputs[0].shape[1:])
 
     def received_by(self, hosts: Floats) -> SentTensors:
         """Return the bytes that each host receives; in all shapes, one axis of hosts replaces senders and receivers.
@@ -150,48 +114,301 @@ def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
 
 
 @dataclass(frozen=True, eq=False)
-class PeriodModel:
-    """Seconds for which each device and each link is busy for one frame. Each device and each link is a load.
-
-    A choice is one way to split a layer.
+class StackedTables:
+    """Tables one below the other in one array, so that rows of many tables are read at once.
 
     Attributes:
-        layer_seconds: For each layer, the seconds of computing, and of sending the network's inputs to it and its
-            outputs to sinks, of shape (choices, loads).
-        sent: The tensors that are sent.
+        rows: The rows of all tables, of shape (rows, width). Tables that are the same object are stored once.
+        first_rows: For each table, the row at which it begins.
+    """
+
+    rows: Floats
+    first_rows: NDArray[np.intp]
+
+    @classmethod
+    def stack(cls, tables: Sequence[Floats], width: int) -> StackedTables:
+        """Return the stack of tables that each consist of rows of this width."""
+        unique = {id(table): table.reshape(-1, width) for table in tables}
+        ends = np.cumsum([len(table) for table in unique.values()], dtype=np.intp)
+        starts = {key: int(end) - len(table) for (key, table), end in zip(unique.items(), ends, strict=True)}
+        rows = np.concatenate([np.zeros((0, width)), *unique.values()])
+        return cls(rows, np.array([starts[id(table)] for table in tables], np.intp))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTerms:
+    """Parts of the loads that depend on the choice (way to split it) of one layer.
+
+    Attributes:
+        layers: The layer of each term.
+        targets: For each term, the row of the sums to which it is added, in ascending order.
+        tables: For each term, its loads by choice, of shape (choices, loads).
+    """
+
+    layers: NDArray[np.intp]
+    targets: NDArray[np.intp]
+    tables: StackedTables
+
+    @classmethod
+    def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
+        """Return the terms, each given as its target, its layer and its table."""
+        ordered = sorted(terms, key=lambda term: term[:2])
+        targets, layers, tables = zip(*ordered, strict=True)
+        stacked = StackedTables.stack(tables, tables[0].shape[1])
+        return cls(np.array(layers, np.intp), np.array(targets, np.intp), stacked)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorTerms:
+    """Parts of the loads that depend on the choices of the two layers of an edge: the bytes of sent tensors.
+
+    The edges of a tensor follow each other. Of their bytes, the largest count.
+
+    Attributes:
+        producers: The layer that computes the tensor, for each edge.
+        readers: The layer that reads the tensor, for each edge.
+        reader_choices: The number of the reader's choices, for each edge.
+        tensors: The number of the edge's tensor.
+        targets: For each tensor, the row of the sums to which it is added, in ascending order.
+        tables: For each edge, the bytes by the choices of both layers, of shape (choices · choices, pairs of devices or
+            hosts).
+    """
+
+    producers: NDArray[np.intp]
+    readers: NDArray[np.intp]
+    reader_choices: NDArray[np.intp]
+    tensors: NDArray[np.intp]
+    targets: NDArray[np.intp]
+    tables: StackedTables
+
+    @classmethod
+    def build(cls, sent: SentTensors, targets: Sequence[int]) -> TensorTerms:
+        """Return the terms of the sent tensors, each of which has a target."""
+        order = sorted(range(len(targets)), key=targets.__getitem__)
+        edges = [
+            (i, j, tensor, table)
+            for tensor, number in enumerate(order)
+            for (i, j), table in sent.edges[number][1].items()
+        ]
+        return cls(
+            np.array([i for i, _, _, _ in edges], np.intp),
+            np.array([j for _, j, _, _ in edges], np.intp),
+            np.array([table.shape[1] for _, _, _, table in edges], np.intp),
+            np.array([tensor for _, _, tensor, _ in edges], np.intp),
+            np.array([targets[number] for number in order], np.intp),
+            StackedTables.stack([table for _, _, _, table in edges], math.prod(sent.inputs[0].shape[1:])),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TermGroups:
+    """Terms in groups: the terms of a group are added up, and the total is added to one row of the sums of one run.
+
+    Attributes:
+        runs: For each group, the number of its run of layers.
+        targets: For each group, the row of the sums.
+        starts: For each group, the position of its first term.
+    """
+
+    runs: NDArray[np.intp]
+    targets: NDArray[np.intp]
+    starts: NDArray[np.intp]
+
+    @classmethod
+    def find(cls, runs: NDArray[np.intp], targets: NDArray[np.intp]) -> TermGroups:
+        """Return the groups of terms that follow each other and have the same run and target."""
+        is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(targets) != 0))[: len(targets)]
+        starts = np.flatnonzero(is_first)
+        return cls(runs[starts], targets[starts], starts)
+
+    def add_to(self, sums: Floats, values: Floats) -> None:
+        """Add values of shape (terms, selections, loads) to sums of shape (rows, runs, selections, loads)."""
+        if len(self.starts):
+            sums[self.targets, self.runs] += np.add.reduceat(values, self.starts, axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class TermSet:
+    """The terms of a load model that depend on the layers of some runs.
+
+    Attributes:
+        layer_terms: The numbers of the layer terms.
+        layer_runs: For each of them, the number of its run.
+        layer_groups: The sums to which they are added.
+        edges: The numbers of the edges of the tensor terms. All edges of a tensor belong together.
+        edge_runs: For each of them, the number of its run.
+        tensor_starts: For each tensor, the position of its first edge.
+        tensor_groups: The sums to which the tensors are added.
+    """
+
+    layer_terms: NDArray[np.intp]
+    layer_runs: NDArray[np.intp]
+    layer_groups: TermGroups
+    edges: NDArray[np.intp]
+    edge_runs: NDArray[np.intp]
+    tensor_starts: NDArray[np.intp]
+    tensor_groups: TermGroups
+
+    @classmethod
+    def find(cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range]) -> TermSet:
+        """Return the terms that depend on the layers of each run."""
+
+        first, last = np.array([(run.start, run.stop - 1) for run in runs]).T[:, :, None]
+        layers, producers, readers = layer_terms.layers, tensor_terms.producers, tensor_terms.readers
+        layer_runs, layer_numbers = np.nonzero((first <= layers) & (layers <= last))
+        is_touched = (first <= producers) & (producers <= last) | (first <= readers) & (readers <= last)
+        is_sent = np.zeros((len(runs), len(tensor_terms.targets)), np.bool_)
+        touched_runs, touched_edges = np.nonzero(is_touched)
+        is_sent[touched_runs, tensor_terms.tensors[touched_edges]] = True
+        edge_runs, edges = np.nonzero(is_sent[:, tensor_terms.tensors])
+        edges_of_tensors = TermGroups.find(edge_runs, tensor_terms.tensors[edges])
+        return cls(
+            layer_numbers,
+            layer_runs,
+            TermGroups.find(layer_runs, layer_terms.targets[layer_numbers]),
+            edges,
+            edge_runs,
+            edges_of_tensors.starts,
+            TermGroups.find(edges_of_tensors.runs, tensor_terms.targets[edges_of_tensors.targets]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadModel(ABC):
+    """A model that predicts the loads of selections: bytes of each host, or seconds of each device and link.
+
+    A selection has one choice (way to split the layer) for each layer. The loads are calculated from sums of terms.
+    Each term depends on one layer, or on the layers that compute and read a tensor. If a selection changes in few
+    layers, only their terms are read again.
+
+    Attributes:
+        layers: Number of layers.
+        rows: Number of rows of the sums.
+        layer_terms: The terms of single layers.
+        tensor_terms: The terms of sent tensors.
+    """
+
+    layers: int
+    rows: int
+    layer_terms: LayerTerms
+    tensor_terms: TensorTerms
+    _term_sets: dict[Sequence[range], TermSet] = field(default_factory=dict, init=False, repr=False)
+
+    @abstractmethod
+    def loads_of_tensors(self, sent: Floats) -> Floats:
+        """Return what sent tensors add to the sums, of shape (tensors, selections, loads).
+
+        `sent` has the bytes of each tensor, of shape (tensors, selections, pairs of devices or hosts).
+        """
+
+    @abstractmethod
+    def loads_of_sums(self, sums: Floats) -> Floats:
+        """Return the loads, of shape (selections, loads), from sums of shape (rows, selections, loads).
+
+        The sums may be changed.
+        """
+
+    def loads(self, selections: Selections) -> Floats:
+        """Return the loads of each selection, an array of shape (selections, loads)."""
+        return self.loads_of_sums(self._sums(selections))
+
+    def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
+        """Return the loads of selections that differ from `current` in a run of layers.
+
+        Args:
+            current: One selection, of shape (layers).
+            moved: The changed selections, of shape (runs, selections, layers).
+            runs: The runs of layers. The selections moved[r] differ from `current` in the layers of runs[r] only.
+
+        Returns:
+            An array of shape (runs · selections, loads).
+        """
+        terms, shape = self._terms(tuple(runs)), (self.rows, *moved.shape[:2], self._widths[0])
+        sums = np.empty(shape)
+        sums[:] = self._sums(current[None])[:, None]
+        before = np.broadcast_to(current, (len(runs), 1, self.layers))
+        for groups, old, new in zip(
+            (terms.layer_groups, terms.tensor_groups),
+            self._values(before, terms),
+            self._values(moved, terms),
+            strict=True,
+        ):
+            groups.add_to(sums, new - old)
+        return self.loads_of_sums(sums.reshape(self.rows, -1, shape[-1]))
+
+    def entries(self, runs: Sequence[range]) -> int:
+        """Return the number of table entries that are read to evaluate one moved selection for each run."""
+        terms = self._terms(tuple(runs))
+        layer_width, tensor_width = self._widths
+        sums = self.rows * len(runs) * layer_width
+        return sums + len(terms.layer_terms) * layer_width + len(terms.edges) * tensor_width
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.layer_terms.tables.rows.shape[1], self.tensor_terms.tables.rows.shape[1]
+
+    def _terms(self, runs: tuple[range, ...]) -> TermSet:
+        """Return the terms that depend on the layers of each run."""
+        if runs not in self._term_sets:
+            self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs)
+        return self._term_sets[runs]
+
+    def _sums(self, selections: Selections) -> Floats:
+        """Return the sums of all terms, of shape (rows, selections, loads)."""
+        terms = self._terms((range(self.layers),))
+        sums = np.zeros((self.rows, 1, len(selections), self._widths[0]))
+        values = self._values(selections[None], terms)
+        for groups, added in zip((terms.layer_groups, terms.tensor_groups), values, strict=True):
+            groups.add_to(sums, added)
+        return sums[:, 0]
+
+    def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
+        """Return the values of the layer terms and of the tensor terms, of shape (terms, selections, loads).
+
+        The selections have the shape (runs, selections, layers).
+        """
+        tables, chosen = self.layer_terms.tables, terms.layer_terms
+        choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]
+        of_layers = tables.rows[tables.first_rows[chosen, None] + choices]
+        tables, edges = self.tensor_terms.tables, terms.edges
+        choices = selections[terms.edge_runs, :, self.tensor_terms.producers[edges]]
+        pairs = choices * self.tensor_terms.reader_choices[edges, None] + tables.first_rows[edges, None]
+        sent = tables.rows[pairs + selections[terms.edge_runs, :, self.tensor_terms.readers[edges]]]
+        if len(terms.tensor_starts) < len(edges):
+            sent = np.maximum.reduceat(sent, terms.tensor_starts, axis=0)
+        return of_layers, self.loads_of_tensors(sent)
+
+
+@dataclass(frozen=True, eq=False)
+class PeriodModel(LoadModel):
+    """Seconds for which each device and each link is busy for one frame. Each device and each link is a load.
+
+    The layer terms are the seconds of computing, and of sending the network's inputs to a layer and its outputs to
+    sinks. The sums have one row, which are the loads.
+
+    Attributes:
         byte_seconds: Seconds that a byte from one device to another adds to each load, of shape (pairs of devices,
             loads).
         message_seconds: Seconds that a message from one device to another adds to each load, of the same shape.
     """
 
-    layer_seconds: Sequence[Floats]
-    sent: SentTensors
     byte_seconds: Floats
     message_seconds: Floats
 
-    @property
-    def layers(self) -> int:
-        return len(self.layer_seconds)
+    def loads_of_tensors(self, sent: Floats) -> Floats:
+        return _sending_seconds(sent, self.byte_seconds, self.message_seconds)
 
-    @property
-    def entries(self) -> int:
-        return self.layers * len(self.byte_seconds[0]) + self.sent.entries
-
-    def loads(self, selections: Selections) -> Floats:
-        columns = selections.T
-        loads: Floats = np.sum(_look_up(self.layer_seconds, columns), axis=0)
-        for _, sent in self.sent.sent_on_edges(columns):
-            loads += _sending_seconds(sent, self.byte_seconds, self.message_seconds)
+    def loads_of_sums(self, sums: Floats) -> Floats:
+        loads: Floats = sums[0]
         return loads
 
 
 def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats) -> Floats:
     """Return the seconds that sent bytes add to each load, that is, to the time of each device and link.
 
-    The bytes `sent` have the shape (selections, senders, receivers).
+    The bytes `sent` have the shape (…, pairs of devices).
     """
-    pairs = sent.reshape(len(sent), -1)
-    seconds: Floats = pairs @ byte_seconds + (pairs > 0) @ message_seconds
+    seconds: Floats = sent @ byte_seconds + (sent > 0) @ message_seconds
     return seconds
 
 
@@ -207,11 +424,18 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
     byte_seconds, message_seconds = (array.reshape(devices**2, -1) for array in (byte_seconds, message_seconds))
     layer_seconds = [
         np.pad(seconds, ((0, 0), (0, links.byte_seconds.shape[1])))
-        + _sending_seconds(inputs, byte_seconds, message_seconds)
-        + _sending_seconds(outputs, byte_seconds, message_seconds)
+        + _sending_seconds(inputs.reshape(len(inputs), -1), byte_seconds, message_seconds)
+        + _sending_seconds(outputs.reshape(len(outputs), -1), byte_seconds, message_seconds)
         for seconds, inputs, outputs in zip(tables.compute_seconds, sent.inputs, sent.outputs, strict=True)
     ]
-    return PeriodModel(layer_seconds, sent, byte_seconds, message_seconds)
+    return PeriodModel(
+        len(layer_seconds),
+        1,
+        LayerTerms.build([(0, layer, seconds) for layer, seconds in enumerate(layer_seconds)]),
+        TensorTerms.build(sent, [0] * len(sent.edges)),
+        byte_seconds,
+        message_seconds,
+    )
 
 
 def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
@@ -224,88 +448,53 @@ def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_s
 
 
 @dataclass(frozen=True, eq=False)
-class HostMemoryModel:
+class HostMemoryModel(LoadModel):
     """Bytes that each host needs for one frame.
 
     A choice is one way to split a layer. A host needs the weights of all its layers, and space for tensors. A received
     tensor takes space from the start of the frame to the last layer that reads it. A computed tensor takes space from
     its layer to the last layer that reads it. While a host computes layer t, its tensors therefore take
 
-        Σ_{i > t} received_i + activations_t + Σ (tensors that are computed before t and read after t).
+        Σ_{i > t} received_i + stored_t,    stored_t = inputs and outputs of t + Σ (computed before t and read after t).
 
-    The host needs the largest of these sums.
-
-    Attributes:
-        constants: For each layer, the bytes that are stored during the whole frame: weights, and network outputs that
-            sinks receive, of shape (choices, hosts).
-        activations: For each layer, the bytes of its inputs and outputs, of shape (choices, hosts).
-        produced: For each layer, the bytes of its outputs, of shape (choices, hosts).
-        inputs: For each layer, the bytes of network inputs that hosts receive for it, of shape (choices, hosts). Inputs
-            that sources store until the layer is computed are included.
-        received: The tensors that layers send to each other, with the bytes that each host receives.
-        kept: For each layer i whose output is read after other layers: the layers between layer i and its last reader
-            that do not read the output. The output is stored while they are computed.
+    The host needs the largest of these sums. The sums of the model have the rows stored_t for each layer t, received_t
+    for each layer t, and the bytes that are stored during the whole frame: weights, and network outputs that sinks
+    receive.
     """
 
-    constants: Sequence[Floats]
-    activations: Sequence[Floats]
-    produced: Sequence[Floats]
-    inputs: Sequence[Floats]
-    received: SentTensors
-    kept: Mapping[int, Sequence[int]]
+    def loads_of_tensors(self, sent: Floats) -> Floats:
+        return sent
 
-    @property
-    def layers(self) -> int:
-        return len(self.constants)
-
-    @property
-    def entries(self) -> int:
-        hosts, kept = len(self.constants[0][0]), sum(map(len, self.kept.values()))
-        return hosts * (4 * self.layers + kept) + self.received.entries
-
-    def loads(self, selections: Selections) -> Floats:
-        columns = selections.T
-        stored = _look_up(self.activations, columns)
-        for layer, others in self.kept.items():
-            stored[others] += self.produced[layer][columns[layer]]
-        received = _look_up(self.inputs, columns)
-        for last_reader, nbytes in self.received.sent_on_edges(columns):
-            received[last_reader] += nbytes
-        later = received[::-1].cumsum(axis=0)[::-1]
-        stored[:-1] += later[1:]
-        tensors = np.maximum(stored.max(axis=0), later[0])
-        loads: Floats = np.sum(_look_up(self.constants, columns), axis=0) + tensors
+    def loads_of_sums(self, sums: Floats) -> Floats:
+        stored, received, constant = sums[: self.layers], sums[self.layers : -1], sums[-1]
+        later = np.zeros_like(constant)
+        largest = np.zeros_like(constant)
+        for of_layer, received_for_layer in zip(stored[::-1], received[::-1], strict=True):
+            of_layer += later
+            np.maximum(largest, of_layer, out=largest)
+            later += received_for_layer
+        loads: Floats = constant + np.maximum(largest, later)
         return loads
-
-
-def _look_up(tables: Sequence[Floats], columns: Selections) -> Floats:
-    """Return, for each layer and each selection, the row of the layer's table for its choice (way to split it).
-
-    The result has the shape (layers, selections, …).
-    """
-    return np.array([table[c] for table, c in zip(tables, columns, strict=True)])
 
 
 def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
     """Return the model of the memory of each host."""
-    layers, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
-    received = sent.received_by(hosts)
-    kept = {}
-    for last_reader, edges in sent.edges:
+    graph, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
+    received, count = sent.received_by(hosts), len(tables.choices)
+    buffers = _source_buffers(tables)
+    terms: list[tuple[int, int, Floats]] = []
+    produced = []
+    for layer, activations in enumerate(activation_bytes(tables)):
+        constant = tables.weight_bytes[layer] @ hosts + received.outputs[layer]
+        inputs = received.inputs[layer] + buffers[layer]
+        terms += [(layer, layer, activations), (count + layer, layer, inputs), (2 * count, layer, constant)]
+        produced.append(output_bytes(graph, graph.layers[layer], tables.footprints[layer]) @ hosts)
+    for last_reader, edges in received.edges:
         (producer,), readers = {i for i, _ in edges}, {j for _, j in edges}
-        if others := [layer for layer in range(producer + 1, last_reader) if layer not in readers]:
-            kept[producer] = others
-    weights = zip(tables.weight_bytes, received.outputs, strict=True)
-    inputs = zip(received.inputs, _source_buffers(tables), strict=True)
-    outputs = zip(layers.layers, tables.footprints, strict=True)
-    return HostMemoryModel(
-        [nbytes @ hosts + of_outputs for nbytes, of_outputs in weights],
-        activation_bytes(tables),
-        [output_bytes(layers, layer, footprint) @ hosts for layer, footprint in outputs],
-        [nbytes + buffers for nbytes, buffers in inputs],
-        received,
-        kept,
-    )
+        others = (layer for layer in range(producer + 1, last_reader) if layer not in readers)
+        terms += [(layer, producer, produced[producer]) for layer in others]
+    targets = [count + last_reader for last_reader, _ in received.edges]
+    return HostMemoryModel(count, 2 * count + 1, LayerTerms.build(terms), TensorTerms.build(received, targets))
 
 
 def _source_buffers(tables: CostTables) -> Floats:

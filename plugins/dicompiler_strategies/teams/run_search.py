@@ -26,10 +26,13 @@ The norm is close to the largest load. Unlike the largest load, it also falls if
 """
 MIN_GAIN = 1e-6
 """Smallest relative gain for which a move is taken."""
-MAX_BATCH_ENTRIES = 1 << 19
-"""Table entries that are read for one batch of moves. The best move of a batch is taken before the next batch."""
-ENTRY_S, LAYER_S = 6e-9, 3e-5
-"""Seconds of the reference computer to read one table entry, and to evaluate one layer for a whole batch."""
+MAX_BATCH_ENTRIES, MIN_BATCH_RUNS = 1 << 19, 8
+"""Table entries of one batch of moves, as if all of them were read for each move, and the fewest runs of a batch.
+
+The best move of a batch is taken before the next batch.
+"""
+ENTRY_S, BATCH_S = 6e-9, 4e-4
+"""Seconds of the reference computer to read a table entry, and to prepare a batch."""
 PENALTY = 1e6
 """Penalty on the value of a selection that exceeds a host's memory, or that sends a state to another device."""
 
@@ -52,10 +55,19 @@ class RunObjective:
     memory_limits: Floats = field(default_factory=lambda: np.zeros(0))
     sent_states: Mapping[LayerEdge, NDArray[np.bool_]] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def models(self) -> Sequence[LoadModel]:
+        """The models that are evaluated."""
+        return (self.model,) if self.memory is None else (self.model, self.memory)
+
+    @cached_property
     def entries(self) -> int:
         """Number of table entries that the evaluation of a selection reads."""
-        return self.model.entries + (0 if self.memory is None else self.memory.entries)
+        return sum(model.entries((range(model.layers),)) for model in self.models)
+
+    def work_s(self, runs: Sequence[range], moves: int) -> float:
+        """Return the work of a batch with so many moves for each run, in seconds of the reference computer."""
+        return sum(model.entries(runs) * moves * ENTRY_S + BATCH_S for model in self.models)
 
     @cached_property
     def scale(self) -> float:
@@ -70,10 +82,28 @@ class RunObjective:
 
         A state is an output that is an input of the next frame; it must stay on its device.
         """
-        loads = self.model.loads(selections) / self.scale
-        values: Floats = np.sum(loads**NORM, axis=1) ** (1 / NORM)
-        if self.memory is not None:
-            excess = (self.memory.loads(selections) / self.memory_limits).max(axis=1) - 1
+        return self._values(selections, [model.loads(selections) for model in self.models])
+
+    def moved_values(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
+        """Return the values of selections that differ from `current` in runs of layers, as `values` does.
+
+        Args:
+            current: One selection, of shape (layers).
+            moved: The changed selections, of shape (selections, layers), for each run the same number.
+            runs: The runs of layers.
+
+        Returns:
+            An array of shape (selections).
+        """
+        by_run = moved.reshape(len(runs), -1, len(current))
+        return self._values(moved, [model.moved_loads(current, by_run, runs) for model in self.models])
+
+    def _values(self, selections: Selections, loads_by_model: Sequence[Floats]) -> Floats:
+        """Return the values of selections, given the loads that each model predicts."""
+        loads, *memory = loads_by_model
+        values: Floats = np.sum((loads / self.scale) ** NORM, axis=1) ** (1 / NORM)
+        for used in memory:
+            excess = (used / self.memory_limits).max(axis=1) - 1
             values = values + np.where(excess > 0, PENALTY * (1 + excess), 0.0)
         for (i, j), is_sent in self.sent_states.items():
             values = values + PENALTY * is_sent[selections[:, i], selections[:, j]]
@@ -132,11 +162,11 @@ class RunSearch:
         while improved:
             improved = False
             for length in run_lengths(len(selection)):
-                for starts in self._batches_of_starts(length):
-                    moved = self._moved(current, starts, length)
-                    if not self._try_spend(len(moved)):
+                for runs in self._batches_of_runs(length):
+                    if not self.budget.try_spend(self.objective.work_s(runs, len(self.labels))):
                         return current
-                    values = self.objective.values(moved)
+                    moved = self._moved(current, runs)
+                    values = self.objective.moved_values(current, moved, runs)
                     place = int(values.argmin())
                     if values[place] < value * (1 - MIN_GAIN):
                         current, value, improved = moved[place], float(values[place]), True
@@ -156,26 +186,24 @@ class RunSearch:
             changed[run] = np.where(label >= 0, label, changed[run])
         return changed
 
-    def _try_spend(self, selections: int) -> bool:
-        """Return True if the budget allows the evaluation of so many selections at once."""
-        return self.budget.try_spend(selections * self.objective.entries * ENTRY_S + len(self.choices) * LAYER_S)
-
-    def _batches_of_starts(self, length: int) -> Iterator[Sequence[int]]:
-        """Yield the first layers of runs, in batches that are tried together; neighbouring runs overlap by half."""
+    def _batches_of_runs(self, length: int) -> Iterator[Sequence[range]]:
+        """Yield runs of so many layers, in batches that are tried together; neighbouring runs overlap by half."""
         starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
-        size = max(1, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))
-        yield from (starts[i : i + size] for i in range(0, len(starts), size))
+        runs = [range(start, start + length) for start in starts]
+        size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))
+        yield from (runs[i : i + size] for i in range(0, len(runs), size))
 
-    def _moved(self, current: Selections, starts: Sequence[int], length: int) -> Selections:
-        """Return a selection for each start and each label, changed from `current`.
+    def _moved(self, current: Selections, runs: Sequence[range]) -> Selections:
+        """Return a selection for each run and each label, changed from `current`.
 
-        The run of `length` consecutive layers that begins at the start gets the choices with this label. A label, such
-        as "height 2 on pi02 pi03", names a way to split a layer.
+        The layers of the run get the choices with this label. A label, such as "height 2 on pi02 pi03", names a way to
+        split a layer.
         """
-        moved = np.repeat(current[None], len(starts) * len(self.labels), axis=0)
-        for place, start in enumerate(starts):
-            rows, run = slice(place * len(self.labels), (place + 1) * len(self.labels)), slice(start, start + length)
-            moved[rows, run] = np.where(self.numbers[:, run] >= 0, self.numbers[:, run], current[run])
+        moved = np.repeat(current[None], len(runs) * len(self.labels), axis=0)
+        for place, run in enumerate(runs):
+            rows, layers = slice(place * len(self.labels), (place + 1) * len(self.labels)), slice(run.start, run.stop)
+            numbers = self.numbers[:, layers]
+            moved[rows, layers] = np.where(numbers >= 0, numbers, current[layers])
         return moved
 
 

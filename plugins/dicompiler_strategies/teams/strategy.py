@@ -29,7 +29,7 @@ MAX_FREE_DEVICES = 4
 """Up to this number of devices, every set of devices is a team."""
 MAX_TEAM_DEVICES = 12
 """With more devices, the only team is that of all devices, because tables of more teams would be too large."""
-RESTART_SHARE = 0.5
+RESTART_SHARE = 0.7
 """Fraction of the remaining budget that the search may use to begin again from changed plans."""
 
 
@@ -98,29 +98,45 @@ class Teams(Strategy):
     def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
         """Yield the selections (one choice per layer) that the local search finds from several starts.
 
-        The search begins with the known plans, with a single device, with the plan of the strategy `pipeline`, and with
-        all devices as one team. Then it begins again with random changes of the best selection.
+        The search begins with the plan of the strategy `pipeline`, with a single device, and with all devices as one
+        team. Then it begins again with random changes of the best selection. Both are repeated with the known plans.
+        They come last, so that `auto`, which knows plans of other strategies, finds at least what `teams` finds alone.
         """
         problem = tables.problem
-        plans = [*known, Pipeline(turns=False).plan(problem)]
-        selections = map(tables.find_selection, plans)
-        starts = [np.array(selection, np.intp) for selection in selections if selection is not None]
-        starts.append(np.zeros(len(tables.choices), np.intp))
         names = " ".join(device.name for device in devices_by_rate(problem))
-        starts += [runs.uniform_selection(label) for label in runs.labels if label.endswith(f" on {names}")]
+        starts = [
+            *_find_selections(tables, [Pipeline(turns=False).plan(problem)]),
+            np.zeros(len(tables.choices), np.intp),
+            *(runs.uniform_selection(label) for label in runs.labels if label.endswith(f" on {names}")),
+        ]
+        limit_s = runs.budget.spent_s + RESTART_SHARE * runs.budget.remaining_s
+        for group in (starts, _find_selections(tables, known)):
+            yield from self._improve_and_restart(runs, group, limit_s)
+
+    def _improve_and_restart(
+        self, runs: RunSearch, starts: Sequence[Selections], limit_s: float
+    ) -> Iterator[Selections]:
+        """Yield the selections that the search finds from the starts, and from random changes of the best of them.
+
+        The random changes end when the budget's counted work reaches `limit_s`.
+        """
         found = []
         for start in starts:
             found.append(runs.improve(start))
             yield found[-1]
-        best = min(found, key=runs.objective.value)
         random = np.random.default_rng(self.seed)
-        limit_s = runs.budget.spent_s + RESTART_SHARE * runs.budget.remaining_s
-        for _ in range(self.tries if len(runs.labels) > 1 else 0):
+        for _ in range(self.tries if found and len(runs.labels) > 1 else 0):
             if runs.budget.is_exceeded() or runs.budget.spent_s > limit_s:
                 return
-            changed = runs.improve(runs.perturb(best, random))
-            best = min(changed, best, key=runs.objective.value)
-            yield changed
+            best = min(found, key=runs.objective.value)
+            found = [best, runs.improve(runs.perturb(best, random))]
+            yield found[-1]
+
+
+def _find_selections(tables: CostTables, plans: Sequence[Plan]) -> list[Selections]:
+    """Return the selections (one choice per layer) of the plans that the tables' choices can express."""
+    selections = map(tables.find_selection, plans)
+    return [np.array(selection, np.intp) for selection in selections if selection is not None]
 
 
 def team_choices(problem: Problem) -> ChoiceSet:
