@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         describe_value,
         format_json,
     )
+    from dicompiler.target.missing_failure_plan import describe_missing_plan
     from dicompiler.target.remote import DEVICES_DIRECTORY, ssh
     from dicompiler.target.remote.hosts import DeviceLocation, Hosts
     from dicompiler.target.run_records import (
@@ -74,6 +75,7 @@ __all__ = [
     "check_index_range",
     "coerce_input",
     "describe_artifact",
+    "describe_missing_plan",
     "describe_transfer",
     "describe_value",
     "file_digest",

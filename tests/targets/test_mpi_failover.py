@@ -72,9 +72,10 @@ def test_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) ->
 
 def test_failure_that_no_plan_covers_ends_the_run(made: tuple[Survivor, Path, str]) -> None:
     one, directory, program = made
-    with pytest.raises(UsageError, match="the artifact has no failure plan for a run without 'b', 'd'"):
+    with pytest.raises(UsageError, match="the artifact has no plan for the failure of 'b' and 'd' together"):
         MpiTarget().run(directory, one.frames(1), RunOptions(start_without=("b", "d")))
     thread = kill(program, 2)
-    with pytest.raises(RunError, match=r"^rank 2 \(device 'c' on host 'c'\): its process was ended by signal 9"):
+    cause = r"its process was ended by signal 9 \(SIGKILL\); the artifact has no plan for the failure of 'b' and 'c' together"
+    with pytest.raises(RunError, match=rf"^rank 2 \(device 'c' on host 'c'\): {cause}: compile with"):
         MpiTarget().run(directory, one.frames(5) * 2000, RunOptions(timeout_s=100, start_without=("b",)))
     thread.join()

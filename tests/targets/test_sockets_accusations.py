@@ -18,7 +18,7 @@ from dicompiler.base.errors import RunError
 from dicompiler.ir.onnx.model import Model, Weight
 from dicompiler.ir.program import DeviceProgram, Program, TensorSpec, Transfer
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets.failures import RANK_EXIT, RANK_SUSPECTED, DeviceFailure, format_root_cause
+from dicompiler_targets.sockets.failures import RANK_EXIT, RANK_SUSPECTED, DeviceFailure, find_root_cause
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
@@ -157,20 +157,14 @@ def test_names_both_if_greeting_is_wrong(greet: Callable[[Hostile], object], tmp
     assert str(error).startswith("device 'b': device 'a' reports: "), error
 
 
-class Named:
-    def __init__(self, name: str) -> None:
-        self.title = f"device {name!r}"
-
-
 def test_first_of_two_accusations_counts() -> None:
     def suspicion(reporter: str, device: str) -> DeviceFailure:
         return DeviceFailure(device, f"device {reporter!r} reports: it failed", reporter, RANK_SUSPECTED)
 
     end = DeviceFailure("a", "its process ended with exit code 1", "a", RANK_EXIT, is_gone=True)
-    devices: Any = {name: Named(name) for name in "abc"}
     first, second = suspicion("a", "b"), suspicion("b", "a")
-    assert format_root_cause([first, second, end], devices) == "device 'b': device 'a' reports: it failed"
-    assert format_root_cause([second, end, first], devices) == "device 'a': device 'b' reports: it failed"
-    assert format_root_cause([first, end], devices) == "device 'b': device 'a' reports: it failed"
-    assert format_root_cause([first, suspicion("b", "c")], devices).startswith("device 'c'")
-    assert format_root_cause([end], devices) == "device 'a': its process ended with exit code 1"
+    assert find_root_cause([first, second, end]) == first
+    assert find_root_cause([second, end, first]) == second
+    assert find_root_cause([first, end]) == first
+    assert find_root_cause([first, suspicion("b", "c")]) == suspicion("b", "c")
+    assert find_root_cause([end]) == end

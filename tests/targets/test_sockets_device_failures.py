@@ -257,7 +257,10 @@ def test_survives_two_failures_and_ends_at_uncovered_one(
             send_signal(double_failures, "d", signal.SIGKILL)
             yield from frames_until(lambda: False)
 
-        with pytest.raises(RunError, match=r"^device 'd': its process was ended by signal 9 \(SIGKILL\)$"):
+        cause = r"its process was ended by signal 9 \(SIGKILL\)"
+        no_plan = "the artifact has no plan for the failure of 'b', 'c' and 'd' together"
+        remedy = r"compile with --tolerate-failures 3 \(in Python: tolerate_failures=3\)"
+        with pytest.raises(RunError, match=rf"^device 'd': {cause}; {no_plan}: {remedy}$"):
             double_failures.stream(session, scenario())
     assert pids(double_failures.directory).keys() <= {"b", "c"}  # The run does not wait for it yet.
 
@@ -410,8 +413,9 @@ def test_rejects_repeated_and_wrong_device_messages(
             device.control.send(kind, payload, frame=frame)
 
     threading.Thread(target=act, daemon=True).start()
+    no_plan = "failure plans are only for unreachable devices"
     with (
-        pytest.raises(RunError, match=f"^device '{player}': sent invalid data: {words}$"),
+        pytest.raises(RunError, match=f"^device '{player}': sent invalid data: {words}; {no_plan}$"),
         connect(single_failures, start_manually=(player,)) as session,
     ):
         single_failures.stream(session, frames(1))
@@ -463,7 +467,7 @@ def test_starts_without_devices(single_failures: Survivor) -> None:
         )
         sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
         assert sent == {first + t.index: 3 * t.value.nbytes for t in role.transfers}
-    double_failures = "the artifact has no failure plan for a run without 'b', 'c': compile with --tolerate-failures 2"
+    double_failures = "start_without: the artifact has no plan for the failure of 'b' and 'c' together: compile with"
     for without, words in ((("b", "c"), double_failures), (("x",), "no device 'x'")):
         with pytest.raises(UsageError, match=words):
             SocketsTarget().run(single_failures.directory, single_failures.frames(1), RunOptions(start_without=without))

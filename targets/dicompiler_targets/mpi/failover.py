@@ -14,8 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DeviceReport, RunOptions, RunResult, UsageError
-from dicompiler.plugin_api.artifacts import RunEvent
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, RunResult, UsageError
+from dicompiler.plugin_api.artifacts import RunEvent, describe_missing_plan
 from dicompiler_targets.mpi import mpirun
 from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
 
@@ -82,10 +82,11 @@ class _FailoverRun:
         self.down, self.events = set(options.start_without), list[RunEvent]()
         self.finished: DeliveredFrames = ()
         if (roles := artifact.find_roles(self.down)) is None:
-            names = ", ".join(map(repr, options.start_without))
-            remedy = f"compile the model with --tolerate-failures {len(set(options.start_without))}"
-            raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")
+            raise UsageError(f"run: start_without: {self._describe_missing_plan(self.down)}")
         self.roles = roles
+
+    def _describe_missing_plan(self, down: Collection[str]) -> str:
+        return describe_missing_plan(down, self._artifact.program.get("failed", ()))
 
     def options_of_next_call(self) -> RunOptions:
         """Return the options of the next call of mpirun, with the remaining time as the timeout.
@@ -108,7 +109,8 @@ class _FailoverRun:
         failed = unfinished.failure.failed_devices
         roles = self._artifact.find_roles(self.down.union(failed.devices))
         if roles is None:
-            raise unfinished.failure from None
+            cause = self._describe_missing_plan(self.down.union(failed.devices))
+            raise RunError(f"{unfinished.failure}; {cause}") from None
         self.roles = roles
         # If no frame was finished since the previous failure, the interruption that began with that failure continues.
         if unfinished.finished_frames or not self.events:

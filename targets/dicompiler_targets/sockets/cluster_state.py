@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
+from dicompiler.plugin_api.artifacts import describe_missing_plan
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector
 from dicompiler_targets.sockets.device_connections import (
@@ -27,11 +28,12 @@ from dicompiler_targets.sockets.failures import (
     CAUSE_WAIT_S,
     RANK_CAUSE,
     RANK_DISCONNECTED,
+    RANK_EXIT,
     DeviceFailure,
     FailedProcesses,
     exit_failures,
     find_failure,
-    format_root_cause,
+    find_root_cause,
 )
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE
@@ -398,7 +400,7 @@ class ClusterState:
         if not chosen:
             suspects = rank_suspects(suspicions)
             cause = min(suspicions, key=lambda suspicion: suspects.index(suspicion.device))
-            raise RunError(f"{self.processes[cause.device].title}: {cause.message}")
+            raise self._make_error(cause)
         for name in chosen:
             # The message of the failure is taken from one of the reports, in this order of preference: the device's
             # process has ended (a report about itself), another device reports it, or it reports another device.
@@ -486,7 +488,23 @@ class ClusterState:
             observed = (find_failure(event, self.processes) for event in self.events(lambda: False))
             failures += [failure for failure in observed if failure is not None]
             failures += exit_failures(self.processes[name] for name in self.up)
-        raise RunError(format_root_cause(failures, self.processes))
+        raise self._make_error(find_root_cause(failures))
+
+    def _make_error(self, cause: DeviceFailure) -> RunError:
+        """Return the error for a failure that ends the run.
+
+        The error names the failing device and, if another device has reported the failure, that device too. It says why
+        no failure plan (a plan for the remaining devices) is used.
+        """
+        message = f"{self.processes[cause.device].title}: {cause.message}"
+        if not cause.is_gone:
+            suffix = "; failure plans are only for unreachable devices" if self.schedule.tolerates_failures else ""
+        elif cause.rank == RANK_EXIT and not self._has_joined:
+            suffix = ""  # The runtime cannot start on this device, which a failure plan does not mend.
+        else:
+            down = {*self.down, cause.device}
+            suffix = f"; {describe_missing_plan(down, self.schedule.covered_failures)}"
+        return RunError(message + suffix)
 
     # -- returning devices
 

@@ -90,12 +90,8 @@ def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
     return [failure for failure in failures if failure is not None]
 
 
-def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, DeviceProcess]) -> str:
-    """Return a line about the failure that has caused all others.
-
-    `failures` are in the order in which they were observed. The line names the failing device and, if another device
-    has reported the failure, that device too.
-    """
+def find_root_cause(failures: Sequence[DeviceFailure]) -> DeviceFailure:
+    """Return the failure that has caused all others. `failures` are in the order in which they were observed."""
     # If device a suspects b, and b suspects c, then c, which suspects no other device, is at fault. If a and b suspect
     # each other, the first report counts: the device that is suspected first loses its connections, and then suspects
     # the others.
@@ -106,10 +102,7 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
         for failure in failures
         if failure.device not in suspecting or failure.rank not in (RANK_EXIT, RANK_DISCONNECTED)
     ]
-    cause = min(
-        unexplained, key=lambda failure: (failure.rank > RANK_CAUSE, failure.device in suspecting, failure.rank)
-    )
-    return f"{devices[cause.device].title}: {cause.message}"
+    return min(unexplained, key=lambda failure: (failure.rank > RANK_CAUSE, failure.device in suspecting, failure.rank))
 
 
 class EventLog:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
-from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent
+from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent, describe_missing_plan
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
@@ -603,10 +603,10 @@ def check_device_options(options: RunOptions, artifact: SocketsArtifact) -> None
     for name in (*options.start_manually, *options.start_without):
         if name not in artifact.devices:
             raise UsageError(f"run: there is no device {name!r}{did_you_mean(name, artifact.devices)}")
-    if artifact.make_schedule().find_failed_set(options.start_without) is None:
-        names = ", ".join(map(repr, options.start_without))
-        remedy = f"compile with --tolerate-failures {len(set(options.start_without))}"
-        raise UsageError(f"run: the artifact has no failure plan for a run without {names}: {remedy}")
+    schedule = artifact.make_schedule()
+    if schedule.find_failed_set(options.start_without) is None:
+        cause = describe_missing_plan({*options.start_without}, schedule.covered_failures)
+        raise UsageError(f"run: start_without: {cause}")
 
 
 def _empty_report(manifest: Manifest) -> DeviceReport:

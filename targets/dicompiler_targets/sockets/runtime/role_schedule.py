@@ -57,6 +57,11 @@ class RoleSchedule:
         return cls([role.get("failed", ()) for role in role_manifests(manifest)], active_roles(manifest))
 
     @property
+    def covered_failures(self) -> tuple[frozenset[str], ...]:
+        """The sets of failed devices for which there are roles (plans)."""
+        return tuple(dict.fromkeys(failed for failed in self._failed_sets if failed))
+
+    @property
     def is_idle(self) -> bool:
         """True if the device has no work in frames after the last change of roles (plans)."""
         return not self._is_active[self._changes[-1][1][0]]

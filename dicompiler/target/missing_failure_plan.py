@@ -1,0 +1,31 @@
+"""The message for devices that have failed, or are excluded, and for which an artifact has no plan.
+
+Failed devices, and the failures that the artifact has plans for ⇒ the end of an error message, with a remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+
+def describe_missing_plan(down: Collection[str], covered: Iterable[Collection[str]]) -> str:
+    """Return the cause and the remedy for an artifact that has no plan for the failure of some devices.
+
+    Example: "the artifact has no plan for the failure of 'pi02': compile with --tolerate-failures 1 (in Python:
+    tolerate_failures=1)".
+
+    Args:
+        down: Names of all devices that are down together.
+        covered: Sets of failed devices that the artifact has plans for. Empty sets count as none.
+
+    Returns:
+        A text without a full stop, for the end of an error message.
+    """
+    names = sorted(map(repr, down))
+    together = f"{', '.join(names[:-1])} and {names[-1]} together" if len(names) > 1 else "".join(names)
+    count = len(names)
+    # The artifact covers as many failures, so some failures were not chosen, or no plan exists without these devices.
+    is_exception = any(len(failed) >= count for failed in covered)
+    advice = ", and read its warnings about failures that no plan can cover" if is_exception else ""
+    remedy = f"compile with --tolerate-failures {count} (in Python: tolerate_failures={count}){advice}"
+    return f"the artifact has no plan for the failure of {together}: {remedy}"
