@@ -14,7 +14,7 @@ from support import acme_pages
 
 from dicompiler import testing
 from dicompiler.plugin import hookspecs
-from dicompiler.plugin.registry import PLUGIN_KINDS
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
 
 ROOT = Path(__file__).parents[1]
 CODE_TOUR = "code-tour.md"  # tests/test_pages.py checks this page, which is not about a hook.

@@ -65,7 +65,8 @@ def complete_network(_context: click.Context, _parameter: click.Parameter, incom
 
 
 def _plugin_names(kind: str) -> list[str]:
-    from dicompiler.plugin.registry import PLUGIN_KINDS, registry
+    from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
+    from dicompiler.plugin.registry import registry
 
     return list(registry().entries(kind)) if kind in PLUGIN_KINDS else []
 

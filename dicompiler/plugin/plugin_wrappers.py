@@ -116,10 +116,17 @@ def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> st
         return line
     for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
         if _frame_package(frame) in packages:
-            code = frame.f_code
-            place = f"(in {code.co_qualname}, {code.co_filename.rpartition('/')[2]}:{number})"
-            return f"{packages[_frame_package(frame)]}: {describe_exception(error)} {place}"
+            return f"{packages[_frame_package(frame)]}: {describe_exception(error)} ({_format_place(frame, number)})"
     return None
+
+
+def _format_place(frame: FrameType, number: int) -> str:
+    """Return function, file and line of a frame: "in Acme.plan, strategy.py:12", or "acme/__init__.py:3"."""
+    path = Path(frame.f_code.co_filename)
+    # Every package has a file of this name, so the name of the package is needed.
+    file = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
+    name = frame.f_code.co_qualname
+    return f"{file}:{number}" if name == "<module>" else f"in {name}, {file}:{number}"
 
 
 def _frame_package(frame: FrameType) -> str:

@@ -2,14 +2,13 @@
 
     entry points ⇒ Registry
 
-Built-in plugins are loaded through the same hooks. If one part of a plugin cannot be loaded, the whole plugin is
-omitted, with one warning.
+Built-in plugins are loaded through the same hooks. An item that cannot be registered is left out with one warning. The
+other items of its plugin stay. If the module of a plugin cannot be imported, the whole plugin is left out.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 import os
@@ -23,8 +22,8 @@ from typing import Any
 
 import pluggy
 
-from dicompiler.base.errors import DicompilerError, PluginError, UsageError, describe_exception, did_you_mean
-from dicompiler.base.option_specs import Spec, instantiate, options_of, parse_spec
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError, describe_exception, did_you_mean, one_line
+from dicompiler.base.option_specs import Spec, instantiate, parse_spec
 from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.plugin import hookspecs, plugin_wrappers
 from dicompiler.plugin.entry_points import (
@@ -37,43 +36,12 @@ from dicompiler.plugin.entry_points import (
     is_builtin_distribution,
     top_level_package,
 )
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS, get_valid_name, plugin_kind
 
 log = logging.getLogger("dicompiler")
 
 UNINSTALLED_PLUGIN = "uninstalled"
 """Name of plugin and distribution in the entries of temporarily registered things, which no plugin provides."""
-
-
-@dataclass(frozen=True)
-class PluginKind:
-    """A kind of thing that plugins provide.
-
-    Attributes:
-        noun: Noun for one thing of the kind, for messages.
-        hook: Name of the hook.
-        base_class: The base class, as `module:name`.
-        provides_classes: True if plugins provide subclasses of the base class; False if they provide instances.
-    """
-
-    noun: str
-    hook: str
-    base_class: str
-    provides_classes: bool = True
-
-
-PLUGIN_KINDS: Mapping[str, PluginKind] = MappingProxyType(
-    {
-        "passes": PluginKind("pass", "dicompiler_passes", "dicompiler.plugin.pass_base:Pass"),
-        "strategies": PluginKind("strategy", "dicompiler_strategies", "dicompiler.search.strategy:Strategy"),
-        "targets": PluginKind("target", "dicompiler_targets", "dicompiler.target.target_base:Target"),
-        "engines": PluginKind("engine", "dicompiler_engines", "dicompiler.target.engine:Engine"),
-        "operators": PluginKind(
-            "operator rule", "dicompiler_operators", "dicompiler.ir.operator_rule:OperatorRule", False
-        ),
-        "cost_models": PluginKind("cost model", "dicompiler_cost_models", "dicompiler.cost.cost_model:CostModel"),
-        "platforms": PluginKind("platform", "dicompiler_platforms", "dicompiler.ir.platform:PlatformFamily", False),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -123,7 +91,7 @@ class Registry:
         platforms: The platform families, which find platforms by name (`rpi4x3`), and the platform file formats.
         plugins: The loaded plugins.
         warnings: Warnings of one line each.
-        failed_plugins: Plugins that could not be loaded, each with the cause.
+        load_errors: Plugins, hooks and items that could not be loaded, each with the cause.
     """
 
     passes: Mapping[str, RegistryEntry] = field(default_factory=dict)
@@ -135,7 +103,7 @@ class Registry:
     platforms: Mapping[str, RegistryEntry] = field(default_factory=dict)
     plugins: tuple[Plugin, ...] = ()
     warnings: tuple[str, ...] = ()
-    failed_plugins: tuple[str, ...] = ()
+    load_errors: tuple[str, ...] = ()
 
     def entries(self, kind: str) -> Mapping[str, RegistryEntry]:
         """Return the entries of one kind by name. `kind` is a key of PLUGIN_KINDS, such as "passes"."""
@@ -160,13 +128,13 @@ class Registry:
 
         Raises:
             UsageError: The name is unknown. The message suggests the nearest one.
-            PluginError: The name is unknown, and some plugins could not be loaded.
+            PluginError: The name is unknown, and some plugins or items could not be loaded.
         """
         known = self.entries(kind)
         if name not in known:
             hint = did_you_mean(name, known)
-            if self.failed_plugins and "did you mean" not in hint:
-                raise PluginError(f"unknown {PLUGIN_KINDS[kind].noun} {name!r}; {'; '.join(self.failed_plugins)}")
+            if self.load_errors and "did you mean" not in hint:
+                raise PluginError(f"unknown {PLUGIN_KINDS[kind].noun} {name!r}; {'; '.join(self.load_errors)}")
             raise UsageError(f"unknown {PLUGIN_KINDS[kind].noun} {name!r}{hint}")
         return known[name]
 
@@ -249,33 +217,6 @@ def temporarily_registered(*things: Any) -> Iterator[Registry]:
         _TEMPORARY_REGISTRY.reset(token)
 
 
-def plugin_kind(value: Any) -> str:
-    """Return the key of PLUGIN_KINDS, such as "passes", for a class, operator rule or platform family."""
-    for name, kind in PLUGIN_KINDS.items():
-        base = _get_base_class(kind)
-        if kind.provides_classes and isinstance(value, type) and issubclass(value, base):
-            return name
-        if not kind.provides_classes and isinstance(value, base):
-            return name
-    raise TypeError(
-        f"{value!r} is not a Pass, Strategy, Target, Engine, CostModel (class), OperatorRule or PlatformFamily "
-        "(instance)"
-    )
-
-
-def check_registrable(value: Any) -> None:
-    """Check that a class, operator rule or platform family (which finds platforms by name) could be registered.
-
-    Args:
-        value: The class, rule or family.
-
-    Raises:
-        TypeError: It is of no kind of plugin, is abstract, has no name, or has an option of an unsupported type.
-        ValueError: Its name is invalid.
-    """
-    _get_valid_name(PLUGIN_KINDS[plugin_kind(value)], value)
-
-
 @functools.cache
 def load_installed() -> Registry:
     """Load all installed plugins, and log the warnings."""
@@ -302,29 +243,35 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     """
     chosen, warnings = _select_allowed(env.get(PLUGINS_VARIABLE), tuple(plugins))
     loaded: list[Plugin] = []
-    failed: list[str] = []
+    errors: list[str] = []
     by_kind: dict[str, dict[str, RegistryEntry]] = {kind: {} for kind in PLUGIN_KINDS}
     for plugin in chosen:
-        try:
-            entries = _load_plugin(plugin, warnings)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # A plugin that calls sys.exit must not end the process.
-            failed.append(f"{plugin} is left out: {describe_exception(error)}")
-            warnings.append(failed[-1])
-            continue
-        loaded.append(plugin)
-        for kind, entry in entries:
-            if (known := _find_conflict(by_kind[kind], kind, entry)) is None:
-                by_kind[kind][entry.name] = entry
-            else:
-                warnings.append(_describe_conflict(kind, known, entry))
+        with _errors_as_text(plugin, f"{plugin} is left out", errors):
+            manager = _import_plugin(plugin, warnings)
+            loaded.append(plugin)
+            for kind, entry in _find_entries(plugin, manager, errors):
+                if (known := _find_conflict(by_kind[kind], kind, entry)) is None:
+                    by_kind[kind][entry.name] = entry
+                else:
+                    warnings.append(_describe_conflict(kind, known, entry))
     return Registry(
         **_sorted_entries(by_kind),
         plugins=tuple(loaded),
-        warnings=tuple(warnings),
-        failed_plugins=tuple(failed),
+        warnings=(*warnings, *errors),
+        load_errors=tuple(errors),
     )
+
+
+@contextmanager
+def _errors_as_text(plugin: Plugin, place: str, errors: list[str]) -> Iterator[None]:
+    """Append an exception in the block to `errors`, with `place`, and the file and line in the plugin's code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # A plugin that calls sys.exit must not end the process.
+        line = plugin_wrappers.format_plugin_error(error, {top_level_package(plugin.value): place})
+        errors.append(line or f"{place}: {describe_exception(error)}")
 
 
 def _sorted_entries(by_kind: Mapping[str, Mapping[str, RegistryEntry]]) -> dict[str, Any]:
@@ -353,8 +300,8 @@ def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[lis
     return [plugin for plugin in plugins if plugin not in excluded], warnings
 
 
-def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, RegistryEntry]]:
-    """Return a pair (kind, entry) for each class, operator rule and platform family that a plugin provides.
+def _import_plugin(plugin: Plugin, warnings: list[str]) -> pluggy.PluginManager:
+    """Import the module of a plugin, and return a manager that calls its hooks.
 
     A warning about each unknown hook is added to `warnings`. Other errors are raised.
     """
@@ -371,25 +318,39 @@ def _load_plugin(plugin: Plugin, warnings: list[str]) -> list[tuple[str, Registr
     manager = pluggy.PluginManager(hookspecs.PLUGGY_PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(module, plugin.name)
-    callers = manager.get_hookcallers(module) or []
     hooks = [kind.hook for kind in PLUGIN_KINDS.values()]
-    unknown = [caller.name for caller in callers if not caller.has_spec()]
-    entries: dict[tuple[str, str], RegistryEntry] = {}
-    for kind in PLUGIN_KINDS:
-        for entry in _call_hook(plugin, kind, manager):
-            if (kind, entry.name) in entries:
-                raise DicompilerError(f"it provides {PLUGIN_KINDS[kind].noun} {entry.name!r} twice: rename one")
-            entries[kind, entry.name] = entry
+    unknown = [caller.name for caller in manager.get_hookcallers(module) or [] if not caller.has_spec()]
     warnings.extend(f"{plugin}: unknown hook {name!r}{did_you_mean(name, hooks)}" for name in unknown)
-    return [(kind, entry) for (kind, _), entry in entries.items()]
+    return manager
 
 
-def _call_hook(plugin: Plugin, kind: str, manager: pluggy.PluginManager) -> Iterator[RegistryEntry]:
-    """Yield the entries of one hook of a plugin; raise TypeError if the hook yields something invalid."""
-    hook = PLUGIN_KINDS[kind].hook
-    for values in getattr(manager.hook, hook)():
-        for value in values:
-            yield make_entry(plugin, kind, value)
+def _find_entries(plugin: Plugin, manager: pluggy.PluginManager, errors: list[str]) -> list[tuple[str, RegistryEntry]]:
+    """Return a pair (kind, entry) for each class, operator rule and platform family that a plugin provides.
+
+    A line about each hook that fails, and about each item that cannot be registered, is added to `errors`.
+    """
+    entries: dict[tuple[str, str], RegistryEntry] = {}
+    for name, kind in PLUGIN_KINDS.items():
+        for value in _call_hook(plugin, kind.hook, manager, errors):
+            item = getattr(value, "__name__", None) or one_line(repr(value))
+            with _errors_as_text(plugin, f"{plugin}: {kind.noun} {item} is left out", errors):
+                entry = make_entry(plugin, name, value)
+                if (name, entry.name) in entries:
+                    raise DicompilerError(f"the plugin provides {kind.noun} {entry.name!r} twice: rename one")
+                entries[name, entry.name] = entry
+    return [(name, entry) for (name, _), entry in entries.items()]
+
+
+def _call_hook(plugin: Plugin, hook: str, manager: pluggy.PluginManager, errors: list[str]) -> list[Any]:
+    """Return the items of one hook of a plugin.
+
+    If the hook fails, a line is added to `errors`, and the items before the failure are returned.
+    """
+    items: list[Any] = []
+    with _errors_as_text(plugin, f"{plugin}: {hook} fails", errors):
+        for values in getattr(manager.hook, hook)():
+            items.extend(values)
+    return items
 
 
 def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
@@ -398,7 +359,7 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     If a third party provides the value, it is wrapped, so that its exceptions become errors that name the plugin.
     Raises TypeError if the value is not of this kind.
     """
-    name = _get_valid_name(PLUGIN_KINDS[kind], value)
+    name = get_valid_name(PLUGIN_KINDS[kind], value)
     is_class = PLUGIN_KINDS[kind].provides_classes
     code = value if is_class else _innermost_function(getattr(value, "piece", None) or value.make)
     entry = RegistryEntry(name, value, plugin.distribution, plugin.version, plugin.name)
@@ -419,44 +380,6 @@ def _innermost_function(function: Any) -> Any:
     while isinstance(function := inspect.unwrap(function), functools.partial):
         function = function.func
     return function
-
-
-def _get_base_class(kind: PluginKind) -> Any:
-    module, _, attribute = kind.base_class.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def _get_valid_name(kind: PluginKind, value: Any) -> str:
-    """Return the name of a class, operator rule or platform family.
-
-    Raises TypeError if it is of the wrong kind, and ValueError if its name is invalid.
-    """
-    base, attribute = _get_base_class(kind), kind.base_class.partition(":")[2]
-    if not kind.provides_classes:
-        if not isinstance(value, base):
-            raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {attribute}")
-        if attribute != "OperatorRule":
-            return str(value.name)
-        return f"{value.domain}::{value.op}" if value.domain else str(value.op)
-    if not isinstance(value, type) or not issubclass(value, base) or inspect.isabstract(value):
-        raise TypeError(f"{kind.hook} yields {value!r}, which is not a class that implements {attribute}")
-    options_of(value)
-    name = getattr(value, "name", None)
-    if not isinstance(name, str):
-        raise TypeError(f"{value.__name__} has no name")
-    if attribute == "Pass":
-        _check_pass_fields(value)
-    return Spec(name).name
-
-
-def _check_pass_fields(step: Any) -> None:
-    """Raise TypeError if a pass requires or provides an unknown field of PipelineState."""
-    from dicompiler.ir.pipeline_state import PipelineState
-
-    for name in (*step.requires, *step.provides):
-        if name not in PipelineState.__dataclass_fields__:
-            known = did_you_mean(name, PipelineState.__dataclass_fields__)
-            raise TypeError(f"{step.__name__} names {name!r}, which is not a field of PipelineState{known}")
 
 
 def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: RegistryEntry) -> RegistryEntry | None:

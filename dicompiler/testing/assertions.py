@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dicompiler.base.errors import describe_exception, one_line
-from dicompiler.plugin.registry import check_registrable, plugin_kind
+from dicompiler.plugin.plugin_kinds import check_registrable, plugin_kind
 from dicompiler.plugin_api import registry
 from dicompiler.testing.fingerprints import field_fingerprints
 

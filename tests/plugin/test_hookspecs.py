@@ -12,7 +12,8 @@ import pytest
 
 from dicompiler.plugin import hookspecs
 from dicompiler.plugin.entry_points import Plugin
-from dicompiler.plugin.registry import PLUGIN_KINDS, load_plugins
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
+from dicompiler.plugin.registry import load_plugins
 
 HOOKS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PLUGGY_PROJECT}_spec")}
 

@@ -286,21 +286,28 @@ def test_error_names_the_platform(fails: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("dicompiler_api = 3", "it is written for version 3 of the hooks, newer than 2: install a newer dicompiler"),
+        (
+            "import no_such_module",
+            " is left out: ModuleNotFoundError: No module named 'no_such_module' (acme_bad.py:1)",
+        ),
+        (
+            "dicompiler_api = 3",
+            " is left out: it is written for version 3 of the hooks, newer than 2: install a newer dicompiler",
+        ),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
-            "ValueError: late",
+            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:126)",
         ),
         (
             SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),
-            "TypeError: Changes names 'layer', which is not a field of PipelineState (did you mean 'layers'?)",
+            ": pass Changes is left out: TypeError: Changes names 'layer', which is not a field of PipelineState "
+            "(did you mean 'layers'?)",
         ),
     ],
 )
 def test_unknown_name_reports_plugins_that_were_left_out(source: str, cause: str, fails: Callable[..., str]) -> None:
     error = fails(source, f"{WITH} --strategy acme-best", lines=2)
-    assert error == f"unknown strategy 'acme-best'; {PLUGIN} is left out: {cause}"
+    assert error == f"unknown strategy 'acme-best'; {PLUGIN}{cause}"
 
 
 def test_compare_continues_with_other_strategies(
@@ -366,4 +373,5 @@ def test_any_exception_is_one_line_that_names_the_plugin(place: str, raised: str
     if place == "plan":
         assert error.startswith(f"strategy 'acme-whole' {OF}: {name}") and "(in Whole.plan, acme_bad.py:" in error
     else:
-        assert error.startswith(f"unknown strategy 'acme-whole'; {PLUGIN} is left out: {name}")
+        failed = {"at_import": " is left out", "hook": ": dicompiler_strategies fails"}[place]
+        assert error.startswith(f"unknown strategy 'acme-whole'; {PLUGIN}{failed}: {name}") and "acme_bad.py:" in error

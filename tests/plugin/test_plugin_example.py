@@ -19,7 +19,7 @@ import onnxruntime
 import pytest
 
 from dicompiler import networks
-from dicompiler.plugin.registry import PLUGIN_KINDS
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
 from dicompiler.testing.targets import file_digests
 
 EXAMPLE = Path(__file__).parents[1] / "plugin_example"

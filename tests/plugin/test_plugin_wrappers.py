@@ -27,8 +27,9 @@ from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
 from dicompiler.plugin.plugin_wrappers import describe_plan_error
-from dicompiler.plugin.registry import PLUGIN_KINDS, Registry, registry
+from dicompiler.plugin.registry import Registry, registry
 from dicompiler.search.problem import RemoteEvaluator
 from dicompiler.testing import build_network, temporarily_registered
 

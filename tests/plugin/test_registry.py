@@ -7,18 +7,18 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
 import pytest
 from support.distributions import command, distribution, listed
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import PluginError, UsageError
 from dicompiler.base.version import package_version
 from dicompiler.networks import build
 from dicompiler.plugin.entry_points import Plugin
-from dicompiler.plugin.registry import load_plugins
+from dicompiler.plugin.registry import Registry, load_plugins
 
 
 def install(site: Path, name: str, source: str, version: str = "1.0", point: str | None = None) -> None:
@@ -45,46 +45,120 @@ PASS = """
 """
 
 
+VARIANT = """
+def variant(**attributes):
+    return type("Variant", (Pass,), {"run": Same.run, "__module__": __name__, **attributes})
+"""
+BROKEN = "plugin 'odd' of acme-broken 0.9"
+
+
+@pytest.fixture
+def load(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Registry]:
+    """Return a function that loads a plugin from its source, in this process."""
+    monkeypatch.syspath_prepend(site)
+
+    def load_source(source: str) -> Registry:
+        install(site, "acme-broken", source, version="0.9", point="odd")
+        monkeypatch.delitem(sys.modules, "acme_broken", raising=False)
+        return load_plugins({}, [Plugin("odd", "acme_broken", "acme-broken", "0.9")])
+
+    return load_source
+
+
 class TestBroken:
     """A broken plugin is one warning on stderr."""
 
-    @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("source", "cause"),
+        ("source", "line"),
         [
-            ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-            ("def f(:", "SyntaxError: "),
-            ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-            ("raise SystemExit(3)", "SystemExit: 3"),
-            ("dicompiler_api = 3", "it is written for version 3 of the hooks, newer than 2: install a"),
-            ("dicompiler_api = 'one'", "TypeError: dicompiler_api is 'one', not a version of the hooks: set"),
-            ("@hookimpl\ndef dicompiler_passes(extra): return []", "PluginValidationError: "),
+            ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (acme_broken.py:2)"),
             (
-                "@hookimpl\ndef dicompiler_passes():\n    yield 1\n",
-                "TypeError: dicompiler_passes yields 1, which is not",
+                "import json\njson.loads('')",
+                "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (acme_broken.py:3)",
             ),
-            ("@hookimpl\ndef dicompiler_passes():\n    yield int", "TypeError: dicompiler_passes yields <class 'int'>"),
-            ("@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')", "ValueError: late"),
-            ("@hookimpl\ndef dicompiler_operators():\n    yield 'Conv'", "not of type OperatorRule"),
-            (PASS.format(name="x") + "        yield Same", "it provides pass 'x' twice: rename one"),
-            (PASS.format(name="white space"), "ValueError: not a spec: name 'white space'"),
-            (PASS.format(name="x").replace('name = "x"', "other = 1"), "TypeError: Same has no name"),
-            (PASS.format(name="x").replace('name = "x"', 'name = "x"\n        o: dict = 1'), "TypeError: Same.o: "),
+            ("\ndef f(:", "SyntaxError: invalid syntax (acme_broken.py, line 3)"),
+            ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines (acme_broken.py:2)"),
+            ("raise SystemExit(3)", "SystemExit: 3 (acme_broken.py:2)"),
+            (
+                "dicompiler_api = 3",
+                "it is written for version 3 of the hooks, newer than 2: install a newer dicompiler",
+            ),
+            (
+                "dicompiler_api = 'one'",
+                "TypeError: dicompiler_api is 'one', not a version of the hooks: set it to 2",
+            ),
         ],
     )
-    def test_broken_plugin_is_one_warning_with_distribution_version_and_cause(
-        self, source: str, cause: str, site: Path
+    def test_module_that_cannot_be_imported_leaves_out_its_plugin(
+        self, source: str, line: str, load: Callable[[str], Registry]
     ) -> None:
-        install(site, "acme-broken", source, version="0.9", point="odd")
+        loaded = load(source)
+        assert loaded.load_errors == loaded.warnings == (f"{BROKEN} is left out: {line}",)
+        assert loaded.plugins == ()
+
+    def test_statement_of_a_package_that_fails_is_named(self, load: Callable[[str], Registry], site: Path) -> None:
+        (site / "acme_lazy").mkdir()
+        (site / "acme_lazy" / "__init__.py").write_text("import no_such_module\n")
+        install(site, "acme-lazy-plugin", "import acme_lazy")
+        assert load("import acme_lazy").warnings[0].endswith("No module named 'no_such_module' (acme_broken.py:2)")
+        loaded = load_plugins({}, [Plugin("lazy", "acme_lazy", "acme-lazy", "1.0")])
+        assert loaded.warnings[0].endswith("No module named 'no_such_module' (acme_lazy/__init__.py:1)")
+
+    @pytest.mark.parametrize(
+        ("hooks", "line"),
+        [
+            ("yield 1", "pass 1 is left out: TypeError: dicompiler_passes yields 1, which is not a subclass of Pass: "),
+            ("yield int", "pass int is left out: TypeError: dicompiler_passes yields <class 'int'>, which is not a "),
+            (
+                "yield Same()",
+                "pass Same() is left out: TypeError: dicompiler_passes yields an object of Same: ",
+            ),
+            (
+                "yield variant(name='white space')",
+                "pass Variant is left out: ValueError: not a spec: name 'white space'",
+            ),
+            ("yield variant(name=None)", "pass Variant is left out: TypeError: Variant has no name: set name = "),
+            (
+                "yield variant(name='x', requires=('layer',))",
+                "pass Variant is left out: TypeError: Variant names 'layer', ",
+            ),
+            ("yield Same", "pass Same is left out: the plugin provides pass 'good' twice: rename one"),
+            (
+                "raise ValueError('late')",
+                "dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_broken.py:",
+            ),
+            (
+                "@hookimpl\ndef dicompiler_strategies(): yield Same",
+                "strategy Same is left out: TypeError: ",
+            ),
+            ("@hookimpl\ndef dicompiler_operators(): yield 'Conv'", "operator rule 'Conv' is left out: TypeError: "),
+            (
+                "@hookimpl\ndef dicompiler_operators():\n    from dicompiler.plugin_api import OperatorRule\n"
+                "    yield OperatorRule('Conv', None)",
+                "operator rule OperatorRule(op='Conv', piece=None, ",
+            ),
+        ],
+    )
+    def test_faulty_item_is_one_warning_and_the_other_items_stay(
+        self, hooks: str, line: str, load: Callable[[str], Registry]
+    ) -> None:
+        own_hook = hooks if hooks.startswith("@") else f"    {hooks}"
+        loaded = load(f"{textwrap.dedent(PASS.format(name='good'))}{own_hook}\n{VARIANT}")
+        assert [*loaded.passes] == ["good"]
+        assert [*loaded.strategies, *loaded.operators] == []
+        (warning,) = loaded.warnings
+        assert warning.startswith(f"{BROKEN}: {line}")
+        with pytest.raises(PluginError, match=f"^unknown pass 'wanted'; {BROKEN}: "):
+            loaded.find("passes", "wanted")
+
+    @pytest.mark.slow
+    def test_broken_plugin_is_one_line_on_stderr(self, site: Path) -> None:
+        install(site, "acme-broken", "raise SystemExit(3)", version="0.9", point="odd")
         install(site, "acme-good", PASS.format(name="good"))
         done = command(site, "list", "passes", "--json")
         assert done.returncode == 0
-        assert done.stderr.startswith("dicompiler: warning: plugin 'odd' of acme-broken 0.9 is left out: ")
-        assert cause in done.stderr
-        assert done.stderr.count("\n") == 1
-        names = [record["name"] for record in json.loads(done.stdout)]
-        assert {"good", "partition"} <= {*names}
-        assert not {"x", "white space"} & {*names}
+        assert done.stderr == f"dicompiler: warning: {BROKEN} is left out: SystemExit: 3 (acme_broken.py:2)\n"
+        assert {"good", "partition"} <= {record["name"] for record in json.loads(done.stdout)}
 
     def test_misspelt_hook_is_a_warning_and_other_hooks_work(self, site: Path) -> None:
         install(

@@ -21,7 +21,8 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.measure.profile_package import run_package, write_package
 from dicompiler.plugin.pass_base import Pass
-from dicompiler.plugin.registry import PLUGIN_KINDS, registry
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
+from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler.testing import (
