@@ -12,7 +12,7 @@ import click
 from dicompiler.base.atomic_output import tracked_files
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import describe_objective, format_objective, objective_terms
-from dicompiler.base.units import format_number, format_seconds
+from dicompiler.base.units import format_bytes, format_number, format_seconds
 from dicompiler.cli.failure_tables import (
     failures_document,
     intervals_document,
@@ -64,7 +64,8 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
 
 
 def _show_summary(result: CompileResult) -> None:
-    print_entries(result.summary.lines)
+    memory = [f"memory: {result.memory_summary}"] if result.memory_summary else []
+    print_entries([*result.summary.lines, *memory])
     if result.unused_devices:
         print_entries([f"no part of the plan is on: {', '.join(result.unused_devices)}"])
 
@@ -99,8 +100,6 @@ def _relative_multiplications(result: PipelineState) -> float:
 
 
 def _show_footprints(result: PipelineState) -> None:
-    from dicompiler.base.units import format_bytes
-
     document = _footprint_document(result)
     details = list(result.footprints[0].details)
     keys = ("ram", "ram_limit", "flash", "flash_limit", *details)
@@ -200,7 +199,7 @@ def _format_metrics(metrics: Metrics) -> dict[str, str]:
         "for input and result": format_seconds(metrics.frame.input_output_s),
         "frame period": format_seconds(metrics.period_s),
         **({"energy": f"{format_number(metrics.energy_j)} J"} if metrics.energy_j else {}),
-        "memory of the fullest host": f"{format_number(metrics.memory / 2**20)} MiB",
+        "weights and tensors, fullest host": format_bytes(metrics.memory),
         "sent between devices": f"{metrics.total_bytes} bytes",
     }
 

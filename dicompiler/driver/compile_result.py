@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compile_summary import CompileSummary, summarize
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
@@ -19,6 +20,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
+from dicompiler.search.constraints import describe_memory_shares, host_memory_needs
 from dicompiler.search.problem import Problem
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class CompileResult(PipelineState):
         single_device_metrics: Predicted metrics of the best single device.
         decision: Names of the strategy, the objective and the cost model with which the plan was chosen.
         problem: The problem that the strategy solved: layers, platform, cost model and objective.
+        memory_use: Memory that the program needs for one frame, by device name; None if no artifact was written.
     """
 
     layers: LayerGraph
@@ -60,19 +63,24 @@ class CompileResult(PipelineState):
     single_device_metrics: Metrics
     decision: Decision
     problem: Problem = field(compare=False)
+    memory_use: Mapping[str, MemoryUse] | None = field(default=None, compare=False)
 
     @classmethod
-    def from_state(cls, state: PipelineState, problem: Problem) -> CompileResult:
+    def from_state(
+        cls, state: PipelineState, problem: Problem, memory_use: Mapping[str, MemoryUse] | None = None
+    ) -> CompileResult:
         """Return a pipeline state as a result.
 
         Args:
             state: A state in which all steps are done; only the artifact may be missing.
             problem: The problem that the strategy solved.
+            memory_use: Memory that the program needs, by device name, if it is known.
 
         Returns:
             The result.
         """
-        return cls(**{entry.name: getattr(state, entry.name) for entry in fields(PipelineState)}, problem=problem)
+        values = {entry.name: getattr(state, entry.name) for entry in fields(PipelineState)}
+        return cls(**values, problem=problem, memory_use=memory_use)
 
     @property
     def artifacts(self) -> Path:
@@ -94,6 +102,18 @@ class CompileResult(PipelineState):
     def summary(self) -> CompileSummary:
         """A summary of the plan: its origin, its predicted times, its bottleneck, and advice."""
         return summarize(self, self.decision, self.metrics, self.single_device_metrics)
+
+    @property
+    def memory_summary(self) -> str:
+        """The memory that the fullest host needs, by purpose, and the memory that it has; "" if it is not known."""
+        target = self.problem.target
+        if self.memory_use is None or target is None or self.footprints:
+            return ""
+        needs = tuple(host_memory_needs(self.platform, self.memory_use, include_sum=True))
+        fullest = max(needs, key=lambda need: need.needed_bytes / need.limit_bytes)
+        shares = describe_memory_shares(self.platform, self.memory_use, fullest.host, target.name)
+        needed, _, limit = fullest.size_texts
+        return f"{fullest.host} needs {needed} of {limit}: {shares}"
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
         """Verify that the artifact computes what onnxruntime computes.

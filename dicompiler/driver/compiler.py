@@ -143,7 +143,7 @@ def _compile(model: ModelSource, options: CompileOptions) -> CompileResult:
         compilation = add_metrics(compilation, problem, memory, setup)
         if setup.output is not None:
             compilation = write_artifact(compilation, setup.target, setup.output)
-    return CompileResult.from_state(compilation, problem)
+    return CompileResult.from_state(compilation, problem, memory)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
     live = course.peak_bytes - course.weights
     colour = colour_class(number)
     parts = (("weights", course.weights, colour), ("buffers and activations", live, f"{colour} live"),
-             ("added by the target", added, "added"))  # fmt: skip
+             ("runtime of the target", added, "added"))  # fmt: skip
     total = sum(size for _, size, _ in parts)
     end = max(total, limit) if limit <= MAX_LIMIT_RATIO * total else total * 1.2
     drawn, left = [], 0.0
@@ -85,7 +85,7 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
         )
     )
     description = "; ".join(f"{name_of_part} {format_bytes(size)}" for name_of_part, size, _ in parts)
-    texts = [element("text", f"weights {format_bytes(course.weights)} · added {format_bytes(added)}", x=0, y=34)]
+    texts = [element("text", f"weights {format_bytes(course.weights)} · runtime {format_bytes(added)}", x=0, y=34)]
     if limit > MAX_LIMIT_RATIO * total:
         texts.append(element("text", "limit ›", x=CHART_WIDTH_PX - 4, y=34, text_anchor="end", class_="limit"))
     return svg(f"memory of {name}", f"{description}; limit {format_bytes(limit)}", CHART_WIDTH_PX, 40.0, drawn, texts)

@@ -180,7 +180,11 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         ),
         _comparison_tile("frames per second", texts[0], texts[1], rates[0], rates[1]),
         _comparison_tile(
-            "memory, fullest host", format_bytes(plan.memory), format_bytes(single.memory), single.memory, plan.memory
+            "weights and tensors, fullest host",
+            format_bytes(plan.memory),
+            format_bytes(single.memory),
+            single.memory,
+            plan.memory,
         ),
         _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(single.total_bytes), 0, 0),
     ]
@@ -280,7 +284,11 @@ def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _render_memory_key() -> Markup:
-    kinds = (("weights", "weights"), ("live", "buffers and activations"), ("added", "added by the target"))
+    kinds = (
+        ("weights", "weights"),
+        ("live", "buffers and activations"),
+        ("added", "runtime of the target (process and engine)"),
+    )
     items = [element("li", element("i", class_=f"sample m-{kind}"), text) for kind, text in kinds]
     text = "The bar shows the peak. Below it: buffers (dark) and activations (light) over a frame."
     return join_markup((element("ul", items, class_="key"), element("p", text, class_="note")))

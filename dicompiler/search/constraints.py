@@ -5,7 +5,7 @@ A state is a graph output that becomes a graph input of the next frame, such as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,9 @@ from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
 from dicompiler.target.target_base import Target
 
+MAX_NAMED_HOSTS = 3
+"""An error about memory states the shares of at most this many hosts."""
+
 
 @dataclass(frozen=True)
 class HostMemoryNeed:
@@ -39,6 +42,17 @@ class HostMemoryNeed:
     kind: Literal["memory", "RAM", "flash"]
     needed_bytes: int
     limit_bytes: int
+
+    @property
+    def is_exceeded(self) -> bool:
+        """True if the plan needs more than the host has."""
+        return self.needed_bytes > self.limit_bytes
+
+    @property
+    def size_texts(self) -> tuple[str, str, str]:
+        """The needed bytes, the bytes that are missing, and the bytes that the host has, as texts."""
+        needed, missing, limit = self.needed_bytes, self.needed_bytes - self.limit_bytes, self.limit_bytes
+        return format_bytes(needed), format_bytes(missing), format_bytes(limit)
 
 
 def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
@@ -251,7 +265,7 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     On a host with flash, the weights must fit into flash and the activations into RAM. The error names the layer that
     needs the most memory.
     """
-    platform, target = problem.platform, problem.target
+    platform = problem.platform
     memory = {}
     for entry in metrics.devices:
         # The overhead is the memory that the target needs in addition to weights and activations. For hosts with flash
@@ -259,15 +273,14 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
         # `check_measured_memory` then checks it.
         has_flash = platform.host(platform.host_of[entry.device]).flash
         memory[entry.device] = MemoryUse(entry.weights, entry.activations, 0, 0 if has_flash else entry.overhead_bytes)
-    if need := _first_exceeded(host_memory_needs(platform, memory)):
-        overhead = "" if target is None else f" and what target {target.name!r} adds,"
-        purposes = {
-            "memory": f"for weights and activations{overhead}",
-            "RAM": "of RAM for activations",
-            "flash": "of flash for weights",
-        }
-        routing = route(problem.layers, plan, platform.host_of)
-        raise _memory_error(need, purposes[need.kind], _memory_remedy(need, routing, platform))
+    if not any(need.is_exceeded for need in host_memory_needs(platform, memory)):
+        return
+    if problem.target is not None and problem.model is not None and not any(host.flash for host in platform.hosts):
+        # The estimate is a lower bound. The error states the bytes that `check_program_memory` compares with the limit.
+        memory = problem.program_memory_use(problem.draft_program(plan))
+    routing = route(problem.layers, plan, platform.host_of)
+    target_name = "" if problem.target is None else problem.target.name
+    raise _memory_error(platform, routing, tuple(host_memory_needs(platform, memory)), memory, target_name)
 
 
 def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
@@ -280,11 +293,10 @@ def check_program_memory(compilation: PipelineState, memory: Mapping[str, Memory
     assert platform is not None and routing is not None
     if compilation.footprints:
         check_measured_memory(platform, compilation.footprints)
-    elif need := _first_exceeded(host_memory_needs(platform, memory, include_sum=True)):
-        added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
-        purpose = f"to run, {format_bytes(added)} of it added by target {target.name!r},"
-        purposes = {"memory": purpose, "RAM": "of RAM to run", "flash": "of flash for weights"}
-        raise _memory_error(need, purposes[need.kind], _memory_remedy(need, routing, platform))
+        return
+    needs = tuple(host_memory_needs(platform, memory, include_sum=True))
+    if any(need.is_exceeded for need in needs):
+        raise _memory_error(platform, routing, needs, memory, target.name)
 
 
 def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint]) -> None:
@@ -298,11 +310,15 @@ def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint
         DicompilerError: A host has too little RAM or flash.
     """
     memory = {entry.device: MemoryUse(entry.flash, entry.ram, 0) for entry in occupied}
-    if need := _first_exceeded(host_memory_needs(platform, memory)):
+    if need := next((need for need in host_memory_needs(platform, memory) if need.is_exceeded), None):
         of_host = [entry for entry in occupied if platform.host_of[entry.device] == need.host]
         index = 1 if need.kind == "flash" else 0
         largest = max(of_host, key=lambda entry: (entry.ram, entry.flash)[index]).largest_consumers[index]
-        raise _memory_error(need, "", f"cut {largest} into smaller parts or use another device for it (--fit searches)")
+        needed, excess, limit = need.size_texts
+        raise DicompilerError(
+            f"plan: host {need.host} needs {needed} of {need.kind}, {excess} more than it has ({limit}): cut {largest} "
+            "into smaller parts or use another device for it (--fit searches)"
+        )
 
 
 def host_memory_needs(
@@ -323,26 +339,83 @@ def host_memory_needs(
             yield HostMemoryNeed(host.name, "flash", weights, host.flash)
 
 
-def _first_exceeded(needs: Iterable[HostMemoryNeed]) -> HostMemoryNeed | None:
-    return next((need for need in needs if need.needed_bytes > need.limit_bytes), None)
+def describe_memory_shares(platform: Platform, memory: Mapping[str, MemoryUse], host: str, target_name: str) -> str:
+    """Return the memory that a program needs on a host, by purpose.
 
+    Example: "247 kB weights + 23.3 kB buffers and activations + 67.4 MB runtime of target 'sockets'".
 
-def _memory_error(need: HostMemoryNeed, purpose: str, remedy: str) -> DicompilerError:
-    """Return the error for a host with too little memory.
+    Args:
+        platform: The platform with the devices of each host.
+        memory: Memory use of the program by device name.
+        host: Name of the host.
+        target_name: Name of the target whose runtime is included; "" if the runtime is not counted.
 
-    `purpose` is the part of the message that says which memory is needed and why, such as "of flash for weights". It is
-    "" if a target measured the memory.
+    Returns:
+        The shares, of which the runtime includes the process and the engine (onnxruntime by default).
     """
-    sizes = need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes
-    needed, excess, limit = map(format_bytes, sizes)
-    text = f"{needed} of {need.kind}, {excess} more than it has ({limit})"
-    if purpose:
-        text = f"{needed} ({excess} too much) {purpose} and has {limit}"
-    return DicompilerError(f"plan: host {need.host} needs {text}: {remedy}")
+    uses = [use for name, use in memory.items() if platform.host_of[name] == host]
+    shares = [
+        f"{format_bytes(sum(use.weights for use in uses))} weights",
+        f"{format_bytes(sum(use.buffers + use.activations for use in uses))} buffers and activations",
+    ]
+    if target_name:
+        shares.append(f"{format_bytes(sum(use.added for use in uses))} runtime of target {target_name!r}")
+    return " + ".join(shares) + ("" if target_name else ", without the runtime of a target")
 
 
-def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -> str:
+def describe_plan_memory(problem: Problem, plan: Plan) -> tuple[int, str]:
+    """Return the memory that a plan needs on the host on which it needs the most memory.
+
+    Args:
+        problem: The problem that the plan solves.
+        plan: Plan for the problem's layers.
+
+    Returns:
+        The number of bytes, and a text with the bytes by purpose: weights, buffers and activations, and the target's
+        runtime. Without a model and a target, the bytes are estimated, and the text is "".
+    """
+    if problem.target is None or problem.model is None:
+        return max(needed_memory(problem, plan).values()), ""
+    memory = problem.program_memory_use(problem.draft_program(plan))
+    fullest = max(host_memory_needs(problem.platform, memory, include_sum=True), key=lambda need: need.needed_bytes)
+    shares = describe_memory_shares(problem.platform, memory, fullest.host, problem.target.name)
+    return fullest.needed_bytes, f" ({shares})"
+
+
+def _memory_error(
+    platform: Platform,
+    routing: Routing,
+    needs: Sequence[HostMemoryNeed],
+    memory: Mapping[str, MemoryUse],
+    target_name: str,
+) -> DicompilerError:
+    """Return the error for hosts with too little memory; it names all of them, up to MAX_NAMED_HOSTS.
+
+    The remedy is for the host that lacks the most memory. `target_name` is the target whose runtime is included in
+    `memory`, or "".
+    """
+    first_by_host: dict[str, HostMemoryNeed] = {}
+    for need in needs:
+        if need.is_exceeded:
+            first_by_host.setdefault(need.host, need)
+    exceeded = sorted(first_by_host.values(), key=lambda need: need.limit_bytes - need.needed_bytes)
+    texts = []
+    for need in exceeded[:MAX_NAMED_HOSTS]:
+        needed, excess, limit = need.size_texts
+        purpose = {"memory": "", "RAM": " of RAM for activations", "flash": " of flash for weights"}[need.kind]
+        has_shares = need.kind == "memory"
+        shares = f" ({describe_memory_shares(platform, memory, need.host, target_name)})" if has_shares else ""
+        texts.append(f"host {need.host} needs {needed} ({excess} too much){purpose} and has {limit}{shares}")
+    if len(exceeded) > MAX_NAMED_HOSTS:
+        texts.append(f"{len(exceeded) - MAX_NAMED_HOSTS} more hosts have too little memory")
+    return DicompilerError(f"plan: {'; '.join(texts)}: {_memory_remedy(exceeded[0], routing, platform, memory)}")
+
+
+def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform, memory: Mapping[str, MemoryUse]) -> str:
     """Return advice for a host with too little memory, which names the layer that needs the most memory."""
+    added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
+    if need.kind == "memory" and added > need.limit_bytes:
+        return "use hosts with more memory, because the runtime alone does not fit"
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
         size = sizes.get(task.layer, 0)

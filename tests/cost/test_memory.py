@@ -185,7 +185,7 @@ def test_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
     plan = replace(
         problem.build_plan({layer.name: (Part("a"),) for layer in problem.layers.layers}), replicas=({}, {"a": "b"})
     )
-    with pytest.raises(DicompilerError, match=r"host a needs .* to run, .* added by target 'sockets'"):
+    with pytest.raises(DicompilerError, match=r"host a needs .*MB runtime of target 'sockets'\); host b needs "):
         compile(proto, problem.platform, plan=plan, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.memory import MemoryUse
+from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Network
@@ -29,6 +32,10 @@ def boards(*hosts: Host) -> Platform:
     return Platform("boards", hosts, tuple(devices), Network("switch", 1e6))
 
 
+SHARES = (
+    r"needs 4\.33 kB \(1 B too much\) and has 4\.33 kB \(6 B weights \+ 320 B buffers and activations \+ "
+    r"4\.00 kB runtime of target 'sockets'\): "
+)
 USES = {"a0": MemoryUse(1, 20, 300, 4000), "a1": MemoryUse(5, 0, 0), "b": MemoryUse(7, 80, 0)}
 
 
@@ -46,13 +53,13 @@ def test_devices_share_their_hosts_memory_and_weights_are_in_flash() -> None:
     ("host", "message"),
     [
         (Host("a", 4326), ""),
-        (Host("a", 4325), r"needs 4\.33 kB \(1 B too much\) to run, 4\.00 kB of it added by target 'sockets', and "),
-        (
-            Host("a", 4325, flash=10),
-            r"needs 4\.33 kB \(1 B too much\) to run, 4\.00 kB of it added by target 'sockets', ",
-        ),
+        (Host("a", 4325), SHARES),
+        (Host("a", 4325, flash=10), SHARES),
         (Host("a", 9000, flash=5), r"needs 6 B \(1 B too much\) of flash for weights and has 5 B: move layers to "),
-        (Host("a", 4326, flash=7), r"needs 4\.32 kB \(1 B too much\) of RAM to run and has 4\.32 kB: use smal"),
+        (
+            Host("a", 4326, flash=7),
+            r"needs 4\.32 kB \(1 B too much\) of RAM for activations and has 4\.32 kB: use smal",
+        ),
     ],
 )
 def test_program_error_names_the_exceeded_memory(host: Host, message: str) -> None:
@@ -96,3 +103,23 @@ def test_compilation_asks_its_target_once_for_memory(tmp_path: Path) -> None:
     assert result.metrics is not None
     added = SocketsTarget().memory_overhead(asked[1])
     assert all(entry.overhead_bytes >= added[entry.device] for entry in result.metrics.devices)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "single", "modnn"])
+def test_memory_that_an_error_names_suffices(strategy: str, tmp_path: Path) -> None:
+    """Users set the memory once. The first error counts the runtime, and so does the result."""
+    model = networks.build("lenet", 0)
+    platform = load_problem(model, "rpi4x2").platform
+
+    def compile_with(memory: int) -> CompileResult:
+        hosts = tuple(replace(host, memory=memory) for host in platform.hosts)
+        return compile(model, replace(platform, hosts=hosts), strategy, output=tmp_path / "a", allow_worse=True)
+
+    with pytest.raises(DicompilerError) as refused:
+        compile_with(10_000_000)
+    message = str(refused.value)
+    assert all(share in message for share in ("kB weights + ", "kB buffers and activations + ", "MB runtime of target"))
+    sizes = re.findall(r"([\d.]+) MB (?:\([\d.]+ MB too much\)|on each host would suffice)", message)
+    needed = max(map(float, sizes))
+    result = compile_with(round(needed * 1e6) + 50_000)  # The error rounds to 0.1 MB.
+    assert "needs" in result.memory_summary and "MB runtime of target 'sockets'" in result.memory_summary

@@ -172,7 +172,7 @@ def test_memory_is_a_hard_limit_with_a_valid_bound() -> None:
 
 
 def test_memory_error_names_sufficient_memory_and_the_layer() -> None:
-    with pytest.raises(DicompilerError, match=r"layer 'fc5' fits nowhere.*at least"):
+    with pytest.raises(DicompilerError, match=r"layer 'fc5' fits nowhere.* on each host would suffice"):
         CpSat(kinds=("whole",)).plan(Problem(small(), cluster(1e9, 1e9, memory=60_000), PAPERS))
     need = 22_000
     problem = Problem(small(), cluster(1e9, 1e9, memory=need), PAPERS)

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, Plan, Problem
 from dicompiler.plugin_api.onnx import raw_nbytes
-from dicompiler.plugin_api.search import INTERRUPTED_NOTE, free_memory, missing_memory, needed_memory
+from dicompiler.plugin_api.search import (
+    INTERRUPTED_NOTE,
+    describe_plan_memory,
+    free_memory,
+    missing_memory,
+    needed_memory,
+)
 from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.joint.cpsat_solver import SolverEffort, SolverResult, solve_remaining
 from dicompiler_strategies.joint.joint_model import JointModel, activation_bytes, build_joint_model
@@ -227,11 +233,10 @@ class _JointSearch:
                 need += (is_used * overhead) @ host_matrix
             fits: NDArray[np.bool_] = np.all(need <= limits, axis=1)
             if not fits.any():
-                least = int(need.max(axis=1).min())
-                raise DicompilerError(
-                    f"cpsat: layer {self.problem.layers.layers[i].name!r} fits nowhere: its smallest split needs "
-                    f"{format_bytes(least)} on a host: use hosts with at least that much memory"
-                )
+                least = format_bytes(int(need.max(axis=1).min()))
+                name = self.problem.layers.layers[i].name
+                cause = f"layer {name!r} fits nowhere, because its smallest split alone needs {least} on a host"
+                raise self._least_memory_error(self._select_least_memory(), cause)
             keep.append(fits)
         return keep
 
@@ -263,19 +268,32 @@ class _JointSearch:
         Raises:
             DicompilerError: The plan does not fit. The error says how many bytes would suffice.
         """
+        best = self._select_least_memory()
+        needed = needed_memory(self.problem, self.tables.plan(best))
+        if all(needed[host] <= self.memory[host] for host in needed):
+            return self._build_solution(best, bound)
+        raise self._least_memory_error(best, "no plan fits into memory")
+
+    def _select_least_memory(self) -> tuple[int, ...]:
+        """Return the selection (one way to split each layer) with the fewest bytes of weights on the fullest host."""
         tables = replace(self.tables, problem=replace(self.problem, objective="memory"))
         best, _ = self._solve_model(build_joint_model(tables), self.start_selections)
         assert best is not None
-        plan = self.tables.plan(best)
-        needed = needed_memory(self.problem, plan)
-        if all(needed[host] <= self.memory[host] for host in needed):
-            return self._build_solution(best, bound)
-        need = max(needed.values())
-        sizes = [float(weights[c].max()) for weights, c in zip(self.tables.weight_bytes, best, strict=True)]
+        return best
+
+    def _least_memory_error(self, selection: Sequence[int], cause: str) -> DicompilerError:
+        """Return the error that no plan fits, with the memory that suffices.
+
+        It is the memory of the selection's plan, or that of the plan for one device if that is less. `cause` is the
+        first part of the message.
+        """
+        plans = [self.tables.plan(selection), self.problem.best_single_device[0]]
+        need, shares = min(describe_plan_memory(self.problem, plan) for plan in plans)
+        sizes = [float(weights[c].max()) for weights, c in zip(self.tables.weight_bytes, selection, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
-        raise DicompilerError(
-            f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would suffice, most of it for "
-            f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): use more memory or more hosts"
+        return DicompilerError(
+            f"cpsat: {cause}: {format_bytes(need)} on each host would suffice{shares}: use more memory or more hosts "
+            f"(layer {layer!r} has {format_bytes(int(max(sizes)))} of weights on one device)"
         )
 
     def _build_solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
