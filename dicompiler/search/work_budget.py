@@ -18,6 +18,8 @@ STEP_S, ELEMENT_S = 2e-5, 5e-9
 Cost tables are arrays with the predicted costs of all choices of the search.
 """
 
+MAX_SLOWDOWN = 3.0
+"""Factor by which a machine may be slower than the reference computer before the clock ends a search."""
 
 BUDGET_NOTE = "the search ended after its budget"
 """Beginning of the note in a plan whose search has exceeded its budget."""
@@ -51,16 +53,16 @@ class WorkBudget:
 
     @staticmethod
     def from_seconds(seconds: float) -> WorkBudget:
-        """Return a budget with the same limit for counted work and for elapsed time.
+        """Return a budget of counted work, with a deadline for machines that are very slow or busy.
 
         Args:
-            seconds: Limit of the counted work in seconds of the reference computer, and seconds from now to the
-                deadline.
+            seconds: Limit of the counted work in seconds of the reference computer. The deadline is after MAX_SLOWDOWN
+                times as many seconds.
 
         Returns:
             The new budget.
         """
-        return WorkBudget(seconds, time.monotonic() + seconds)
+        return WorkBudget(seconds, time.monotonic() + MAX_SLOWDOWN * seconds)
 
     def spend(self, seconds: float) -> None:
         """Add work to the counted work, even if the budget is exceeded.

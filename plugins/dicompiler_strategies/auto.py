@@ -84,14 +84,14 @@ class Auto(Strategy):
     plan's note names the steps that were left out. If the objective is a weighted sum, each strategy is asked once for
     each term of the sum. The plans are compared by the weighted sum.
 
-    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slower machine
-    the search also stops when the budget's real time has passed. The plan then depends on the machine, and its note
-    says so.
+    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a machine that is
+    very slow or busy, the search also stops after three times the budget by the clock. The plan then depends on the
+    machine, and its note says that the budget ended the search.
     """
 
     name: ClassVar[str] = "auto"
     budget: float = field(
-        default=DEFAULT_BUDGET_S, metadata={"help": "seconds after which the best plan so far is taken"}
+        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
     )
     tries: int = field(
         default=DEFAULT_TRIES, metadata={"help": "number of plans to try that differ a little from the best one"}

@@ -110,18 +110,22 @@ def _count_parts(plan: Plan) -> int:
     return sum(map(len, plan.layers.values()))
 
 
-def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
+def find_optima(
+    tables: CostTables, budget: WorkBudget | None = None, lambdas: Sequence[float] = LAMBDAS
+) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one way to split each layer) in the barrier model for each λ, without repetitions.
 
     In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times of
     sending. Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
-    (`minimise_exactly`) would be too large.
+    (`minimise_exactly`) would be too large. The search ends early if the budget is exceeded.
     """
-    order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
+    order, budget = build_elimination_order(tables.choice_counts, list(tables.edge_seconds)), budget or WorkBudget()
     if order.largest_table > MAX_TABLE_ELEMENTS:
         return
     seen = set()
     for scale in lambdas:
+        if not budget.try_steps(*order.work):
+            return
         _, selection = minimise_exactly(
             order, tables.node_seconds, {edge: scale * table for edge, table in tables.edge_seconds.items()}
         )
@@ -198,7 +202,7 @@ class CandidateSearch:
         In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times
         of sending.
         """
-        for selection in find_optima(tables):
+        for selection in find_optima(tables, self.budget):
             if self.budget.is_exceeded():
                 return
             if not self._is_hopeless(tables, selection):

@@ -23,12 +23,6 @@ MAX_GRADIENT_SIZE = 2_000
 Up to this size, the search of `gradient` takes only a few seconds.
 """
 
-GRADIENT_S = 3.0
-"""If fewer seconds of the budget remain, plans near the best one are tried before the plans of the strategy `gradient`.
-
-The search of `gradient` takes about a second for a network of 40 layers on four devices.
-"""
-
 
 @dataclass(frozen=True)
 class CpSat(Strategy):
@@ -95,8 +89,8 @@ class CpSat(Strategy):
         overlap. With `simulate` and the objective latency, the simulator therefore selects the best of these plans:
 
         - the solver's plan, and the plan on the best single device,
-        - the optima of the tables if the times of sending are multiplied by factors below 1,
         - the plans that `gradient` finds in the tables,
+        - the optima of the tables if the times of sending are multiplied by factors below 1,
         - plans near the best of all these plans.
 
         Finally, elements that nothing reads are removed from the best plan.
@@ -124,12 +118,10 @@ class CpSat(Strategy):
             single = problem.best_single_device[0]
             search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:
-                search.try_optima(cost_tables)
-                if budget.remaining_s < GRADIENT_S:
-                    search.try_neighbours(cost_tables, self.tries, self.seed)
                 if self.tries and not budget.is_exceeded():
                     selections = find_gradient_selections(cost_tables, budget)
                     search.try_plans((cost_tables.plan(selection), "gradient") for selection in selections)
+                search.try_optima(cost_tables)
                 search.try_neighbours(cost_tables, self.tries, self.seed)
                 search.trim()
         except KeyboardInterrupt:

@@ -37,7 +37,7 @@ SplitKind = Literal["rows", "cut", "sums"]
 - "cut": one layer that is split by channels, or computed whole on one device or on each device.
 - "sums": one layer into partial sums over ranges of its input channels.
 """
-CANDIDATE_RUNS_PER_S = 10_000
+CANDIDATE_RUNS_PER_S = 15_000
 """Number of candidate runs that count as one second of the reference computer in the search's budget.
 
 A candidate run is one way to compute some consecutive layers. It counts once when it is built, and once for each state

@@ -163,11 +163,11 @@ class LocalSearch:
         # that are known to have their best choices are therefore skipped.
         can_skip = prices is None and not len(self.tables.limits)
         for path in self._paths:
-            if not self.budget.try_steps(*self._work_of(len(current), path)):
-                break
             rows = np.arange(len(current))
             if can_skip:
                 rows = rows[[self._surroundings_key(row, path) not in self._known_optimal for row in current]]
+            if not self.budget.try_steps(*self._work_of(len(rows), path)):
+                break
             step = max(1, _MAX_BLOCK_ELEMENTS // max(self.tables.edge[pair].size for pair in pairwise(path)))
             for start in range(0, len(rows), step):
                 block = rows[start : start + step]

@@ -131,8 +131,7 @@ class _PriceSearch:
 
         A variable elimination finds the best way to split each layer at given prices of the loads.
         """
-        order = self.model.elimination_order
-        return self.budget.try_steps(sum(order.table_elements), 3 * len(order.steps))
+        return self.budget.try_steps(*self.model.elimination_order.work)
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
         """Return the best selection (plan) at these prices of the loads, and raise the lower bound if possible."""

@@ -20,6 +20,8 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 MAX_TABLE_ELEMENTS = 1 << 25
 """Largest number of elements of a table that elimination may build (256 MiB of 64-bit floats)."""
+ADDITIONS_PER_READ = 3
+"""Additions of elements in the processor's cache that take as long as reading an element from memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,11 @@ class EliminationOrder:
     def largest_table(self) -> int:
         """Number of elements of the largest table that is built."""
         return max(self.table_elements, default=1)
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """Work of the elimination of all variables: the number of elements that are read, and of NumPy calls."""
+        return sum(self.table_elements) // ADDITIONS_PER_READ, 3 * len(self.steps)
 
     @cached_property
     def table_elements(self) -> tuple[int, ...]:
