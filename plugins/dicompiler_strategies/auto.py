@@ -84,8 +84,8 @@ class Auto(Strategy):
     plan's note names the steps that were left out. If the objective is a weighted sum, each strategy is asked once for
     each term of the sum. The plans are compared by the weighted sum.
 
-    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a machine that is
-    very slow or busy, the search also stops after three times the budget by the clock. The plan then depends on the
+    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a machine that
+    is very slow or busy, the search also stops after three times the budget by the clock. The plan then depends on the
     machine, and its note says that the budget ended the search.
     """
 
