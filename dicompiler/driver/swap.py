@@ -35,7 +35,7 @@ from dicompiler.target.client import Session, connect, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.manifest import ARTIFACT_FILE, PLATFORM_FILE
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.run_records import DeviceReport, ReplacedArtifact, RunEvent, RunOptions
+from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -422,7 +422,7 @@ def _replacing(old: _Version, new: Path, options: RunOptions, link_share: float)
     if old.options.hosts is None:
         return options
     bytes_per_s = link_share * Platform.load(new / PLATFORM_FILE).network.bandwidth / 8
-    return replace(options, replaced=ReplacedArtifact(old.directory, old.options.hosts, bytes_per_s))
+    return replace(options, copy_bytes_per_s=bytes_per_s)
 
 
 class _FrameSource:

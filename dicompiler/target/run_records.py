@@ -300,24 +300,6 @@ def default_in_flight(devices: int) -> int:
 
 
 @dataclass(frozen=True)
-class ReplacedArtifact:
-    """A running artifact that another artifact will replace.
-
-    Files that both artifacts have are linked on the hosts instead of sent.
-
-    Attributes:
-        directory: The artifact.
-        hosts: The hosts, with the directories of the artifact's files.
-        copy_bytes_per_s: Largest number of bytes that are sent to all hosts in a second, so that the frames of the
-            running artifact are not delayed.
-    """
-
-    directory: Path
-    hosts: Hosts
-    copy_bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class RunOptions:
     """Options of a run.
 
@@ -344,7 +326,8 @@ class RunOptions:
             thread that uses the session.
         on_frame: Function that is called with the times of each finished frame, in the thread that uses the session
             (target `sockets`).
-        replaced: For `Target.install`: the running artifact on the same hosts that the new artifact will replace.
+        copy_bytes_per_s: For `Target.install`: largest number of bytes that are sent to all hosts in a second, so that
+            the frames of a running artifact are not delayed; 0 means no limit.
     """
 
     in_flight: int = 1
@@ -362,7 +345,7 @@ class RunOptions:
     start_without: tuple[str, ...] = ()
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
     on_frame: Callable[[FrameTimes], None] | None = field(default=None, repr=False)
-    replaced: ReplacedArtifact | None = field(default=None, repr=False)
+    copy_bytes_per_s: float = 0.0
 
     def with_timeout(self, seconds: float | None) -> RunOptions:
         """Return a copy of the options with another timeout.

@@ -34,6 +34,7 @@ from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
+from dicompiler_targets.sockets.deploy import _DeviceCopier
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.session import ClusterSession
 
@@ -79,12 +80,19 @@ def device_directory(boards: Cluster, name: str, net: Path) -> Path:
     return boards.boards[name].home / ".cache" / "dicompiler" / net.name / name
 
 
+def remove_copies(boards: Cluster) -> None:
+    """Remove the artifacts of other tests from all boards, which would not be sent again."""
+    for board in boards.boards.values():
+        shutil.rmtree(board.home / ".cache", ignore_errors=True)
+
+
 def copied(output: str) -> list[int]:
     """Return the copied bytes of each device from the output of deploy."""
     return [int(count) for count in column(output, "bytes copied").values()]
 
 
 def test_runs_network_on_boards(boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    remove_copies(boards)
     hosts, inputs, outputs = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "x.npz", tmp_path / "y.npz"
     np.savez(inputs, input=np.random.default_rng(1).standard_normal((1, 1, 32, 32)).astype(np.float32))
     options = ["--inputs", str(inputs), "--outputs", str(outputs), "--frames", "3", "--logs", str(tmp_path / "logs")]
@@ -100,6 +108,7 @@ def test_runs_network_on_boards(boards: Cluster, net: Path, tmp_path: Path, capf
 
 
 def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    remove_copies(boards)
     options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
     assert all(one.copied_bytes > 50_000 for one in install(net, options))
     places = [device_directory(boards, name, net) for name in NAMES]
@@ -115,6 +124,33 @@ def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -
     assert all(one.copied_bytes for one in install(net, options))
     assert not (places[0] / "old").exists()
     assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]
+
+
+def test_other_plan_sends_only_pieces_that_a_board_lacks(
+    boards: Cluster, net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first board has all weights of the second plan as a part of its file; the second board has none."""
+    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
+    install(net, options)
+    other = tmp_path / f"other-{net.name}"
+    dicompiler.compile(networks.build("lenet"), platform="rpi4x2", strategy="single", output=other, allow_worse=True)
+    place, weights = device_directory(boards, "pi01", other), other / "pi01" / "weights.bin"
+    (installed,) = install(other, options)
+    assert installed.copied_bytes < 0.25 * weights.stat().st_size
+    assert (place / "weights.bin").read_bytes() == weights.read_bytes()
+    # An assembled file vanishes before it is used.
+    assemble = _DeviceCopier.assemble
+
+    def lose_assembled_file(copier: _DeviceCopier) -> None:
+        assemble(copier)
+        (place.parent / ".pi01.pieces" / "weights.bin").unlink()
+
+    monkeypatch.setattr(_DeviceCopier, "assemble", lose_assembled_file)
+    (place / "weights.bin").write_bytes(weights.read_bytes()[:-1])
+    (installed,) = install(other, options)
+    assert installed.copied_bytes > weights.stat().st_size
+    assert (place / "weights.bin").read_bytes() == weights.read_bytes()
+    assert [path.name for path in place.parent.iterdir()] == ["pi01"]
 
 
 @pytest.mark.slow

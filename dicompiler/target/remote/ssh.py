@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from dicompiler.base.captured_output import KEPT_BYTES, CapturedOutput
 from dicompiler.base.errors import DicompilerError, RunError, one_line
@@ -105,13 +106,14 @@ SHELL_REMEDIES = (
 # The archive is unpacked into a new directory next to the target directory. The new directory replaces the target only
 # if the archive is complete, that is, if the new directory contains the stamp file, which is the archive's last file.
 # Arguments: the target directory, the name of the stamp file, and for each file that is on the host already, its path
-# and its name in the target directory.
-UNPACK_SCRIPT = """
+# and its name in the target directory. The directory with the suffix of ASSEMBLED_SUFFIX is removed in any case.
+ASSEMBLED_SUFFIX = ".pieces"
+UNPACK_SCRIPT = f"""
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;
+trap 'rm -rf "$new" "$beside{ASSEMBLED_SUFFIX}"' EXIT; trap 'exit 1' HUP INT TERM PIPE;
 if [ -e "$target" ] && ! [ -f "$target/$stamp" ] && [ -n "$(ls -A "$target")" ]; then
   echo "$target holds something else: give another directory, or remove it" >&2; exit 1; fi;
-trap 'rm -rf "$new"' EXIT; trap 'exit 1' HUP INT TERM PIPE;
 rm -rf "$new" "$old"; mkdir -p "$new";
 while [ $# -gt 1 ]; do if [ -e "$1" ]; then
   mkdir -p "$(dirname "$new/$2")"; ln "$1" "$new/$2" 2>/dev/null || cp -pPR "$1" "$new/$2";
@@ -147,6 +149,15 @@ class CommandResult:
         """The lines of `output` that start with LINE_PREFIX, without the prefix."""
         lines = self.output.splitlines()
         return [line.removeprefix(LINE_PREFIX) for line in lines if line.startswith(LINE_PREFIX)]
+
+
+def assembled_directory(target: str) -> str:
+    """Return the directory for files that are assembled on the host before `copy_files` links them into `target`.
+
+    `copy_files` removes the directory.
+    """
+    parent, name = posixpath.split(target)
+    return posixpath.join(parent, f".{name}{ASSEMBLED_SUFFIX}")
 
 
 def quote_path(path: str) -> str:
@@ -414,7 +425,7 @@ class RemoteCommands:
         words += [word for name, path in present.items() for word in (quote_path(path), shlex.quote(name))]
 
         def send(stream: IO[bytes]) -> None:
-            _write_archive(_RateLimitedStream(stream, bytes_per_s) if bytes_per_s else stream, sent, stamp)
+            _write_archive(limit_rate(stream, bytes_per_s), sent, stamp)
 
         result = self.run(location, UNPACK_SCRIPT, words, send)
         if result.exit_code:
@@ -457,7 +468,12 @@ class _RateLimitedStream(io.RawIOBase):
         return len(view)
 
 
-def _write_archive(stream: IO[bytes] | _RateLimitedStream, files: Mapping[str, Path], stamp: str) -> None:
+def limit_rate(stream: IO[bytes], bytes_per_s: float) -> IO[bytes]:
+    """Return a stream that writes at most a number of bytes per second to another stream; 0 means no limit."""
+    return cast("IO[bytes]", _RateLimitedStream(stream, bytes_per_s)) if bytes_per_s else stream
+
+
+def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:
     """Write the files as a tar archive that ends with a STAMP_FILE, which contains the text `stamp`.
 
     The same files and stamp give the same bytes.

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from dicompiler.plugin_api.artifacts import (
     DEVICES_DIRECTORY,
     DeviceLocation,
     InstalledDevice,
-    ReplacedArtifact,
     check_files,
     file_digest,
     ssh,
@@ -36,6 +35,7 @@ from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.piece_copies import MIN_PIECED_BYTES, PieceCopier, is_pieced
 from dicompiler_targets.sockets.runtime.addresses import find_local_host, join_address
 from dicompiler_targets.sockets.runtime.transport import KEY_FILES
 from dicompiler_targets.sockets.session import check_device_options, check_frames_in_flight
@@ -46,6 +46,8 @@ MIN_PYTHON = (3, 11)
 """The oldest version of Python that the runtime works with. dicompiler itself needs the same version."""
 KEYS_DIRECTORY = ".keys"
 """Directory of the devices' keys, next to the devices' directories."""
+MAX_SEARCHED_DIRECTORIES = 8
+"""Number of device directories on a host, the newest ones, that are searched for files and pieces."""
 OTHER_PYTHON_HINT = "install it, or name another Python (key python in the hosts file)"
 
 # The host's Python runs this script. That Python may be of any version, even too old for the runtime.
@@ -57,17 +59,55 @@ def read(*path):
             return file.read()
     except EnvironmentError:
         return ""
-def is_intact(directory, name, expected):
-    path, digest = os.path.join(directory, *name.split("/")), hashlib.sha256()
+def file_digest(path):
+    digest = hashlib.sha256()
     try:
         if os.path.islink(path) or not os.path.isfile(path):
-            return False
+            return ""
         with open(path, "rb") as file:
             for piece in iter(lambda: file.read(1 << 20), b""):
                 digest.update(piece)
     except EnvironmentError:
-        return False
-    return digest.hexdigest() == expected
+        return ""
+    return digest.hexdigest()
+def list_names(directory):
+    try:
+        return [name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
+    except EnvironmentError:
+        return []
+def list_files(directory):
+    paths = [os.path.join(parent, name) for parent, _, names in os.walk(directory) for name in sorted(names)]
+    return [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
+def find_copied_directories(target):
+    # These are the directories of all artifacts next to this one: first the target itself, then the newest ones.
+    place, found = os.path.dirname(os.path.dirname(target)), []
+    for artifact in list_names(place):
+        for device in list_names(os.path.join(place, artifact)):
+            directory = os.path.join(place, artifact, device)
+            try:
+                status = os.lstat(os.path.join(directory, STAMP))
+            except EnvironmentError:
+                continue
+            if status.st_uid == os.geteuid():
+                found.append((directory == target, status.st_mtime, directory))
+    return [directory for _, _, directory in sorted(found, reverse=True)][:MAX_DIRECTORIES]
+def find_elsewhere(wanted, directories):
+    found, sizes = {}, set(size for size, _ in wanted.values())
+    for path in (path for directory in directories for path in list_files(directory)):
+        if os.path.getsize(path) in sizes:
+            found.setdefault(file_digest(path), path)
+    return dict((name, found[digest]) for name, (_, digest) in sorted(wanted.items()) if digest in found)
+def find_files(target, expected):
+    intact = [name for name, (_, digest) in sorted(expected.items())
+        if file_digest(os.path.join(target, *name.split("/"))) == digest]
+    missing = dict((name, expected[name]) for name in expected if name not in intact)
+    directories = find_copied_directories(target) if missing else []
+    # The directory of another device of the same artifact may be replaced at the same time.
+    lasting = [path for path in directories if path == target or os.path.dirname(path) != os.path.dirname(target)]
+    old_files = [path for directory in directories for path in list_files(directory)
+        if os.path.getsize(path) >= MIN_PIECED_BYTES]
+    return {"path": target, "stamp": read(target, STAMP), "intact": intact,
+        "elsewhere": find_elsewhere(missing, lasting), "old_files": old_files}
 versions, errors = {"Python": ".".join(map(str, sys.version_info[:3]))}, {}
 for name in PACKAGES:
     try:
@@ -96,12 +136,7 @@ highest = {}
 if "onnxruntime" in versions and NEEDED and not supports(*NEEDED):
     highest["IR version"] = find_highest(NEEDED[0], lambda version: supports(version, 13))
     highest["opset"] = find_highest(NEEDED[1], lambda version: supports(8, version))
-directories, others = [], sys.argv[1 + len(EXPECTED):]
-for directory, expected, copies in zip(sys.argv[1:], EXPECTED, OTHER_COPIES):
-    intact = [name for name in sorted(expected) if is_intact(directory, name, expected[name])]
-    elsewhere = [name for name, (index, other) in sorted(copies.items())
-        if name not in intact and is_intact(others[index], other, expected[name])]
-    directories.append({"stamp": read(directory, STAMP), "intact": intact, "elsewhere": elsewhere})
+directories = [find_files(*pair) for pair in zip(sys.argv[1:], EXPECTED)]
 # If Python comes with the operating system, pip may not be allowed to install packages (PEP 668).
 managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exists(
     os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
@@ -123,15 +158,12 @@ class DirectoryCopy:
         files: For each file name, the local file.
         digests: SHA-256 of each file, by name.
         stamp: Text that identifies the whole content. The host keeps the text in the directory.
-        other_copies: The files that should already be on the host as files of another artifact. For the name of each of
-            these files: the other artifact's directory, and the name of the equal file there.
     """
 
     target: str
     files: Mapping[str, Path]
     digests: Mapping[str, str]
     stamp: str
-    other_copies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,14 +171,19 @@ class FoundFiles:
     """The files of a DirectoryCopy that a host has.
 
     Attributes:
+        path: Absolute path of the directory.
         stamp: The text on the host that identifies the content (`DirectoryCopy.stamp`); '' without one.
         intact: Names of the intact files in the directory.
-        elsewhere: Names of the other files of which an intact copy is at the place in `DirectoryCopy.other_copies`.
+        elsewhere: For the name of each other file of which another artifact on the host has an intact copy, the path of
+            this copy.
+        old_files: Paths of large files of artifacts on the host, which may have equal pieces.
     """
 
+    path: str
     stamp: str
     intact: frozenset[str]
-    elsewhere: frozenset[str]
+    elsewhere: Mapping[str, str]
+    old_files: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -171,12 +208,11 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     locations = device_locations(artifact, options)
     for name in locations:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.device_files(name)])
-    other_files = {} if options.replaced is None else _files_by_digest(options.replaced)
-    copies = {name: _plan_copies(artifact, at, options.keys, other_files) for name, at in locations.items()}
+    copies = {name: _plan_copies(artifact, at, options.keys) for name, at in locations.items()}
     # Opening a listening socket checks the coordinator's address and keys before anything is copied.
     RunAcceptor(find_listen_address(options, list(locations.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
-    bytes_per_s = 0.0 if options.replaced is None else options.replaced.copy_bytes_per_s / len(locations)
+    bytes_per_s = options.copy_bytes_per_s / len(locations)
     seconds = options.timeout_s + (_longest_copy_bytes(copies) / bytes_per_s if bytes_per_s else 0.0)
     commands = ssh.RemoteCommands(time.monotonic() + seconds, options.hosts.file)
     states, failed = dict[str, DeployedState](), dict[str, RunError]()
@@ -192,22 +228,82 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     commands.run_parallel(probe, list(locations))
     check_failed_devices(artifact, failed)
 
-    def copy(name: str) -> InstalledDevice:
-        location, copied_bytes, state = locations[name], 0, states[name]
-        is_changed = False
-        for wanted, found in zip(copies[name], state.copies, strict=True):
-            if wanted.files and (found.stamp, found.intact) != (wanted.stamp, frozenset(wanted.files)):
-                kept, is_changed = found.intact if found.stamp else (), True
-                others = {name: "/".join(wanted.other_copies[name]) for name in found.elsewhere}
-                copied_bytes += commands.copy_files(
-                    location, wanted.target, wanted.files, wanted.stamp, kept, others, bytes_per_s
-                )
-        if is_changed:
-            copied = _probe_host(commands, location, copies[name], artifact)
-            _check_copied(location, copies[name], copied.copies)
-        return InstalledDevice(name, location.ssh_destination, location.directory, copied_bytes, state.versions)
+    # All files are assembled before the first directory is replaced, because they may have pieces from there.
+    names = [name for name in locations if name in states]
+    copiers = [
+        _DeviceCopier(commands, artifact, locations[name], copies[name], states[name], bytes_per_s) for name in names
+    ]
+    commands.run_parallel(_DeviceCopier.assemble, copiers)
+    return tuple(commands.run_parallel(_DeviceCopier.copy, copiers))
 
-    return tuple(commands.run_parallel(copy, [name for name in locations if name in states]))
+
+@dataclass
+class _DeviceCopier:
+    """Copies the missing files of a device to its host.
+
+    Attributes:
+        commands: Runs commands over ssh.
+        artifact: The artifact.
+        location: How to reach the host.
+        copies: The content that the directories on the host must have.
+        state: The files that the host has.
+        bytes_per_s: Largest number of bytes that are sent in a second; 0 means no limit.
+        assembled: Names of the files that `assemble` has assembled, for each of `copies`.
+        copied_bytes: Number of bytes sent.
+    """
+
+    commands: ssh.RemoteCommands
+    artifact: SocketsArtifact
+    location: DeviceLocation
+    copies: Sequence[DirectoryCopy]
+    state: DeployedState
+    bytes_per_s: float
+    assembled: dict[str, list[str]] = field(default_factory=dict)
+    copied_bytes: int = 0
+
+    def assemble(self) -> None:
+        """Assemble large files on the host from pieces that it has and pieces that are sent."""
+        for wanted, found in zip(self.copies, self.state.copies, strict=True):
+            missing = wanted.files.keys() - found.intact - found.elsewhere.keys()
+            large = {name: wanted.files[name] for name in sorted(missing) if is_pieced(wanted.files[name])}
+            if large and found.old_files:
+                copier = PieceCopier(
+                    self.commands, self.location, quoted_python(self.location), found.old_files, self.bytes_per_s
+                )
+                directory = ssh.assembled_directory(found.path)
+                self.assembled[wanted.target] = copier.assemble(directory, large, wanted.digests)
+                self.copied_bytes += copier.sent_bytes
+
+    def copy(self) -> InstalledDevice:
+        """Replace the directories whose content differs, and check the files on the host.
+
+        Files that the host has elsewhere are linked. If such a file has changed since it was found, all files are sent.
+        """
+        changed = [
+            (wanted, found)
+            for wanted, found in zip(self.copies, self.state.copies, strict=True)
+            if wanted.files and (found.stamp, found.intact) != (wanted.stamp, frozenset(wanted.files))
+        ]
+        for wanted, found in changed:
+            directory = ssh.assembled_directory(found.path)
+            others = {name: f"{directory}/{name}" for name in self.assembled.get(wanted.target, ())}
+            self._send(wanted, found.intact if found.stamp else (), {**found.elsewhere, **others})
+        if changed and any(_damaged_files(self.copies, self._probe())):
+            for wanted, _ in changed:
+                self._send(wanted)
+            _check_copied(self.location, self.copies, self._probe())
+        location = self.location
+        return InstalledDevice(
+            location.device, location.ssh_destination, location.directory, self.copied_bytes, self.state.versions
+        )
+
+    def _send(self, wanted: DirectoryCopy, kept: Collection[str] = (), others: Mapping[str, str] | None = None) -> None:
+        self.copied_bytes += self.commands.copy_files(
+            self.location, wanted.target, wanted.files, wanted.stamp, kept, others, self.bytes_per_s
+        )
+
+    def _probe(self) -> Sequence[FoundFiles]:
+        return _probe_host(self.commands, self.location, self.copies, self.artifact).copies
 
 
 def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunError]) -> None:
@@ -221,21 +317,6 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
         log.warning("%s; the other devices can run without this device", error)
 
 
-def _files_by_digest(replaced: ReplacedArtifact) -> dict[tuple[str, int | None, str], tuple[str, str]]:
-    """Return the places on the hosts of the files of the running artifact that will be replaced.
-
-    A key of the result consists of the ssh destination and port of a host, and the SHA-256 of a file. The value is the
-    directory on the host, and the name of the file in this directory.
-    """
-    artifact = SocketsArtifact.load(replaced.directory)
-    files = {}
-    for name, location in device_locations(artifact, RunOptions(hosts=replaced.hosts)).items():
-        for file in artifact.device_files(name):
-            digest = file_digest(artifact.directory / name / file)
-            files[location.ssh_destination, location.port, digest] = location.directory, file
-    return files
-
-
 def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
     """Return the total size of a device's files and keys, for the device with the largest total."""
     sizes = (
@@ -244,29 +325,16 @@ def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
     return max(map(sum, sizes), default=0)
 
 
-def _plan_copies(
-    artifact: SocketsArtifact,
-    location: DeviceLocation,
-    keys: Path | None,
-    other_files: Mapping[tuple[str, int | None, str], tuple[str, str]],
-) -> list[DirectoryCopy]:
-    """Return the directories that a device needs on its host: one with its files, and one with keys.
-
-    `other_files` are the files of the running artifact that will be replaced, as `_files_by_digest` returns them. Equal
-    files are linked on the host instead of sent.
-    """
+def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
+    """Return the directories that a device needs on its host: one with its files, and one with keys."""
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
     key_digests = _file_digests(key_files)
     key_stamp = hashlib.sha256("".join(key_digests.values()).encode()).hexdigest()
     key_directory = posixpath.join(posixpath.dirname(location.directory), KEYS_DIRECTORY, location.device)
-    digests, host = _file_digests(files), (location.ssh_destination, location.port)
-    other_copies = {
-        name: other_files[(*host, digest)] for name, digest in digests.items() if (*host, digest) in other_files
-    }
     return [
-        DirectoryCopy(location.directory, files, digests, artifact.digest, other_copies),
+        DirectoryCopy(location.directory, files, _file_digests(files), artifact.digest),
         DirectoryCopy(key_directory, key_files, key_digests, key_stamp),
     ]
 
@@ -280,12 +348,17 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
 
     `found_files` are the files on the host, for each of `copies`.
     """
-    for directory_copy, found in zip(copies, found_files, strict=True):
-        if damaged := sorted(directory_copy.files.keys() - found.intact):
+    for directory_copy, damaged in zip(copies, _damaged_files(copies, found_files), strict=True):
+        if damaged:
             raise RunError(
                 f"{location.title}: {directory_copy.target}/{damaged[0]} differs from the copied file: copy it again; "
                 "if that does not help, check the disk and the memory of the host"
             )
+
+
+def _damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
+    """Return, for each of `copies`, the names of the files that are not intact on the host."""
+    return [sorted(wanted.files.keys() - found.intact) for wanted, found in zip(copies, found_files, strict=True)]
 
 
 def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str, DeviceLocation]:
@@ -345,17 +418,20 @@ def _probe_host(
 
     Raise RunError if the host is unreachable, or if its Python lacks a package that the device needs.
     """
-    expected = [dict(directory_copy.digests) for directory_copy in copies]
-    packages, needed = artifact.required_packages(location.device), artifact.required_onnx(location.device)
-    others = sorted({directory for copy in copies for directory, _ in copy.other_copies.values()})
-    other_copies = [
-        {name: (others.index(directory), other) for name, (directory, other) in copy.other_copies.items()}
-        for copy in copies
+    expected = [
+        {name: (path.stat().st_size, wanted.digests[name]) for name, path in wanted.files.items()} for wanted in copies
     ]
-    constants = (ssh.LINE_PREFIX, ssh.STAMP_FILE, expected, other_copies, tuple(packages), needed)
-    code = f"PREFIX, STAMP, EXPECTED, OTHER_COPIES, PACKAGES, NEEDED = {constants!r}\n{PROBE_SCRIPT}".encode()
-    directories = [*(directory_copy.target for directory_copy in copies), *others]
-    arguments = [quoted_python(location), *map(ssh.quote_path, directories)]
+    packages, needed = artifact.required_packages(location.device), artifact.required_onnx(location.device)
+    constants: dict[str, Any] = {
+        "PREFIX": ssh.LINE_PREFIX,
+        "STAMP": ssh.STAMP_FILE,
+        "EXPECTED": expected,
+        "PACKAGES": tuple(packages),
+    }
+    constants |= {"NEEDED": needed, "MAX_DIRECTORIES": MAX_SEARCHED_DIRECTORIES, "MIN_PIECED_BYTES": MIN_PIECED_BYTES}
+    lines = [f"{name} = {value!r}" for name, value in constants.items()]
+    code = "\n".join([*lines, PROBE_SCRIPT]).encode()
+    arguments = [quoted_python(location), *(ssh.quote_path(wanted.target) for wanted in copies)]
     result = commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda stream: stream.write(code))
     if not result.prefixed_lines:
         cause = f"Python {location.python!r} cannot be run ({last_error_line(result)})"
@@ -406,7 +482,9 @@ def _parse_probe(
         remedy = f"run '{pip} --upgrade onnxruntime' there{hosts_file_hint}, or export the model with an older opset"
         raise RunError(f"{location.title}: {cause}: {remedy}")
     found = [
-        FoundFiles(entry["stamp"], frozenset(entry["intact"]), frozenset(entry["elsewhere"]))
+        FoundFiles(
+            entry["path"], entry["stamp"], frozenset(entry["intact"]), entry["elsewhere"], tuple(entry["old_files"])
+        )
         for entry in answer["directories"]
     ]
     return DeployedState(versions, found)

@@ -1,0 +1,168 @@
+"""Pieces of files: byte ranges that a host already has in files of other artifacts are not sent to it again.
+
+A file is cut into pieces at positions that depend only on the bytes near them. Equal byte ranges in two files therefore
+have the same pieces, wherever they are in the files: for example a weight that another plan stores at another offset,
+or the same output channels of it.
+
+The module `piece_copies` imports this module, and also sends its source to hosts, which run `main`. It therefore
+imports only the standard library and numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 1 << 10, 1 << 14
+"""Limits of the size of a piece. The last piece of a file can be smaller."""
+CUT_BITS = 10
+"""A word of 4 bytes ends a piece with the probability 2 ** -CUT_BITS, so that a piece has 4 to 5 KiB on average."""
+DIGEST_BYTES = 8
+"""Bytes of the digest of a piece. The digest of the whole file, which is checked too, finds equal digests by chance."""
+SENT = -1
+"""The source of a range that is sent. Other sources are indices of files on the host."""
+_MULTIPLIER = 0x9E3779B1
+_DOUBLINGS = (1, 2, 4, 8)
+"""Distances between the words whose hashes are added. Together, the hash covers 16 words."""
+_WINDOW_WORDS = 2 * _DOUBLINGS[-1]
+_BLOCK_BYTES = 1 << 22
+
+Piece = tuple[int, int, bytes]
+"""Offset, length and digest of a piece."""
+Range = tuple[int, int, int]
+"""A range of bytes: its source, its offset there (0 for SENT), and its length."""
+
+
+def cut_file(path: Path | str) -> list[Piece]:
+    """Return the pieces of a file, in order and without gaps."""
+    pieces = []
+    with open(path, "rb") as file:
+        ends = list(_piece_ends(file, os.fstat(file.fileno()).st_size))
+        file.seek(0)
+        start = 0
+        for end in ends:
+            digest = hashlib.blake2b(file.read(end - start), digest_size=DIGEST_BYTES).digest()
+            pieces.append((start, end - start, digest))
+            start = end
+    return pieces
+
+
+def _piece_ends(file: IO[bytes], size: int) -> Iterator[int]:
+    start = 0
+    for end in (*_possible_ends(file), size):
+        while end - start > MAX_PIECE_BYTES:
+            start += MAX_PIECE_BYTES
+            yield start
+        if end - start >= MIN_PIECE_BYTES or start < end == size:
+            start = end
+            yield end
+
+
+def _possible_ends(file: IO[bytes]) -> Iterator[int]:
+    """Yield the offsets at which the hash of the last 16 words has CUT_BITS zeros at its end."""
+    before, offset = np.zeros(0, np.uint32), 0
+    while block := file.read(_BLOCK_BYTES):
+        words = np.concatenate([before, np.frombuffer(block[: len(block) // 4 * 4], "<u4").astype(np.uint32)])
+        first_end = offset - before.nbytes + 4 * _WINDOW_WORDS
+        if len(words) >= _WINDOW_WORDS:
+            is_end = _hash_windows(words) >> np.uint32(32 - CUT_BITS) == 0
+            yield from (first_end + 4 * np.flatnonzero(is_end)).tolist()
+        before, offset = words[-(_WINDOW_WORDS - 1) :], offset + len(block)
+
+
+def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the hash of each sequence of 16 words."""
+    hashes = (words ^ (words >> np.uint32(15))) * np.uint32(_MULTIPLIER)
+    hashes ^= hashes >> np.uint32(13)
+    for distance in _DOUBLINGS:
+        factor = np.uint32(pow(_MULTIPLIER, distance, 1 << 32))
+        hashes = hashes[distance:] + factor * hashes[:-distance]
+    return hashes * np.uint32(_MULTIPLIER)
+
+
+def join_ranges(ranges: Sequence[Range]) -> list[Range]:
+    """Join consecutive ranges that also follow one another in their source."""
+    joined: list[Range] = []
+    for source, offset, length in ranges:
+        previous = joined[-1] if joined else None
+        if previous and previous[0] == source and (source == SENT or previous[1] + previous[2] == offset):
+            joined[-1] = source, previous[1], previous[2] + length
+        else:
+            joined.append((source, offset, length))
+    return joined
+
+
+# -- on the host
+
+
+def find_pieces(old_files: Sequence[str], wanted: Sequence[Sequence[int]], digests: IO[bytes]) -> list[list[Range]]:
+    """Return, for each wanted file, the ranges of old files from which it can be assembled.
+
+    Pieces that no old file has become ranges of SENT bytes. Old files that cannot be read are ignored.
+
+    Args:
+        old_files: Paths of the old files.
+        wanted: For each wanted file, the lengths of its pieces.
+        digests: Stream with the digests of the pieces of all wanted files.
+    """
+    places: dict[bytes, Range] = {}
+    for source, path in enumerate(old_files):
+        with contextlib.suppress(OSError):
+            for offset, length, digest in cut_file(path):
+                places.setdefault(digest, (source, offset, length))
+    found = []
+    for lengths in wanted:
+        ranges = []
+        for length in lengths:
+            place = places.get(digests.read(DIGEST_BYTES))
+            ranges.append(place if place and place[2] == length else (SENT, 0, length))
+        found.append(join_ranges(ranges))
+    return found
+
+
+def assemble_file(path: Path, digest: str, ranges: Sequence[Range], old_files: Sequence[str], sent: IO[bytes]) -> bool:
+    """Write a file from ranges of old files and of the stream `sent`. Return True if its SHA-256 is `digest`."""
+    found = hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack, path.open("wb") as file:
+        opened = {SENT: sent}
+        for source, offset, length in ranges:
+            if source not in opened:
+                opened[source] = stack.enter_context(open(old_files[source], "rb"))
+            if source != SENT:
+                opened[source].seek(offset)
+            while length > 0 and (block := opened[source].read(min(length, _BLOCK_BYTES))):
+                found.update(block)
+                file.write(block)
+                length -= len(block)
+    return found.hexdigest() == digest
+
+
+def main(prefix: str) -> None:
+    """Answer the request on standard input, which is a line of JSON followed by bytes.
+
+    The request is to find pieces, or to assemble files in a directory. The answer is printed as JSON after `prefix`. It
+    has the ranges of each wanted file, or the names of the assembled files.
+    """
+    os.umask(0o077)
+    os.nice(19)  # A running artifact must not be delayed.
+    request: Mapping[str, Any] = json.loads(sys.stdin.buffer.readline())
+    if "wanted" in request:
+        answer: list[Any] = find_pieces(request["old_files"], request["wanted"], sys.stdin.buffer)
+    else:
+        answer = []
+        with contextlib.suppress(OSError):
+            for name, digest, ranges in request["files"]:
+                path = Path(request["directory"], name)
+                if assemble_file(path, digest, ranges, request["old_files"], sys.stdin.buffer):
+                    answer.append(name)
+    print(prefix + json.dumps(answer))
