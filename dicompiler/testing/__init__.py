@@ -8,8 +8,9 @@
 
 The argument of a check is a class (all of its options then have their defaults) or an instance. The check runs the
 plugin on small networks. If a requirement does not hold, the check raises AssertionError with the plugin, the network
-and the cause. The plugin need not be installed, and no test framework is needed. Some checks compare results with those
-of a second process. The classes must therefore be in a module that can be imported, not in the script that is run.
+and the cause. The logger `dicompiler.testing` reports the progress at level INFO. The plugin need not be installed, and
+no test framework is needed. Some checks compare results with those of a second process. The classes must therefore be
+in a module that can be imported, not in the script that is run.
 """
 
 from dicompiler.plugin.registry import temporarily_registered

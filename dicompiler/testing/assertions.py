@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from dicompiler.base.errors import describe_exception, one_line
 from dicompiler.plugin.plugin_kinds import check_registrable, plugin_kind
 from dicompiler.plugin_api import registry
 from dicompiler.testing.fingerprints import field_fingerprints
+
+log = logging.getLogger("dicompiler.testing")
 
 LIMIT_S = 300.0
 """Seconds that the calls of a plugin for one sample may take by default."""
@@ -48,6 +51,14 @@ def error_context(place: str) -> Iterator[None]:
             yield
     except (Exception, SystemExit, TimeLimitError, _ProcessEndError) as error:
         raise AssertionError(f"{place}: {_describe_error(error)}") from error
+
+
+@contextmanager
+def checking(place: str) -> Iterator[None]:
+    """Log `place`, so that users see the progress of a long check, and add it to errors as `error_context` does."""
+    log.info("checking %s", place)
+    with error_context(place):
+        yield
 
 
 def _describe_error(error: BaseException) -> str:

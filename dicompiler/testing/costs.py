@@ -19,7 +19,16 @@ from dicompiler.plugin_api.regions import (
     reduction_length,
     with_interval,
 )
-from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
+from dicompiler.testing.assertions import (
+    LIMIT_S,
+    as_instance,
+    checking,
+    describe,
+    error_context,
+    require,
+    time_limit,
+    unchanged,
+)
 from dicompiler.testing.samples import Sample, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
 
@@ -72,7 +81,7 @@ def _checked_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[ND
     """
     layers, devices = sample.problem.layers, sample.platform.devices
     place, seconds = f"{describe(cost)} on {sample.name} on {sample.platform.name}", []
-    with error_context(place), unchanged(layers=layers, devices=devices):
+    with checking(place), unchanged(layers=layers, devices=devices):
         for layer in layers.layers:
             with error_context(f"layer {layer.name}"), time_limit(limit_s):
                 seconds.append(_layer_seconds(cost, layers, layer, devices))

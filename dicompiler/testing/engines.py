@@ -16,8 +16,8 @@ from dicompiler.plugin_api.onnx import graph_inputs, random_inputs
 from dicompiler.testing.assertions import (
     LIMIT_S,
     as_instance,
+    checking,
     describe,
-    error_context,
     require,
     time_limit,
     unchanged,
@@ -83,7 +83,7 @@ def check_engine(
     converted = 0
     for name, model in models.items():
         place = f"{describe(instance)} on {name}"
-        with error_context(place), unchanged(model=model), time_limit(limit_s):
+        with checking(place), unchanged(model=model), time_limit(limit_s):
             converted += _check_sub_model(instance, model, limit_s)
     names = ", ".join(models)
     require(

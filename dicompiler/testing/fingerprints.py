@@ -59,7 +59,10 @@ class _Fingerprinter:
             return [self.digest(item) for pair in value.items() for item in pair]
         if isinstance(value, set | frozenset):
             return sorted(self.digest(item) for item in value)
-        if isinstance(value, list | tuple | bytearray | memoryview):
+        if isinstance(value, bytearray | memoryview):
+            # Weights are views of files. Their bytes are hashed at once, because single bytes take minutes.
+            return (bytes(value),)
+        if isinstance(value, list | tuple):
             return [self.digest(item) for item in value]
         return ()
 

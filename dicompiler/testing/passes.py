@@ -16,7 +16,16 @@ from dicompiler.ir.platform import uniform_platform
 from dicompiler.plugin_api import Model, Pass, PassManager, PipelineState
 from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
 from dicompiler.plugin_api.regions import lower, single_device_plan
-from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
+from dicompiler.testing.assertions import (
+    LIMIT_S,
+    as_instance,
+    checking,
+    describe,
+    error_context,
+    require,
+    time_limit,
+    unchanged,
+)
 from dicompiler.testing.samples import NETWORKS, build_network
 
 
@@ -53,7 +62,7 @@ def check_pass(
     for number, source in enumerate(on):
         model = build_network(source) if isinstance(source, str) else source
         name = source if isinstance(source, str) else getattr(getattr(source, "graph", None), "name", "") or str(number)
-        with error_context(f"{describe(instance)} on {name}"):
+        with checking(f"{describe(instance)} on {name}"):
             _check_on_model(instance, _make_input(instance, Model.load(model)), limit_s)
 
 

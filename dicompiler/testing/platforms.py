@@ -7,7 +7,7 @@ from typing import Any
 
 from dicompiler.ir.platform import platform_from_toml, platform_to_toml
 from dicompiler.plugin_api import Platform, PlatformFamily, PlatformFormat
-from dicompiler.testing.assertions import LIMIT_S, error_context, require, time_limit
+from dicompiler.testing.assertions import LIMIT_S, checking, require, time_limit
 
 
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
@@ -30,13 +30,13 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = (), l
     """
     is_counted = not isinstance(family, PlatformFormat)
     if is_counted:
-        with error_context(f"platform {family.name!r}"), time_limit(limit_s):
+        with checking(f"platform {family.name!r}"), time_limit(limit_s):
             require(family.name.endswith("N"), "its name does not end in N, the number of hosts")
             for name in (family.name, f"{family.name[:-1]}0", f"x{family.name[:-1]}2"):
                 require(family.find(name) is None, f"it claims {name!r}")
     chosen = members or [f"{family.name.removesuffix('N')}{count}" for count in (1, 2, 4)]
     for name in chosen:
-        with error_context(f"platform {name!r} of {family.name!r}"), time_limit(limit_s):
+        with checking(f"platform {name!r} of {family.name!r}"), time_limit(limit_s):
             platform: Any = family.find(name)
             require(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
             require(family.find(name) == platform, "a second find() returns another platform")

@@ -48,7 +48,7 @@ from dicompiler.plugin_api.regions import (
     region_shape,
     with_interval,
 )
-from dicompiler.testing.assertions import LIMIT_S, error_context, require, time_limit, unchanged
+from dicompiler.testing.assertions import LIMIT_S, checking, error_context, require, time_limit, unchanged
 
 Array = NDArray[Any]
 
@@ -154,7 +154,7 @@ def check_operator_rule(
         for number, case in enumerate(cases):
             place = f"{name}, case {number}"
             require((case.op, case.domain) == (rule.op, rule.domain), f"{place}: its operator is {case.op!r}")
-            with error_context(place):
+            with checking(place):
                 model = case.model()
             with error_context(f"{place}: onnxruntime refuses the node"):
                 expected = np.asarray(run_model(model, case.inputs, optimization="none")["y"])

@@ -9,7 +9,17 @@ from dicompiler.ir.plan import dumps
 from dicompiler.plugin.plugin_wrappers import describe_plan_error
 from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Strategy
 from dicompiler.search.constraints import check_memory
-from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
+from dicompiler.testing.assertions import (
+    LIMIT_S,
+    as_instance,
+    checking,
+    describe,
+    error_context,
+    log,
+    require,
+    time_limit,
+    unchanged,
+)
 from dicompiler.testing.plans import check_legal, check_plan
 from dicompiler.testing.samples import Sample, memory_limited, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
@@ -44,14 +54,18 @@ def check_strategy(
     chosen = list(samples() if on is None else on)
     require(chosen, f"{describe(instance)}: there are no samples")
     tried = [*chosen, *_memory_limited_samples(chosen)]
-    plans = [plan_or_error(instance, sample, limit_s) for sample in tried]
+    plans = []
+    for sample in tried:
+        log.info("running %s on %s", describe(instance), sample)
+        plans.append(plan_or_error(instance, sample, limit_s))
     refused = next((plan for plan in plans if isinstance(plan, str)), "")
     require(any(isinstance(plan, Plan) for plan in plans), f"{describe(instance)} refuses every sample: {refused}")
+    log.info("running %s on %d samples in another process", describe(instance), len(tried))
     with error_context(describe(instance)):
         others = call_in_subprocess(plan_texts, instance, tried, limit_s, limit_s=limit_s * len(tried))
     seen: list[tuple[str, str, Plan]] = []
     for sample, plan, other in zip(tried, plans, others, strict=True):
-        with error_context(f"{describe(instance)} on {sample}"):
+        with checking(f"{describe(instance)} on {sample}"):
             _check_same_plan(plan, plan_or_error(instance, sample, limit_s), "when it is called again")
             _check_same_plan(plan, other, "in another process")
             if isinstance(plan, Plan) and (memory or not _exceeds_memory(sample, plan)):

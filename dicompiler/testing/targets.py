@@ -20,7 +20,7 @@ from dicompiler.plugin_api.costs import program_memory
 from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
 from dicompiler.plugin_api.regions import single_device_plan, tile_layer
 from dicompiler.target.manifest import ARTIFACT_FILE
-from dicompiler.testing.assertions import LIMIT_S, as_instance, describe, error_context, require, time_limit, unchanged
+from dicompiler.testing.assertions import LIMIT_S, as_instance, checking, describe, require, time_limit, unchanged
 from dicompiler.testing.samples import Sample, make_cluster, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
 from dicompiler.testing.written_files import writes_inside
@@ -92,16 +92,16 @@ def check_target(
         emitter = plugins.resolve("targets", emitter)
         for sample in chosen:
             for strategy in splits:
-                with error_context(f"{describe(emitter)} on {sample}, split by {strategy}"), time_limit(limit_s):
+                with checking(f"{describe(emitter)} on {sample}, split by {strategy}"), time_limit(limit_s):
                     plan = registry().make("strategies", strategy).plan(sample.problem)
                     _check_sample(emitter, sample, plan, runs, limit_s)
         first = chosen[0]
         if len(first.platform.computing_devices) > 1:
-            with error_context(f"{describe(emitter)} on {first}, with replicas"), time_limit(limit_s):
+            with checking(f"{describe(emitter)} on {first}, with replicas"), time_limit(limit_s):
                 _check_replicas(emitter, first, runs)
-            with error_context(f"{describe(emitter)} on {first}, with a failure plan"), time_limit(limit_s):
+            with checking(f"{describe(emitter)} on {first}, with a failure plan"), time_limit(limit_s):
                 _check_failures(emitter, first, runs)
-        with error_context(f"{describe(emitter)} on {first.platform.name}, with a state"), time_limit(limit_s):
+        with checking(f"{describe(emitter)} on {first.platform.name}, with a state"), time_limit(limit_s):
             _check_states(emitter, first.platform, runs)
 
 

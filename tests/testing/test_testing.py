@@ -37,6 +37,7 @@ from dicompiler.testing import (
     check_strategy,
     check_target,
     default_platforms,
+    fingerprints,
     make_cluster,
     samples,
     temporarily_registered,
@@ -203,6 +204,29 @@ ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
 )
 def test_wrong_strategy_is_caught(fault: Any, text: str) -> None:
     assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
+
+
+def test_progress_is_logged_with_network_platform_and_objective(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "dicompiler.testing"):
+        check_strategy(bad.BadStrategy, FEW, memory=False)
+        check_cost_model(bad.BadCost, FEW)
+    places = ["switch3", "switch3 with less memory"]
+    steps = [
+        *(f"running {ON} {place} for latency" for place in places),
+        "running strategy 'bad-strategy' of module support.bad_plugins on 2 samples in another process",
+        *(f"checking {ON} {place} for latency" for place in places),
+        "checking cost model 'bad-cost' of module support.bad_plugins on branches on switch3",
+    ]
+    assert list(dict.fromkeys(caplog.messages)) == steps
+
+
+def test_weights_are_read_as_one_value_for_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fingerprint of each byte made the check of a strategy take minutes."""
+    (sample,) = samples(["lenet"], [FEW[0].platform], ["latency"])
+    hashed: list[int] = []
+    monkeypatch.setattr(fingerprints, "_hash", lambda *parts: hashed.append(len(parts)) or b"")
+    fingerprints.field_fingerprints({"problem": sample.problem})
+    assert len(hashed) < 10_000  # The weights of lenet have 250,000 bytes.
 
 
 @pytest.mark.parametrize("fault", ["half", "device", "camera"])
