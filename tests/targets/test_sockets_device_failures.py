@@ -59,7 +59,7 @@ from dicompiler_targets.tflm import TflmTarget
 
 NO_SECONDS = DONE_FIELDS.pack(0.0, 0.0, 0)
 """The payload of DONE of a device that has not computed."""
-HEARTBEAT_S = 0.3
+HEARTBEAT_S, LONG_HEARTBEAT_S = 0.3, 30.0
 MAX_DETECTION_S = 3.75 * HEARTBEAT_S
 EACH_DEVICE = [(name,) for name in DEVICES]
 
@@ -544,13 +544,14 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
 
 def test_device_suspected_by_others_fails(start_messages: StartMessages, single_failures: Survivor) -> None:
     def act() -> None:
-        device = Hostile(single_failures.directory, "c", start_messages.find_command("c"))
+        command = start_messages.find_command("c")
+        device = Hostile(single_failures.directory, "c", command, heartbeat_s=LONG_HEARTBEAT_S)
         device.take_part(single_failures.peers("c"))
         device.heard(MessageType.BEGIN_FRAME)
         device.channels[0].close()
 
     threading.Thread(target=act, daemon=True).start()
-    with connect(single_failures, start_manually=("c",)) as session:
+    with connect(single_failures, heartbeat_s=LONG_HEARTBEAT_S, start_manually=("c",)) as session:
         single_failures.stream(session, frames(30))
     assert kinds(session) == [("failure", "c"), ("takeover", "c")]
     assert "reports: the connection to 'c' was lost" in session.events[0].reason
