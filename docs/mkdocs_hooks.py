@@ -32,7 +32,8 @@ OUTSIDE_PAGES = {
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[\w-]+)?\)")
 OPTIONS_ARGUMENT = re.compile(r"^    options: .*\n(?: {5,}.*\n)*", re.MULTILINE)
 """The description of the parameter `options` in a docstring, with its continuation lines."""
-MEMBERS_MARK = re.compile(r"<!-- all of (\S+) -->")
+MEMBERS_BLOCK = re.compile(r"<!-- all of (\S+) -->.*?<!-- end of \1 -->", re.DOTALL)
+"""The list of a module's names, which tests/support/api_pages.py writes for readers of the repository."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -43,9 +44,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links into links of the site, and replace `<!-- all of MODULE -->` by the module's reference."""
+    """Turn links into links of the site, and replace the list of a module's names by its complete reference."""
     page_path = page.file.src_uri
-    return MEMBERS_MARK.sub(_make_reference, LINK.sub(lambda match: _make_link(match, page_path), markdown))
+    return MEMBERS_BLOCK.sub(_make_reference, LINK.sub(lambda match: _make_link(match, page_path), markdown))
 
 
 def _make_link(match: re.Match[str], page_path: str) -> str:

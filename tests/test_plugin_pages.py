@@ -10,7 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support import acme_pages
+from support import acme_pages, api_pages
+from support.public_api import PUBLIC
 
 from dicompiler import testing
 from dicompiler.plugin import hookspecs
@@ -52,6 +53,18 @@ def test_pages_show_the_files_of_the_example() -> None:
     shown = {name for text in PAGES.values() for name in acme_pages.python_blocks(text) if "/" in name}
     package = acme_pages.EXAMPLE / "acme_dicompiler"
     assert shown == {f"acme_dicompiler/{path.name}" for path in package.glob("*.py")}
+
+
+@pytest.mark.parametrize("page", api_pages.PAGES, ids=lambda page: page.name)
+def test_api_pages_list_the_current_names(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert api_pages.update(text) == text, "run `python tests/support/api_pages.py`"
+    assert text.count("\n- `") >= 10
+
+
+def test_api_pages_list_each_public_module() -> None:
+    listed = [match[2] for page in api_pages.PAGES for match in api_pages.BLOCK.finditer(page.read_text("utf-8"))]
+    assert sorted(listed) == sorted(PUBLIC)
 
 
 @pytest.mark.slow

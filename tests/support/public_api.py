@@ -35,22 +35,22 @@ def _format_module(module: str) -> str:
 
 def _format_name(name: str, value: Any) -> Iterator[str]:
     if inspect.isclass(value):
-        yield f"class {name}{_format_signature(value)}"
+        yield f"class {name}{format_signature(value)}"
         for member, attribute in sorted(vars(value).items()):
-            if not member.startswith("_") and not _is_field(value, member):
-                yield f"    {member}{_format_signature(_unwrap(attribute))}"
+            if not member.startswith("_") and not is_field(value, member):
+                yield f"    {member}{format_signature(unwrap(attribute))}"
     elif inspect.isroutine(value):
-        yield f"{name}{_format_signature(value)}"
+        yield f"{name}{format_signature(value)}"
     else:
         yield f"{name}: {type(value).__name__}"
 
 
-def _is_field(cls: type, member: str) -> bool:
+def is_field(cls: type, member: str) -> bool:
     """Return True if the signature of the class includes the member."""
     return member in getattr(cls, "__dataclass_fields__", ()) or member in getattr(cls, "_fields", ())
 
 
-def _unwrap(attribute: Any) -> Any:
+def unwrap(attribute: Any) -> Any:
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
@@ -73,7 +73,7 @@ def _format_default(default: Any) -> Any:
     return _Source(default.__name__) if inspect.isfunction(default) else default
 
 
-def _format_signature(value: Any) -> str:
+def format_signature(value: Any) -> str:
     """Return "(a: int) -> str", or "" if the value cannot be called."""
     try:
         signature = inspect.signature(value)
