@@ -198,7 +198,8 @@ def draw_front(front: ParetoFront, platform: Platform) -> str:
             for number, position in enumerate(positions):
                 axes.annotate(str(number), position, xytext=(3, 3), textcoords="offset points", fontsize=6)
             for set_label, name in ((axes.set_xlabel, first), (axes.set_ylabel, other)):
-                set_label(f"{name} [{FRONT_OBJECTIVES[name][0]}]")
+                quantity = "time between frames" if name == "throughput" else name
+                set_label(f"{quantity} [{FRONT_OBJECTIVES[name][0]}]")
         figure.suptitle(f"{len(front.points)} plans on {platform.name}{', interrupted' if front.interrupted else ''}")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})

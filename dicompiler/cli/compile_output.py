@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from dicompiler.ir.program import Program
     from dicompiler.verify.comparison import Check, Verification
 
+MIN_NAMED_DIFFERENCE = 0.005
+"""A simulated time between frames is explained if it differs from the frame period by more than this share."""
+
 
 def show_compilation(result: CompileResult, as_json: bool) -> None:
     """Print each device's share of the work, the predicted metrics, and the directory of the artifact."""
@@ -247,6 +250,12 @@ def show_simulation(
             f"{format_number(1 / simulation.period_s)} frames per second"
         )
         click.echo(wrap_text(text))
+        if abs(simulation.period_s - metrics.period_s) > MIN_NAMED_DIFFERENCE * metrics.period_s:
+            text = (
+                f"frame period of compile: {format_seconds(metrics.period_s)}, the sum of the work of the busiest "
+                "device or link in one frame; in this stream, frames also overlap and wait for each other"
+            )
+            click.echo(wrap_text(text))
         show_queueing(
             [end - start for start, end in simulation.frames], simulation.queued_s, in_flight, metrics.latency_s
         )

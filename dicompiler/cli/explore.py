@@ -117,10 +117,10 @@ def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) 
         return
     units = document["objectives"]
     rows = [
-        (str(i), str(point["devices"]), *(_format_value(point[name], unit) for name, unit in units.items()))
+        (str(i), str(point["devices"]), *(_format_value(name, point[name], unit) for name, unit in units.items()))
         for i, point in enumerate(document["points"])
     ]
-    headers = ("plan", "devices", *units)
+    headers = ("plan", "devices", *("frames/s" if name == "throughput" else name for name in units))
     print_table(headers, rows[:MAX_SHOWN_PLANS], right=range(len(headers)))
     if len(rows) > MAX_SHOWN_PLANS:
         click.echo(f"… and {len(rows) - MAX_SHOWN_PLANS} more")
@@ -134,7 +134,10 @@ def _describe_level(front: ParetoFront) -> str:
     return "a full simulation of each plan" if front.metrics_source == "measured" else "the search's fast model"
 
 
-def _format_value(value: float, unit: str) -> str:
+def _format_value(objective: str, value: float, unit: str) -> str:
+    """Return the value of an objective as text. As in `compare`, the time between frames is shown as frames/s."""
+    if objective == "throughput":
+        return format_number(1 / value, 3)
     if unit == "s":
         return f"{format_number(1000 * value)} ms"
     if unit == "bytes":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dicompiler.analysis.explain import break_even_text
-from dicompiler.base.objectives import speed_metric
+from dicompiler.base.objectives import describe_objective, speed_metric
 from dicompiler.base.units import format_bytes, format_joules, format_seconds
 from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable, svg
 from dicompiler.report.layer_graph_svg import device_label
@@ -159,7 +159,7 @@ def render_front_points(document: Mapping[str, Any], data: ReportData | None = N
         )
     plan_list = element(
         "details", element("summary", f"{len(document['points'])} plans"),
-        html_table(("plan", "devices", *units), rows, "Pareto-optimal plans"),
+        html_table(("plan", "devices", *map(describe_objective, units)), rows, "Pareto-optimal plans"),
         open="" if len(rows) <= MAX_UNFOLDED_PLANS else None,
     )  # fmt: skip
     key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if plan is not None else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,9 +20,11 @@ from dicompiler.analysis.explore import explore, override_options
 from dicompiler.base.atomic_output import TRACKED_LIST_NAME
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
-from dicompiler.search.pareto_front import FRONT_OBJECTIVES
+from dicompiler.plugin.registry import registry
+from dicompiler.search.pareto_front import FRONT_OBJECTIVES, objective_values
 
 QUICK = ("--generations", "6", "--population", "20")
 
@@ -78,7 +82,7 @@ def test_writes_same_bytes_in_another_process_and_prints_only_a_table(model: Pat
         check=True,
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines()[0].split() == ["plan", "devices", "throughput", "device-memory", "device-energy"]
+    assert done.stdout.splitlines()[0].split() == ["plan", "devices", "frames/s", "device-memory", "device-energy"]
     assert done.stdout.endswith(f"written: {tmp_path / 'there'}\n")
     assert files(tmp_path / "here") == files(tmp_path / "there")
 
@@ -161,3 +165,28 @@ def test_does_not_replace_other_directories(model: Path, tmp_path: Path, capsys:
     assert "explore: no platform" in capsys.readouterr().err
     with pytest.raises(DicompilerError, match="its parent directory does not exist"):
         explore(model, "rpi4x2", output=tmp_path / "a" / "b")
+
+
+def test_no_plan_of_a_quick_strategy_beats_the_front(model: Path) -> None:
+    names = ("latency", "throughput", "memory")
+    options = f"objectives={','.join(names)} generations=1 population=4 measured=2"
+    front = explore(model, "rpi4x3", f"genetic{{{options}}}")
+    problem = load_problem(model, "rpi4x3", target="sockets")
+    for objective in names:
+        for strategy in ("single", "pipeline", "replicate", "modnn"):
+            try:
+                plan = registry().make("strategies", strategy).plan(replace(problem, objective=objective))
+            except DicompilerError:  # replicate only supports throughput.
+                continue
+            values = objective_values(problem.platform, problem.evaluate(plan), names)
+            assert any(all(point.objectives[name] <= values[name] for name in names) for point in front.points)
+    for first, second in itertools.permutations(front.points, 2):
+        assert any(first.objectives[name] > second.objectives[name] for name in names)
+
+
+def test_table_states_frames_per_second(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, tmp_path / "front", "--objectives", "throughput,latency") == 0
+    header, first, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["plan", "devices", "frames/s", "latency"]
+    document = json.loads((tmp_path / "front" / "front.json").read_text())
+    assert float(first.split()[2]) == pytest.approx(1 / document["points"][0]["throughput"], rel=0.01)

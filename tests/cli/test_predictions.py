@@ -74,6 +74,14 @@ def test_commands_state_the_same_prediction(place: Path, frame: FramePrediction,
         assert set(predictions(done.stdout)) == {str(frame)}
 
 
+def test_simulate_explains_another_period_than_that_of_compile(place: Path) -> None:
+    period = re.search(r"frame period +(\S+ \S+) ", (place / "compile.txt").read_text())
+    done = command(
+        "simulate", "lenet.onnx", "--platform", "boards.toml", "--strategy", "modnn", "--frames", "9", cwd=place
+    )
+    assert period is not None and f"\nframe period of compile: {period[1]}, the sum of the work of the" in done.stdout
+
+
 def test_compile_states_the_parts_in_table_and_summary(place: Path, frame: FramePrediction) -> None:
     text = (place / "compile.txt").read_text()
     assert str(frame) in predictions(text)

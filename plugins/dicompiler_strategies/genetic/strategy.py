@@ -10,6 +10,7 @@ from typing import ClassVar
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy
 from dicompiler.plugin_api.search import ParetoFront, ProgressCallback, WorkBudget, missing_memory, objective_terms
 from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore
+from dicompiler_strategies.genetic.quick_plans import add_quick_plans
 
 log = logging.getLogger("dicompiler")
 GENERATION_S_PER_PLAN = 3e-4
@@ -33,7 +34,8 @@ class Genetic(ExplorationOptions, Strategy):
     name: ClassVar[str] = "genetic"
 
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
-        return explore(problem, self, progress=progress)
+        front = explore(problem, self, progress=progress)
+        return front if self.as_printed else add_quick_plans(front, problem)
 
     def plan(self, problem: Problem) -> Plan:
         """Search for a Pareto front, and return its best plan for the problem's objective.
