@@ -56,10 +56,10 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
     if target is not None and not _can_use(target, engine):
-        usable = " and ".join((DEFAULT_ENGINE, *target.usable_engines))
+        usable = (DEFAULT_ENGINE, *target.usable_engines)
         raise UsageError(
-            f"{place}: target {target.name!r} computes with {usable} only, not with {engine}: use --engine "
-            f"{DEFAULT_ENGINE}, or --target sockets"
+            f"{place}: target {target.name!r} computes with {' and '.join(usable)} only, not with {engine}: use "
+            f"--engine {' or '.join(usable)}, or --target sockets"
         )
 
 

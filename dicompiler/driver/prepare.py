@@ -223,8 +223,7 @@ def check_powers(platform: Platform, objective: str) -> None:
 
     The energies of all plans would be 0, so that every plan would be the best one.
     """
-    has_powers = any(device.power_active or device.power_idle or device.power_network for device in platform.devices)
-    if "energy" in objective_terms(objective) and not has_powers:
+    if "energy" in objective_terms(objective) and not platform.has_powers:
         raise UsageError(
             f"objective {objective!r}: platform {platform.name!r} states no powers: add power_active and power_idle to "
             "its devices, or use another objective"

@@ -108,6 +108,11 @@ class Platform(Memoizing):
         return tuple(device for device in self.devices if device.can_compute)
 
     @property
+    def has_powers(self) -> bool:
+        """True if a device states its power. Without powers, the energies of all plans are 0."""
+        return any(device.power_active or device.power_idle or device.power_network for device in self.devices)
+
+    @property
     def fastest_device(self) -> Device:
         """The device with the highest compute rate (the first of equal ones)."""
         return max(self.devices, key=lambda device: device.rate)

@@ -420,11 +420,16 @@ def _check_emitted(target: Target, result: None, _compilation: PipelineState, di
 
 
 def _check_run(target: Target, result: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
-    """Raise _InvalidResult unless `run()` returned the outputs of all frames, or of `kept_frames` frames if set."""
+    """Raise _InvalidResult unless `run()` returned outputs and times of all frames.
+
+    If `kept_frames` is set, the outputs of this number of frames are enough.
+    """
     _instance_check(RunResult, "run()")(target, result)
     kept = len(frames) if options.kept_frames is None else min(options.kept_frames, len(frames))
     if len(result.outputs) != kept:
         raise _InvalidResult(f"run() returned outputs of {len(result.outputs)} frames: expected {kept}")
+    if len(result.frames_s) != len(frames):
+        raise _InvalidResult(f"run() returned frames_s with {len(result.frames_s)} times: expected {len(frames)}")
     return result
 
 

@@ -213,7 +213,9 @@ def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
     points = metadata.entry_points(group=CLIENT_ENTRY_POINT_GROUP)
     clients = BUILTIN_CLIENTS | {point.name: point.value for point in points}
     if name not in clients:
-        raise DicompilerError(f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}")
+        raise DicompilerError(
+            f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}: use dicompiler.run"
+        )
     if name not in BUILTIN_CLIENTS:  # Built-in targets check the files when they load them.
         check_files(path, document["files"], document["files"])
     module, _, function = clients[name].partition(":")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 
 import onnx
@@ -125,14 +124,14 @@ def default_platforms() -> tuple[Platform, ...]:
 def samples(
     networks: Sequence[str | Path | onnx.ModelProto] = NETWORKS,
     platforms: Sequence[Platform] | None = None,
-    objectives: Sequence[str] = OBJECTIVES,
+    objectives: Sequence[str] | None = None,
 ) -> Iterator[Sample]:
     """Yield every network on every platform for every objective.
 
     Args:
         networks: Names such as "lenet" (those that `build_network` accepts), paths of ONNX files, or models.
         platforms: The platforms. Default: `default_platforms()`.
-        objectives: The objectives.
+        objectives: The objectives. Default: all, but the objective energy only for platforms that state powers.
 
     Yields:
         The samples.
@@ -140,8 +139,13 @@ def samples(
     chosen = default_platforms() if platforms is None else platforms
     for i, source in enumerate(networks):
         name, model = _name_and_model(source, i)
-        for platform, objective in product(chosen, objectives):
-            yield Sample(name, model, platform, objective)
+        for platform in chosen:
+            for objective in _default_objectives(platform) if objectives is None else objectives:
+                yield Sample(name, model, platform, objective)
+
+
+def _default_objectives(platform: Platform) -> list[str]:
+    return [name for name in OBJECTIVES if name != "energy" or platform.has_powers]
 
 
 def _name_and_model(source: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.ModelProto]:

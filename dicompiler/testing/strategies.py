@@ -100,8 +100,8 @@ def _exceeds_memory(sample: Sample, plan: Plan) -> bool:
 
 def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) -> Plan | str:
     """Return the strategy's plan, or the error message if the strategy finds no plan."""
-    problem = sample.problem
     with error_context(f"{describe(strategy)} on {sample}"):
+        problem = sample.problem
         try:
             with unchanged(problem=problem), time_limit(limit_s):
                 plan: Any = strategy.plan(problem)

@@ -164,7 +164,8 @@ class BadTarget(Target):
         reports = result.reports
         if self.fault == "sent":
             reports = tuple(replace(r, sent_bytes={i: count + 1 for i, count in r.sent_bytes.items()}) for r in reports)
-        return replace(result, outputs=outputs, reports=reports)
+        frames_s = () if self.fault == "times" else result.frames_s
+        return replace(result, outputs=outputs, reports=reports, frames_s=frames_s)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         return {device.device: -1 if self.fault == "memory" else 0 for device in program.devices}

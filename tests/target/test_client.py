@@ -80,6 +80,6 @@ def test_connect_refuses_a_directory_that_is_no_artifact(tmp_path: Path) -> None
         dicompiler.connect(tmp_path)
     rewrite(emit(partial(), tmp_path) / "artifact.json", lambda document: document.update(target="socket"))
     with pytest.raises(
-        DicompilerError, match=r"target 'socket' does not support sessions \(did you mean 'sockets'\?\)$"
+        DicompilerError, match=r"target 'socket' does not support sessions \(did you mean 'sockets'\?\): use dicomp"
     ):
         dicompiler.connect(tmp_path)

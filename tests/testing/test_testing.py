@@ -305,6 +305,7 @@ def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
         ("descriptor", "/opened: write below "),
         ("weights", "it changes its argument compilation.model"),
         ("inputs", "it changes its argument frames: change a copy"),
+        ("times", "run() returned frames_s with 0 times: expected 2"),
     ],
 )
 def test_wrong_target_is_caught(fault: Any, text: str) -> None:
@@ -455,3 +456,12 @@ def test_samples_are_the_same_each_time() -> None:
     assert build_network("branches") == build_network("branches")
     assert [str(s) for s in samples()] == [str(s) for s in samples()]
     assert len(list(samples())) == 2 * len(default_platforms()) * 5
+
+
+def test_energy_is_an_objective_only_for_platforms_with_powers() -> None:
+    without_powers = make_cluster("switch", 1.0)
+    objectives = [sample.objective for sample in samples(["branches"], [without_powers])]
+    assert "energy" not in objectives
+    assert len(objectives) == 4
+    energy = tuple(samples(["branches"], [without_powers], ["energy"]))
+    assert fails(check_strategy, bad.BadStrategy, energy).startswith(f"{ON} switch1 for energy: objective 'energy': ")
