@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ OWNER_MARK_NAME = ".made-by-dicompiler"
 """File in a scratch directory that shows that dicompiler created the directory. Its creator keeps the file locked."""
 _MAX_NAME_CHARS = 200
 """Maximum number of characters of the output's name that are used in the scratch directory's name."""
+_MAX_LOCK_WAIT_S, _LOCK_RETRY_S = 120.0, 0.01
+"""Seconds to wait for another process that replaces the same directory, and seconds between two attempts."""
 
 
 @contextmanager
@@ -57,11 +60,7 @@ def check_output_directory(output: Path, main_file: str, kind: str) -> None:
 
 
 def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
-    if (output / TRACKED_LIST_NAME).is_file():
-        is_replaceable = tracked_files(output)[0] == main_file
-    else:
-        is_replaceable = not output.exists() or (output.is_dir() and not _has_any_file(output))
-    if not is_replaceable:
+    if not _is_replaceable(output, main_file):
         missing = f" (its file list {TRACKED_LIST_NAME!r} is missing)" if (output / main_file).is_file() else ""
         raise DicompilerError(
             f"{output}: it exists and is not a directory that dicompiler wrote as {kind}{missing}: "
@@ -69,6 +68,14 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
         )
     if not output.absolute().parent.is_dir():
         raise DicompilerError(f"{output}: its parent directory does not exist: create it first")
+
+
+def _is_replaceable(output: Path, main_file: str) -> bool:
+    # The list is looked for last: another process may put a directory with a list at this path at any moment, but none
+    # removes it again.
+    if not output.exists() or (output.is_dir() and not _has_any_file(output)):
+        return True
+    return (output / TRACKED_LIST_NAME).is_file() and tracked_files(output)[0] == main_file
 
 
 def check_writable(path: Path | None) -> None:
@@ -107,6 +114,8 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
     - Generated files that are not written again are removed.
     - Generated files with the same bytes and mode as before keep their modification times, except `main_file`. Its
       new time shows that something has changed.
+
+    If several processes write the same directory at the same time, the last one wins.
     """
     place = output.resolve() if output.is_symlink() else output
     check_output_directory(output, main_file, kind)
@@ -119,13 +128,59 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
         (stage / TRACKED_LIST_NAME).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
         # The list gets the permissions of the main file, so that the same users can read it.
         shutil.copymode(stage / main_file, stage / TRACKED_LIST_NAME)
-        if place.exists() and not _carry_over(place, stage, names):
+        if _move_to_free_path(stage, place):
             return
-        if not place.exists():
-            stage.rename(place)
-        elif not _swap_directories(stage, place):
-            place.rename(scratch / "old")
-            stage.rename(place)
+        with _replacement_lock(place):
+            _check_replaceable(output, main_file, kind)
+            if _carry_over(place, stage, names) and not _swap_directories(stage, place):
+                place.rename(scratch / "old")
+                stage.rename(place)
+
+
+def _move_to_free_path(stage: Path, place: Path) -> bool:
+    """Rename `stage` to `place`; return False if there is a directory, which another process may have just written."""
+    if place.exists():
+        return False
+    try:
+        stage.rename(place)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def _replacement_lock(place: Path) -> Iterator[None]:
+    """Prevent other processes from replacing the directory `place` until the block ends.
+
+    The lock is on the directory itself, so no lock file remains. The process that had the lock before may have put
+    another directory at the path, which is then locked instead.
+    """
+    deadline = time.monotonic() + _MAX_LOCK_WAIT_S
+    while time.monotonic() < deadline:
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if _try_lock(descriptor) and os.path.samestat(os.fstat(descriptor), place.stat()):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+        time.sleep(_LOCK_RETRY_S)
+    raise DicompilerError(
+        f"{place}: another process has locked it for {_MAX_LOCK_WAIT_S:g} s: end that process, or choose another place"
+    )
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open directory; return False if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # The file system does not support locks.
+        return True
+    return True
 
 
 @contextmanager

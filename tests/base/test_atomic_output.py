@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dicompiler.base import atomic_output
 from dicompiler.base.atomic_output import (
     TRACKED_LIST_NAME,
     atomic_directory,
@@ -339,3 +341,38 @@ def test_removes_scratch_files_of_killed_writers(tmp_path: Path) -> None:
     with atomic_file(tmp_path / "plan.json") as stage:
         stage.write_text("whole")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from dicompiler.base.atomic_output import atomic_directory
+for count in range(60):
+    with atomic_directory(Path(sys.argv[1]), "main.json", "output") as stage:
+        (stage / "main.json").write_text(str(count))
+        for number in range(count % 7):
+            (stage / f"{number}.bin").write_text(f"{count % 7}")
+"""
+
+
+def test_processes_that_write_the_same_output_at_once_leave_a_whole_one(tmp_path: Path) -> None:
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "out"), *paths]
+    writers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate(timeout=60)[1] for process in writers] == [b"", b"", b""]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    files = held(tmp_path / "out")
+    count = int(files.pop("main.json"))
+    assert files == {f"{number}.bin": f"{count % 7}" for number in range(count % 7)}
+    assert set(tracked_files(tmp_path / "out")) == {"main.json", *files}
+
+
+def test_output_that_another_process_has_locked_is_an_error(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic_output, "_MAX_LOCK_WAIT_S", 0.05)
+    descriptor = os.open(output, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(DicompilerError, match=r"out: another process has locked it for 0\.05 s: end that process"):
+        write(output, {"main.json": "2"})
+    os.close(descriptor)
+    assert held(output) == FIRST
