@@ -64,13 +64,15 @@ def test_address_may_be_a_name_or_have_a_zone(text: str, parsed: str, resolved: 
 
 
 def test_little_must_be_said(tmp_path: Path) -> None:
-    (tmp_path / "key").touch()
+    for name in ("key", "known"):
+        (tmp_path / name).touch()
     (tmp_path / "hosts.toml").write_text(
-        '[[host]]\nname = "pi"\nssh = "pi"\nidentity = "key"\naddress = "[::1]:7000"\n'
+        '[[host]]\nname = "pi"\nssh = "pi"\nidentity = "key"\nknown_hosts = "known"\naddress = "[::1]:7000"\n'
     )
     assert Hosts.load(tmp_path / "hosts.toml").locate_device("pi", "pi", "net") == DeviceLocation(
-        "pi", "pi", ".cache/dicompiler/net/pi", "python3", identity=tmp_path / "key", listen_address="[::1]:7000"
-    )
+        "pi", "pi", ".cache/dicompiler/net/pi", "python3", identity=tmp_path / "key", listen_address="[::1]:7000",
+        known_hosts=tmp_path / "known",
+    )  # fmt: skip
 
 
 def test_no_two_devices_share_a_directory() -> None:
@@ -118,6 +120,10 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
         (
             HOST + "identity = '/nowhere/key'\n",
             "hosts.toml: host[0].identity: '/nowhere/key' is not a file: name the file of",
+        ),
+        (
+            HOST + "known_hosts = '/no'\n",
+            "hosts.toml: host[0].known_hosts: '/no' is not a file: name the file of the keys",
         ),
         ("format = 'dicompiler.hosts/2'\n" + HOST, "hosts.toml: format dicompiler.hosts/2 is not supported"),
     ],

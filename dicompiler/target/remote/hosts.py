@@ -39,6 +39,7 @@ class DeviceLocation:
             None lets the device determine its address.
         threads: Number of threads that compute a segment; None means the number in the artifact.
         cores: Cores to run on; empty means all cores.
+        known_hosts: File with the keys of hosts; None means ssh's own default.
     """
 
     device: str
@@ -50,6 +51,7 @@ class DeviceLocation:
     listen_address: str | None = None
     threads: int | None = None
     cores: tuple[int, ...] = ()
+    known_hosts: Path | None = None
 
     @property
     def title(self) -> str:
@@ -135,6 +137,7 @@ class Hosts:
             settings.get("address"),
             settings.get("threads"),
             tuple(settings.get("cores", ())),
+            settings.get("known_hosts"),
         )
 
     def _describe_unknown_host(self, host: str) -> str:
@@ -166,15 +169,16 @@ def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
 def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
     """Return the settings of an entry of the hosts file, checked and completed.
 
-    The path `identity` becomes absolute, and `address` gets a port if it has none. `key` is the place of the entry in
-    error messages.
+    The paths `identity` and `known_hosts` become absolute, and `address` gets a port if it has none. `key` is the place
+    of the entry in error messages.
     """
     settings = dict(entry)
-    if "identity" in settings:
-        path = Path(file).absolute().parent / os.path.expanduser(settings["identity"])
-        if not path.is_file():
-            raise DicompilerError(f"{key}.identity: {str(path)!r} is not a file: name the file of a private key")
-        settings["identity"] = path
+    for name, content in (("identity", "a private key"), ("known_hosts", "the keys of hosts")):
+        if name in settings:
+            path = Path(file).absolute().parent / os.path.expanduser(settings[name])
+            if not path.is_file():
+                raise DicompilerError(f"{key}.{name}: {str(path)!r} is not a file: name the file of {content}")
+            settings[name] = path
     if "address" in settings:
         settings["address"] = _parse_address(settings["address"], f"{key}.address")
     return settings

@@ -180,6 +180,10 @@ def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -
         options += ["-p", str(location.port)]
     if location.identity is not None:
         options += ["-o", "IdentitiesOnly=yes", "-i", str(location.identity)]
+    if location.known_hosts is not None:
+        # ssh splits the value at spaces and expands %.
+        quoted = str(location.known_hosts).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+        options += ["-o", f'UserKnownHostsFile="{quoted}"']
     # The script is sent as one line, because some login shells do not accept quoted text of several lines.
     remote = " ".join(["exec sh -c", shlex.quote(" ".join(script.split())), "sh", *words])
     return [program, "-T", *options, "--", location.ssh_destination, remote]
