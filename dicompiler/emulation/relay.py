@@ -1,8 +1,8 @@
 """Relay between the two routers of an emulated network: it delays packets, and limits the rate of pairs of hosts.
 
-The relay is a separate process. It reads rules from stdin, and then forwards packets until it is killed, at up to about
-500 Mbit/s in total. It is used instead of Linux's netem, which some kernels lack, and instead of tbf, which cannot
-limit pairs of hosts.
+The relay is a separate process. It reads rules from stdin, and then forwards packets until stdin is closed, at up to
+about 500 Mbit/s in total. It is used instead of Linux's netem, which some kernels lack, and instead of tbf, which
+cannot limit pairs of hosts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -73,15 +74,23 @@ def main() -> None:
     """Forward packets from one network namespace to another, with the latency and rate of each pair of hosts.
 
     The names of the two namespaces are the command-line arguments. The first line of stdin has the rules as JSON, one
-    for each pair of hosts. The process prints "ready" and then runs until it is killed.
+    for each pair of hosts. The process prints "ready" and then runs until it is killed, or until stdin is closed: the
+    process that has started it has then ended.
     """
     uplink, downlink = sys.argv[1:]
     table: dict[bytes, tuple[float, float | None]] = {}
     for sender, receiver, latency, rate in json.loads(sys.stdin.readline()):
         table[socket.inet_aton(sender) + socket.inet_aton(receiver)] = latency, rate
     source, sink = _open_tun(uplink), _open_tun(downlink)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     print("ready", flush=True)
     forward_packets(source, sink, table)
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        continue
+    os._exit(1)
 
 
 def enter_namespace(descriptor: int) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.emulation.network import NAMESPACES, EmulatedNetwork, emulate_network
@@ -103,16 +104,25 @@ def test_link_has_its_own_latency_and_rate() -> None:
         assert max(times(made, "ab", "cd").values()) >= least(20e6, 2 * SENT)
 
 
+def relays(pid: int) -> list[str]:
+    """Return the command lines of the relays of the networks that a process has created."""
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if "emulation.relay" in line and f" dc{pid}x" in line]
+
+
 def test_removes_networks_of_killed_processes() -> None:
     code = (
         "import os, signal\n"
         "from dicompiler.emulation.network import emulate_network\n"
         "from dicompiler.ir.platform import Platform\n"
         "with emulate_network(Platform.load('rpi4x2')):\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    signal.pause()\n"
     )
     killed = subprocess.Popen([sys.executable, "-c", code])
+    assert wait_until(lambda: relays(killed.pid) or killed.poll() is not None, 60)
+    killed.kill()
     assert killed.wait(60) == -signal.SIGKILL
+    assert wait_until(lambda: not relays(killed.pid), 60)
     left = set(NAMESPACES.glob(f"dc{killed.pid}x*"))
     assert left
     with emulate_network(platform(Network("switch", 1e8))) as made:
