@@ -202,6 +202,9 @@ def test_reports_corrupted_or_truncated_message(
 def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign: signal.Signals, message: str) -> None:
     def strike() -> None:
         pid = wait_until(lambda: pids(artifact).get("pi02"))
+        # The command line names the device, so that users find its process.
+        manifest = str(artifact / "pi02" / "manifest.json")
+        assert wait_until(lambda: manifest in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         time.sleep(1.5)
         os.kill(pid, sign)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions
 from dicompiler.plugin_api.utilities import CapturedOutput, one_line
-from dicompiler_targets.sockets.artifact import Manifest
+from dicompiler_targets.sockets.artifact import MANIFEST, Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 
@@ -138,10 +138,12 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
 
 def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
     """Start the installed runtime for a device on this host. No code in the device's directory is run."""
+    # The full path of the manifest shows in the process list which device of which artifact a process is.
+    place = (directory / manifest["device"]).absolute()
     try:
         popen = subprocess.Popen(
-            [sys.executable, *RUNTIME_COMMAND, "--end-with-stdin", *arguments],
-            cwd=directory / manifest["device"],
+            [sys.executable, *RUNTIME_COMMAND, "--manifest", str(place / MANIFEST), "--end-with-stdin", *arguments],
+            cwd=place,
             env=_child_environment(),
             stdin=subprocess.PIPE,  # The pipe closes when this process ends. Then the device ends too.
             stdout=subprocess.PIPE,
