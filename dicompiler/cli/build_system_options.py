@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, CompileRequest, check_output_file, combine
+from dicompiler.cli.options import PATH, CompileRequest, check_output_file, combine, refuse_options
 
 build_system_options = combine(
     click.option(
@@ -56,6 +56,8 @@ class BuildSystemOptions:
         Raises:
             UsageError: The options do not fit together.
         """
+        if self.print_outputs:
+            refuse_options("--print-outputs prints only paths, and the JSON contains them too", "as_json")
         rule = DepfileRule(self.depfile, self.depfile_target or str(outputs[0]), request, tuple(plugins))
         if self.depfile is None:
             if self.depfile_target is not None:

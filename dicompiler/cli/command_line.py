@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 import click
 
 from dicompiler.base.errors import DicompilerError, did_you_mean, is_out_of_memory, one_line
-from dicompiler.cli.command_group import root
+from dicompiler.cli.command_group import COMMANDS, root
+from dicompiler.cli.diagnostics import open_log_after_error
 from dicompiler.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTED_MESSAGE, interrupt_handler
 
 EXIT_INTERNAL_ERROR = 70
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # None means that the parent process has closed the stream.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if "dicompiler.cli.log_handlers" in sys.modules:  # An earlier command of this process may have a log file.
+        sys.modules["dicompiler.cli.log_handlers"].set_handlers(False, None)
     return _run_command(list(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -55,12 +58,13 @@ def _run_command(arguments: list[str]) -> int:
 
             traceback.print_exc()
         try:
-            code, line = _describe_error(error)
+            code, line = _describe_error(error, arguments)
         except Exception as second_error:
             if not is_out_of_memory(second_error):
                 raise
             code, line = 1, _OUT_OF_MEMORY_MESSAGE
         message = line.removeprefix("error: ")
+        open_log_after_error(arguments)
         if "dicompiler.cli.log_handlers" in sys.modules:
             sys.modules["dicompiler.cli.log_handlers"].log_error(message, error)
         print(f"dicompiler: {line}", file=sys.stderr)
@@ -83,14 +87,14 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _describe_error(error: BaseException) -> tuple[int, str]:
+def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int, str]:
     """Return the exit code of the command and the message for an error."""
     if isinstance(error, DicompilerError):
-        return error.exit_code, f"error: {one_line(str(error))}"
+        return error.exit_code, f"error: {_with_own_label(one_line(str(error)), arguments)}"
     if any(isinstance(cause_error, click.Abort | KeyboardInterrupt) for cause_error in _cause_chain(error)):
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     if isinstance(error, click.ClickException):
-        return error.exit_code, f"error: {_describe_usage_error(error)}"
+        return error.exit_code, f"error: {_describe_usage_error(error, arguments)}"
     if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     if is_out_of_memory(error):  # This comes before the next steps, which import modules and so need memory.
@@ -104,6 +108,26 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
 
     cause = str(error) if isinstance(error, PassError) else f"{type(error).__name__}: {error}"
     return EXIT_INTERNAL_ERROR, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
+
+
+_SHARED_LABELS = ("run", "deploy", "emulate", "verify", "compile", "compare", "explore", "simulate", "opt")
+"""Names of commands with which functions begin their messages, although several commands call these functions.
+
+The other commands have names that are also names of inputs: "plan: lost: …" is a message about a plan.
+"""
+
+
+def _with_own_label(message: str, arguments: Sequence[str]) -> str:
+    """Return the message with the name of the called command in place of another command's name."""
+    label, separator, rest = message.partition(": ")
+    # A label that is an argument as well is the name of a file, or the called command.
+    if not separator or label not in _SHARED_LABELS or label in arguments:
+        return message
+    return f"{_called_command(arguments) or label}: {rest}"
+
+
+def _called_command(arguments: Sequence[str]) -> str:
+    return next((argument for argument in arguments if argument in COMMANDS), "")
 
 
 def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -130,10 +154,11 @@ def _plugin_error_line(error: BaseException) -> str | None:
     return format_plugin_error(error, {top_level_package(plugin.value): str(plugin) for plugin in third_party})
 
 
-def _describe_usage_error(error: click.ClickException) -> str:
+def _describe_usage_error(error: click.ClickException, arguments: Sequence[str]) -> str:
     """Return the message for an error that click found: command, cause, and the nearest valid name."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "dicompiler"
+    # click gives no context if an option has no value.
+    path = context.command_path if context is not None else f"dicompiler {_called_command(arguments)}".rstrip()
     place = path.removeprefix("dicompiler").strip()
     if isinstance(error, click.NoSuchOption):
         params = [] if context is None else context.command.get_params(context)

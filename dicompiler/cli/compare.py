@@ -16,6 +16,7 @@ from dicompiler.cli.options import (
     cost_options,
     executor_option,
     objective_option,
+    refuse_options,
     tolerate_failures_option,
     wire_dtype_option,
 )
@@ -92,6 +93,8 @@ def command(
     from dicompiler.cli.table import print_json
     from dicompiler.driver.executors import open_executor
 
+    if as_json and output_format != "json":
+        refuse_options("--json is --format json", "output_format")
     output_format = "json" if as_json else output_format
     if with_explanation and output_format in ("csv", "markdown"):
         raise UsageError(f"compare: --explain prints further tables: remove --explain or --format {output_format}")

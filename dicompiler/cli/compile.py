@@ -24,6 +24,7 @@ from dicompiler.cli.options import (
     output_option,
     plan_option,
     problem_options,
+    refuse_options,
     shape_options,
     strategy_option,
     takes_compile_request,
@@ -90,13 +91,15 @@ def command(
         raise UsageError("compile: --strategy and --plan exclude each other: remove one")
     if fit and (strategy is not None or plan is not None):
         raise UsageError("compile: --fit is a strategy: remove --strategy and --plan, or use --strategy 'fit{…}'")
+    if plan is not None:
+        refuse_options("a plan needs no search", "require_complete_search", "executor")
     check_writable(output)
     plugins = make_plugins(strategy="fit" if fit else strategy, cost=options.cost, target=options.target)
     depfile_rule = building.depfile_rule([output / ARTIFACT_FILE], request, plugins.values())
     with open_executor(executor) as workers, progress(f"compiling {request.model.name}"):
         result = request.compile(**plugins, output=output, executor=workers)
     depfile_rule.write()
-    if building.print_outputs and not as_json:
+    if building.print_outputs:
         print_paths(output / name for name in tracked_files(output))
     else:
         show_compilation(result, as_json)

@@ -23,6 +23,7 @@ from dicompiler.cli.options import (
     listen_option,
     log_option,
     options_as,
+    refuse_options,
     start_without_option,
     stream_options,
     timeout_option,
@@ -32,6 +33,11 @@ from dicompiler.target.run_records import InstalledDevice, RunOptions
 
 if TYPE_CHECKING:
     from dicompiler.analysis.prediction_error import ExpectedTiming
+
+_OPTIONS_OF_RUNS = (
+    *("inputs", "outputs", "frames", "in_flight", "adapt", "follow", "metrics", "verify"),
+    *("heartbeat_s", "start_without", "listen", "logs", "log", "cost"),
+)
 
 
 @click.command("deploy")
@@ -102,10 +108,13 @@ def command(
 
     if (stream.adapt or stream.follow) and (verify or resident):
         raise UsageError("deploy: --adapt and --follow exclude --verify and --resident: omit one of them")
-    if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
-        raise UsageError("deploy: --copy-only runs nothing: remove --verify, --outputs, --logs and --log")
     if sum((copy_only, resident, stop, remove)) > 1:
         raise UsageError("deploy: --copy-only, --resident, --stop and --remove exclude each other: give one of them")
+    if copy_only or stop or remove:
+        name = "copy-only" if copy_only else "stop" if stop else "remove"
+        refuse_options(f"--{name} runs nothing", *_OPTIONS_OF_RUNS)
+    elif stream.log is None:
+        refuse_options("only the log of --log needs a cost model", "cost")
     stream.check_paths()
     warn_of_expiry(options.keys)
     check_writable(options.logs)

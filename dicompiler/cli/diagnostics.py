@@ -6,10 +6,15 @@ The handlers of log records are in the module `log_handlers`, because `--help` m
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import click
+
+from dicompiler.base.errors import DicompilerError
 
 QUIET_KEY, LOG_FILE_KEY = "dicompiler.quiet", "dicompiler.log_file"
 """Keys of the options in the `meta` of click's context, which a command shares with the command group."""
@@ -70,6 +75,26 @@ def set_up_log(context: click.Context) -> None:
     if log_file is not None and not context.meta.setdefault(COMMAND_LOGGED_KEY, False):
         context.meta[COMMAND_LOGGED_KEY] = True
         log.info("command: dicompiler %s", shlex.join(context.find_root().obj or []))
+
+
+def open_log_after_error(arguments: Sequence[str]) -> None:
+    """Direct log records to the file of --log-file, if an error has prevented `set_up_log` from doing it.
+
+    This is the case for usage errors: click finds them before it calls the callback of --log-file. If the file cannot
+    be written, nothing is done, because the command already fails with another error.
+    """
+    names = [
+        value for name, value in zip_longest(arguments, arguments[1:]) if name == "--log-file" and value is not None
+    ] + [name.partition("=")[2] for name in arguments if name.startswith("--log-file=")]
+    if not names:
+        return
+    from dicompiler.cli.log_handlers import is_log_file, log, set_handlers
+
+    log_file = Path(names[-1])
+    if not is_log_file(log_file):
+        with suppress(DicompilerError):
+            set_handlers("--quiet" in arguments, log_file)
+            log.info("command: dicompiler %s", shlex.join(arguments))
 
 
 def is_quiet() -> bool:

@@ -22,6 +22,7 @@ from dicompiler.cli.options import (
     log_option,
     options_as,
     platform_option,
+    refuse_options,
     slow_option,
     timeout_option,
     warn_of_expiry,
@@ -106,6 +107,7 @@ def command(
     if changes or stream.adapt:
         if slower is not None or dilation != 1.0 or stream.log is not None:
             raise UsageError("emulate: --slow and --adapt exclude --slower, --dilation and --log: omit these")
+        refuse_options("--slow and --adapt run frames for the seconds of --duration", "frames")
         with progress(f"{directory}: frames for {duration:g} s"):
             trial = emulate_speed_changes(
                 directory,
@@ -119,6 +121,7 @@ def command(
             )
         show_trial(trial, duration, as_json)
         return
+    refuse_options("only --slow and --adapt need a duration", "duration")
     with progress(f"{directory}: {stream.frames} frames"):
         inputs = read_inputs(stream.inputs)
         options = replace(options, kept_frames=0)

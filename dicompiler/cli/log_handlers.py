@@ -58,6 +58,12 @@ def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
     log.setLevel(logging.INFO)
 
 
+def is_log_file(path: Path) -> bool:
+    """Return True if log records are written to this file."""
+    files = [handler.baseFilename for handler in log.handlers if isinstance(handler, logging.FileHandler)]
+    return str(path.absolute()) in files
+
+
 def log_error(line: str, error: BaseException) -> None:
     """Write an error to the log file, if there is one, with its traceback."""
     record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), (type(error), error, error.__traceback__))

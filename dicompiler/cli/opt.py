@@ -140,7 +140,7 @@ def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Se
     options = request.options
     with progress(f"running passes over {request.model.name}"):
         return opt(
-            sys.stdin.buffer.read() if request.model == STREAM else request.model,
+            _read_stdin() if request.model == STREAM else request.model,
             passes,
             platform=options.platform,
             plan=options.plan,
@@ -148,6 +148,16 @@ def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Se
             wire_samples=options.wire_samples,
             instruments=instruments,
         )
+
+
+def _read_stdin() -> bytes:
+    """Return the model on stdin; raise UsageError if stdin is a terminal or empty."""
+    cause = "a terminal"
+    if not (sys.stdin is None or sys.stdin.isatty()):
+        if model := sys.stdin.buffer.read():
+            return model
+        cause = "empty"
+    raise UsageError(f"opt: the model '-' is read from stdin, which is {cause}: write a model to it, or name a file")
 
 
 def _check_stream_options(building: BuildSystemOptions, is_json_on_stdout: bool) -> None:

@@ -111,6 +111,23 @@ def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]
     return shapes
 
 
+def refuse_options(condition: str, *names: str) -> None:
+    """Raise UsageError if the user gave one of these options, which have no effect under a condition.
+
+    Options of the running command are named as its parameters, such as "in_flight". `condition` is the end of the
+    message, such as "--stop runs nothing".
+    """
+    context = click.get_current_context()
+    given = [
+        param.opts[-1]
+        for param in context.command.params
+        if param.name in names and context.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        texts = given if len(given) < 2 else [", ".join(given[:-1]), given[-1]]
+        raise UsageError(f"{context.info_name}: {condition}: remove {' and '.join(texts)}")
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 output_option = functools.partial(click.option, "-o", "--output", type=PATH)
 

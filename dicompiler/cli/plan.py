@@ -58,7 +58,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     assert result.plan is not None
     write_text(output, dumps(result.plan))
     rule.write()
-    if building.print_outputs and not as_json:
+    if building.print_outputs:
         print_paths([output])
     else:
         show_plan(result, output, as_json)

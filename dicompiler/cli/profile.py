@@ -21,6 +21,7 @@ from dicompiler.cli.options import (
     json_option,
     model_argument,
     output_option,
+    refuse_options,
     shape_options,
     timeout_option,
 )
@@ -118,6 +119,8 @@ def command(
         raise UsageError("profile: --platform, --log, --force and --timeout need --hosts")
     if hosts is not None and (output is None or device is not None):
         raise UsageError("profile: --hosts needs -o PLATFORM.toml and excludes --device")
+    if package is not None:
+        refuse_options("--package measures nothing", "repeat", "threads")
     numbers = _parse_tiles(tiles)
     measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
     engines = [registry().make("engines", name) for name in registry().engines if name != DEFAULT_ENGINE]

@@ -17,6 +17,7 @@ from dicompiler.cli.options import (
     listen_option,
     log_option,
     options_as,
+    refuse_options,
     start_without_option,
     stream_options,
     timeout_option,
@@ -63,6 +64,8 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     from dicompiler.ir.plan import load_plan
     from dicompiler.target.manifest import PLAN_FILE
 
+    if stream.log is None:
+        refuse_options("only the log of --log needs a cost model", "cost")
     stream.check_paths()
     warn_of_expiry(options.keys)
     expected = stream.predict(directory, cost, options)

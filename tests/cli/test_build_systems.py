@@ -31,8 +31,7 @@ class TestOutputs:
         written = {str(path.relative_to(place)) for path in (place / "net").rglob("*") if path.is_file()}
         assert {*paths, f"net/{TRACKED_LIST_NAME}"} == written and len(paths) == len(written) - 1
         assert paths == [f"net/{name}" for name in tracked_files(place / "net")]
-        for more in ((), ("--print-outputs",)):
-            assert json.loads(dicompiler(place, *line, "--json", *more))["outputs"] == paths
+        assert json.loads(dicompiler(place, *line, "--json"))["outputs"] == paths
 
     def test_so_are_those_of_plan_and_opt(self, place: Path) -> None:
         line = ("plan", "net.onnx", *SPLIT, "-o", "plan.json")

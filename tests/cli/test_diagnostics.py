@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dicompiler.base.errors import UsageError
 from dicompiler.cli import main
+from dicompiler.driver import artifact
 
 PLAN = "--platform rpi4x2 --strategy modnn -o"
 WORSE = "this plan's predicted latency is worse than that of one device"
@@ -68,6 +70,56 @@ def test_log_file_has_command_steps_warnings_and_errors(
     (error,) = [text for text in texts if text.startswith("ERROR ")]
     assert "gone.onnx: cannot read the model" in error
     assert "Traceback (most recent call last):" in log.read_text()
+
+
+def test_options_that_json_would_ignore(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        ("compare m --json --format csv", "compare: --json is --format json: remove --format"),
+        ("compile m -o o --json --print-outputs", "compile: --print-outputs prints only paths, and the JSON contains"),
+        ("plan m -o o --json --print-outputs", "plan: --print-outputs prints only paths, and the JSON contains"),
+        ("opt m -p partition -o o --json --print-outputs", "opt: --print-outputs prints only paths, and the JSON"),
+    ):
+        assert main([str(model) if word == "m" else word for word in words.split()]) == 2
+        assert capsys.readouterr().err.startswith(f"dicompiler: error: {line}")
+
+
+def test_error_has_the_name_of_the_called_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise UsageError("run: keys: none is missing")
+
+    monkeypatch.setattr(artifact, "open_service", fail)
+    for words, line in (
+        ("status build", "status: keys: none is missing"),
+        ("status run", "run: keys: none is missing"),  # The directory has this name.
+    ):
+        assert main(words.split()) == 2
+        assert capsys.readouterr().err == f"dicompiler: error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("plan --platfrom p {log}", "plan: unknown option '--platfrom'"),
+        ("{log} plan --tolerate-failures", "plan: option '--tolerate-failures' requires an argument"),
+        ("run x --frames 0 {log}", "run: invalid value for '--frames'"),
+        ("{log} plann", "unknown command 'plann'"),
+        ("--quite {log} list passes", "unknown option '--quite'"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--log-file {}", "--log-file={}"])
+def test_log_file_has_usage_errors(
+    form: str, words: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = words.format(log=form.format(tmp_path / "log")).split()
+    assert main(arguments) == 2
+    assert line in capsys.readouterr().err
+    texts = [text.partition("Z ")[2] for text in (tmp_path / "log").read_text().splitlines()]
+    assert texts[0] == f"INFO command: dicompiler {' '.join(arguments)}"
+    assert [text for text in texts if text.startswith("ERROR ") and line in text]
+    assert main(["plann"]) == 2  # The next command in the same process has no log file.
+    assert len((tmp_path / "log").read_text().splitlines()) == len(texts)
 
 
 def test_log_file_that_cannot_be_written(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

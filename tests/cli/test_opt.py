@@ -67,6 +67,18 @@ class TestOpt:
         command("opt", open_model, "-p", "infer-shapes", *SHAPE, "-o", tmp_path / "out.onnx")
         assert done.stdout == (tmp_path / "out.onnx").read_bytes()
 
+    def test_stdin_without_a_model(self, tmp_path: Path) -> None:
+        line = [sys.executable, "-m", "dicompiler.cli", "opt", "-", "-p", "infer-shapes", "-o", str(tmp_path / "o")]
+        leader, terminal = os.openpty()
+        for stdin, cause in ((subprocess.DEVNULL, "empty"), (terminal, "a terminal")):
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            done = subprocess.run(line, stdin=stdin, capture_output=True, text=True, env=env, timeout=120)
+            assert done.returncode == 2
+            text = f"opt: the model '-' is read from stdin, which is {cause}: write a model to it, or name a file"
+            assert done.stderr == f"dicompiler: error: {text}\n"
+        os.close(leader)
+        os.close(terminal)
+
     def test_options_that_do_not_fit_to_stdin_and_stdout(self, open_model: Path) -> None:
         for more, text in (
             (["--json"], "--output - writes the model to stdout: remove --json and --print-outputs"),
