@@ -6,7 +6,7 @@ An artifact is the directory that `dicompiler.compile` writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -366,14 +366,15 @@ def verify_run(
 
 
 def verify_session(
-    directory: str | Path, infer: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
+    directory: str | Path,
+    stream: Callable[[Sequence[Mapping[str, NDArray[Any]]]], Iterable[Mapping[str, NDArray[Any]]]],
 ) -> Verification:
     """Compute a frame with random inputs in a session, and compare its outputs with onnxruntime.
 
     Args:
         directory: The artifact of the session.
-        infer: The method `infer` of the session. If the plan has replicas (copies on other devices, which compute
-            frames in turn), it is called once for each replica.
+        stream: The method `stream` of the session. If the plan has replicas (copies on other devices, which compute
+            frames in turn), it gets a frame for each replica, so that they compute at the same time.
 
     Returns:
         The comparison of each output.
@@ -383,7 +384,7 @@ def verify_session(
         RunError: A device failed; the message names it.
     """
     return _verify_frames(
-        directory, lambda inputs, count: RunResult(tuple(dict(infer(inputs)) for _ in range(count)), ()), None
+        directory, lambda inputs, count: RunResult(tuple(map(dict, stream([inputs] * count))), ()), None
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import os
 import queue
 import re
@@ -24,7 +26,8 @@ from support.tampering import reseal
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.driver.swap import Swap, SwappableSession, hosts_of_artifact
+from dicompiler.driver.artifact import verify_session
+from dicompiler.driver.swap import SPARE_FRAMES_AT_SWITCH, Swap, SwappableSession, hosts_of_artifact
 from dicompiler.target.remote.hosts import parse_hosts
 from dicompiler.target.run_records import RunEvent, RunOptions
 
@@ -105,6 +108,29 @@ def test_swap_in_stream_loses_and_mixes_no_frame(three: Path, five: Path, option
 def test_swap_between_device_in_this_process_and_cluster(three: Path, single: Path, pause: bool) -> None:
     check_swap_in_stream(three, single, (3, 7), pause=pause)
     check_swap_in_stream(single, three, (7, 3), pause=pause)
+
+
+def test_few_frames_are_in_flight_while_the_new_devices_are_verified(
+    three: Path, five: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_verifying, in_flight, received = threading.Event(), list[int](), 0
+
+    def verify(directory: Path, stream: Any) -> Any:
+        wait_until(lambda: session._frame_count - received <= 4 + SPARE_FRAMES_AT_SWITCH)
+        is_verifying.set()
+        wait_until(lambda: len(in_flight) > 20)
+        is_verifying.clear()
+        return verify_session(directory, stream)
+
+    monkeypatch.setattr("dicompiler.driver.swap.verify_session", verify)
+    with dicompiler.connect_swappable(three, in_flight=16) as session:
+        swap = in_thread(session.swap, five)
+        for _ in session.stream(itertools.takewhile(lambda _: not swap.done(), frames())):
+            received += 1
+            if is_verifying.is_set():
+                in_flight.append(session._frame_count - received)
+        assert swap.result() and max(in_flight) <= 4 + SPARE_FRAMES_AT_SWITCH
+        assert sum(1 for _ in session.stream(frames(40))) == 40 and session._max_in_flight == math.inf
 
 
 def test_loop_over_stream_can_swap(three: Path, five: Path) -> None:
