@@ -63,6 +63,13 @@ MAX_LINK_DRIFT = 0.25
 
 They vary more than the seconds of computing, because messages share the links.
 """
+LARGE_DEVIATION = 0.5
+"""A device or connection has changed its speed for certain if each of its last frames deviates by more than this share.
+The session then does not wait until the new frames are most of the window. Connections vary more, so they must deviate
+by twice this share.
+"""
+FRAMES_OF_LARGE_DEVIATION = 3
+"""Number of frames of each replica that must have such a deviation, and hardly differ from each other."""
 SEARCH_INTERVALS_AFTER_ERROR = 6
 """A search that failed is tried again after this multiple of `AdaptOptions.min_interval_s`."""
 
@@ -77,7 +84,9 @@ class AdaptOptions:
         link_deviation: A search also starts if the seconds per byte of a connection between two devices differ by more
             than the factor 1 + `link_deviation` from the prediction.
         frames: Least number of frames over which the median of the measured seconds is taken. With replicas (copies of
-            the plan on other devices), it is at least three frames of each replica.
+            the plan on other devices), it is at least three frames of each replica. If three frames of each replica
+            deviate by more than 50 % (connections: 100 %) and hardly differ from each other, the session does not wait
+            for more frames.
         min_gain: The session uses a plan that was found only if it lowers the predicted value of the objective by more
             than this share.
         min_interval_s: Least number of seconds between two searches.
@@ -159,6 +168,10 @@ def _describe_ratios(ratios: Mapping[str, float]) -> Iterator[str]:
         yield f"{more} more connections differ"
 
 
+def _max_drift(name: str) -> float:
+    return MAX_LINK_DRIFT if ARROW in name else MAX_DRIFT
+
+
 class _Observation:
     """The measured seconds of computing and sending with one artifact, over the last frames of each replica.
 
@@ -183,21 +196,52 @@ class _Observation:
         They are due CHECKS_PER_WINDOW times while the window moves by its length. They are stable if those in the whole
         window and those in its newer half hardly differ. The result has, for each device, the median seconds of
         computing, summed over one frame of each replica. For each connection, it has the mean seconds per byte.
+
+        If the last frames have a large deviation, the result is due at once. It then has their seconds for the devices
+        or connections with the deviation.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
-        is_full = all(len(frames) == frames.maxlen for frames in self._frames)
-        if not is_full or self._unchecked_frame_count < self._check_interval:
+        if not all(len(frames) == frames.maxlen for frames in self._frames):
+            return None
+        windows = [list(frames) for frames in self._frames]
+        if changed := self._measure_large_deviations(windows):
+            return {**self._measure(windows), **changed}
+        if self._unchecked_frame_count < self._check_interval:
             return None
         self._unchecked_frame_count = 0
-        windows = [list(frames) for frames in self._frames]
         measured = self._measure(windows)
         newer = self._measure([frames[len(frames) // 2 :] for frames in windows])
         for name, seconds in measured.items():
-            drift = MAX_LINK_DRIFT if ARROW in name else MAX_DRIFT
-            if name in newer and abs(newer[name] - seconds) > drift * seconds:
+            if name in newer and abs(newer[name] - seconds) > _max_drift(name) * seconds:
                 return None
         return measured
+
+    def _measure_large_deviations(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
+        """Return the seconds of those devices and connections whose last frames all have a large deviation.
+
+        If there is such a connection, the result has all connections, because they share links.
+        """
+        # Nearly always, the newest frames show no deviation. This check of each frame must therefore cost little.
+        newest = self._measure([frames[-1:] for frames in windows])
+        candidates = [name for name, seconds in newest.items() if self._is_large_deviation(name, [seconds])]
+        if not candidates:
+            return {}
+        last = [frames[-FRAMES_OF_LARGE_DEVIATION:] for frames in windows]
+        rounds = [self._measure([[frame] for frame in frames]) for frames in zip(*last, strict=True)]
+        measured = self._measure(last)
+        found = {name for name in candidates if self._is_large_deviation(name, [each.get(name) for each in rounds])}
+        has_connections = any(ARROW in name for name in found)
+        return {
+            name: seconds for name, seconds in measured.items() if name in found or (has_connections and ARROW in name)
+        }
+
+    def _is_large_deviation(self, name: str, values: Sequence[float | None]) -> bool:
+        seconds = [value for value in values if value is not None]
+        if len(seconds) < len(values) or max(seconds) - min(seconds) > _max_drift(name) * max(seconds):
+            return False
+        limit = 1 + LARGE_DEVIATION * (2 if ARROW in name else 1)
+        return min(seconds) > limit * self.expected_s[name] or limit * max(seconds) < self.expected_s[name]
 
     def _measure(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
         computing = {

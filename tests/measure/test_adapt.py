@@ -164,6 +164,25 @@ def test_change_of_speed_is_found_and_measured_within_a_window(factor: float) ->
     assert all(found == {"b": pytest.approx(factor)} for found in checks if found)
 
 
+@pytest.mark.parametrize("factor", [2.5, 0.4])
+def test_large_change_of_speed_is_found_in_three_frames(factor: float) -> None:
+    """The noise of the other device is not measured in these few frames only."""
+    observation = _Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames)
+    assert not any(observe(observation, make_frames(50, lambda _: 1.0)))
+    noise = iter((1.0, 1.2, 1.2))
+    slow = make_frames(3, lambda name: factor if name == "b" else next(noise, 1.0))
+    found = [observation.add(times) for times in slow]
+    assert not any(observation.find_deviations(measured, AdaptOptions()) for measured in found[:-1] if measured)
+    assert found[-1] == {"a": EXPECTED["a"], "b": pytest.approx(factor * EXPECTED["b"])}
+
+
+def test_few_slow_frames_start_no_search() -> None:
+    """Three frames in a row are slow, but not equally, as on a board with other work."""
+    factors = iter((*(1.0 for _ in range(20)), 2.0, 3.0, 1.6, *(1.0 for _ in range(20))))
+    frames = (FrameTimes(0.1, {**EXPECTED, "b": factor * EXPECTED["b"]}) for factor in factors)
+    assert not any(observe(_Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames), frames))
+
+
 def test_single_slow_frames_start_no_search() -> None:
     """Every fifth frame takes ten times as long, as on a board with other work."""
     factors = iter((1.0, 1.0, 1.0, 1.0, 10.0) * 100)
