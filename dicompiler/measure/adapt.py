@@ -13,20 +13,17 @@ measured difference. A difference for which there is no better plan therefore st
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import os
 import queue
 import shutil
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +34,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
 from dicompiler.measure.connection_speeds import ARROW, name_connection
+from dicompiler.measure.search_process import SearchProcess
 from dicompiler.target.client import Session, resolve_connect_options
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE
@@ -321,7 +319,7 @@ class AdaptiveSession(SwappableSession):
         self._measurements = queue.SimpleQueue[tuple[_Observation, Mapping[str, float]] | None]()
         self._is_adapting = self._is_closing = False
         self._next_search_at = 0.0
-        self._search: subprocess.Popen[str] | None = None
+        self._search = SearchProcess()
         self._written = list[Path]()
         self._first = directory
         self._adapt_lock = threading.RLock()  # Held while the artifact that computes new frames changes.
@@ -332,6 +330,7 @@ class AdaptiveSession(SwappableSession):
         self._in_flight = options.in_flight or default_in_flight(len(platform.devices))
         self._observation = self._observe_artifact(directory)
         super().__init__(directory, options, self._with_observer, link)
+        self._search.prepare(self._make_request(directory, self._observation.expected_s, directory))
         self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
         self._thread.start()
 
@@ -418,17 +417,7 @@ class AdaptiveSession(SwappableSession):
         adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios)
         log.info("adapt: searching for another plan")
         try:
-            answer = self._run_search(
-                SearchRequest(
-                    str(observation.directory),
-                    str(self._first),
-                    self._platform,
-                    measured,
-                    self._in_flight,
-                    self._adapt.strategy,
-                    str(output),
-                )
-            )
+            answer = self._search.search(self._make_request(observation.directory, measured, output))
             log.info("adapt: the best plan is that of %s", answer.artifact)
             with self._adapt_lock:
                 if self._observation is not observation:
@@ -438,6 +427,17 @@ class AdaptiveSession(SwappableSession):
             return replace(adaptation, error=str(error))
         finally:
             self._remove_unused_artifacts(output)
+
+    def _make_request(self, artifact: Path, measured: Mapping[str, float], output: Path) -> SearchRequest:
+        return SearchRequest(
+            str(artifact),
+            str(self._first),
+            self._platform,
+            measured,
+            self._in_flight,
+            self._adapt.strategy,
+            str(output),
+        )
 
     def _apply_answer(self, answer: SearchAnswer, measured: Mapping[str, float], adaptation: Adaptation) -> Adaptation:
         """Swap to the artifact that a search has found if the gain is large enough."""
@@ -453,26 +453,6 @@ class AdaptiveSession(SwappableSession):
         swap = super().swap(artifact)
         self._observation = self._observe(artifact, answer.expected_s, answer.replica_count)
         return replace(adaptation, swap=swap)
-
-    def _run_search(self, request: SearchRequest) -> SearchAnswer:
-        """Run a search in a process of its own, and return its answer."""
-        command = [sys.executable, "-m", "dicompiler.measure.adapt_search"]
-        self._search = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        if self._is_closing:
-            self._search.kill()
-        output, errors = self._search.communicate(json.dumps(asdict(request)))
-        if self._is_closing:
-            raise RunError("the session was closed")
-        try:
-            answer = json.loads(output)
-            if "error" in answer:
-                raise RunError(f"the search failed: {answer['error']}")
-            return SearchAnswer(**answer)
-        except (ValueError, TypeError):
-            last = (errors.strip().splitlines() or [f"exit code {self._search.returncode}"])[-1]
-            raise RunError(f"the search ended without a result: {last}") from None
 
     def _remove_unused_artifacts(self, output: Path) -> None:
         """Remove the artifacts of searches, except the one that computes frames and the one that it replaced."""
@@ -497,8 +477,7 @@ class AdaptiveSession(SwappableSession):
         if os.getpid() == self._process:
             self._is_closing = True
             self._measurements.put(None)
-            if self._search is not None:
-                self._search.kill()
+            self._search.close()
             self._thread.join()
         super()._end(reason, end_session)
 

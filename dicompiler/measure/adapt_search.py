@@ -3,16 +3,19 @@
 artifact + measured seconds of computing and sending ⇒ corrected platform ⇒ another artifact, if one is predicted to be
 better
 
-`measure.adapt` runs the search in a process of its own.
+`search_process` runs the searches in a process of their own.
 
-The process reads a `SearchRequest` from stdin as JSON, and prints a `SearchAnswer` or an error as JSON.
+The process reads lines of JSON from stdin. For {"search": SearchRequest}, it prints a `SearchAnswer` or an error as a
+line of JSON. For {"prepare": SearchRequest}, it loads all that a search needs, and prints nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,11 +31,15 @@ from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_tom
 from dicompiler.measure.calibrate import fit_rates
 from dicompiler.measure.connection_speeds import ARROW, fit_bandwidths, predict_byte_seconds
 from dicompiler.search.problem import Problem
-from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE
+from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.target_base import Target
 
-NICENESS = 15
-"""Niceness of the process, so that it does not slow down the devices on this host."""
+NICENESS = 5
+"""Niceness of the process, so that it does not slow down the devices on this host.
+
+Next to a busy process of normal priority, Linux gives it a quarter of a core. With 15 it was 3 %, and on a busy host a
+search did not end.
+"""
 FIRST_TOLERANCE = 0.02
 """The user's artifact is preferred to the best one if its predicted objective is worse by at most this share."""
 
@@ -157,6 +164,34 @@ def search_again(request: SearchRequest) -> SearchAnswer:
     )
 
 
+def prepare_search(request: SearchRequest) -> None:
+    """Load the modules, plugins and files that a search needs.
+
+    The present plan is compiled again, because this takes about as long for each strategy. A strategy may search for
+    minutes.
+
+    Args:
+        request: A search like those to come. It is not made.
+
+    Raises:
+        DicompilerError: The artifact cannot be read.
+    """
+    compilation, target, problem = reopen_artifact(request.artifact)
+    assert compilation.plan is not None
+    expected_seconds(compilation, problem, request.in_flight)
+    with tempfile.TemporaryDirectory() as place:
+        compile(
+            str(Path(request.first) / REFERENCE_FILE),
+            platform_from_toml(request.platform).with_engines(compilation.plan.engines),
+            plan=Path(request.artifact) / PLAN_FILE,
+            cost=problem.cost_model,
+            target=target,
+            state="none",
+            allow_worse=True,
+            output=Path(place) / "artifact",
+        )
+
+
 def choose_best(values: Mapping[str, float], first: str) -> str:
     """Return the name of the candidate that a session should use.
 
@@ -221,13 +256,19 @@ def _predicted_value(compilation: PipelineState, objective: str) -> float:
 
 
 def main() -> int:
-    """Read a request from stdin as JSON, print the answer as JSON, and return the exit code."""
+    """Read requests from stdin as lines of JSON, print the answers as lines of JSON, and return the exit code."""
     os.nice(NICENESS)
-    try:
-        answer = asdict(search_again(SearchRequest(**json.load(sys.stdin))))
-    except DicompilerError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "prepare" in message:
+            with contextlib.suppress(DicompilerError):  # The search will report the error.
+                prepare_search(SearchRequest(**message["prepare"]))
+            continue
+        try:
+            answer = asdict(search_again(SearchRequest(**message["search"])))
+        except DicompilerError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
     return 0
 
 

@@ -20,15 +20,16 @@ from support.onnx_models import parsed
 
 import dicompiler
 from dicompiler.analysis.prediction_error import segment_seconds
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import RunError, UsageError
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
 from dicompiler.driver.run_log import load_log, run_document
 from dicompiler.emulation.emulate import with_failure_segments
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation, run_with_swaps
-from dicompiler.measure.adapt_search import _MeasuredCase, expected_seconds
+from dicompiler.measure.adapt_search import SearchRequest, _MeasuredCase, expected_seconds
 from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
+from dicompiler.measure.search_process import SearchProcess
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.run_records import Emulation, FrameTimes, ReceivedBytes, RunEvent, RunOptions
 
@@ -224,11 +225,33 @@ def test_failed_search_is_reported_and_frames_go_on(compiled: Path) -> None:
         assert session.directory == compiled
 
 
+def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Path) -> None:
+    with open_session(compiled) as session:
+        observation, process = session._observation, session._search
+        measured = {name: 2.5 * seconds for name, seconds in observation.expected_s.items()}
+        request = session._make_request(compiled, measured, compiled.with_name("unused"))
+        first = process.popen
+        assert first is not None  # It was started when the session was opened.
+        answers = [process.search(request) for _ in range(2)]
+        assert process.popen is first and answers[0] == answers[1]
+        first.kill()
+        first.wait()
+        assert process.search(request) == answers[0] and process.popen is not first
+    shutil.rmtree(compiled.with_name("unused"))
+
+
+def test_process_that_ends_during_a_search_is_reported() -> None:
+    process = SearchProcess()
+    with pytest.raises(RunError, match=r"the search ended without a result: .*TypeError"):
+        process.search(SearchRequest(0, "", "", {}, 1, "", ""))  # type: ignore[arg-type]
+    process.close()
+
+
 def test_closing_ends_search(compiled: Path) -> None:
     adapt = replace(FAST, strategy="auto{budget=300}")
     with open_session(compiled, {"pi02": [(0.0, 0.4)]}, adapt) as session:
-        stream_until(session, lambda: session._search)
-        search = session._search
+        stream_until(session, lambda: session._is_adapting)
+        search = session._search.popen
     assert search is not None and search.returncode is not None
     assert session.adaptations == [] and not list(compiled.parent.glob("net.adapted-*"))
 
