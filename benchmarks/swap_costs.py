@@ -4,16 +4,23 @@
     PYTHONPATH=tests python benchmarks/swap_costs.py --figure idle
 
 - **idle**: the time between frames in an adaptive session with nothing to do, as a multiple of that in a swappable one.
+  The processor seconds per frame of the session and its devices are compared too, because other processes hardly
+  change them.
 - **crossing**: the seconds of the frames around a swap, as a multiple of those of other frames.
 - **copying**: the time between frames while a swap copies files to the boards, as a multiple of that before.
 - **slow board**, **slow link**: seconds until another plan is in force, and the time between frames then, as a multiple
-  of that of the plan that `auto` makes for the slow board or link.
+  of that of the plan that `auto` makes for the slow board or link. Each step of the adaptation is listed with its
+  seconds, and with the processor seconds of all processes of the benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
+import math
+import os
 import statistics
 import tempfile
 import threading
@@ -33,10 +40,10 @@ from dicompiler.driver.swap import SwappableSession
 from dicompiler.emulation.boards import open_boards, options_on_boards
 from dicompiler.emulation.speed_changes import emulate_speed_changes, segment_times
 from dicompiler.ir.platform import Platform
-from dicompiler.measure.adapt import AdaptOptions
+from dicompiler.measure.adapt import AdaptOptions, SpeedTrial
 from dicompiler.measure.simulate_adaptation import change_platform
 from dicompiler.target.remote.ssh import RemoteCommands
-from dicompiler.target.run_records import RunOptions
+from dicompiler.target.run_records import FrameTimes, RunOptions
 
 PLATFORM = Platform.load('rpi4x4{bandwidth="100 Mbit/s"}')
 INPUT = {"input": np.zeros((1, 3, 224, 224), np.float32)}
@@ -71,18 +78,96 @@ def mean_period(finished_s: Sequence[float]) -> float:
     return (finished_s[-1] - finished_s[0]) / (len(finished_s) - 1)
 
 
+def total_cpu_s() -> float:
+    """Return the processor seconds of this process and its descendants, ended ones included."""
+    times, children = dict[int, float](), dict[int, list[int]]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # The process has ended.
+            fields = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name)
+            children.setdefault(int(fields[1]), []).append(process)
+            times[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def add(process: int) -> float:
+        return times.get(process, 0.0) + sum(map(add, children.get(process, ())))
+
+    return add(os.getpid())
+
+
+class FrameCpuMeter:
+    """Measures the processor seconds per frame, without those of the first seconds, in which the session prepares."""
+
+    def __init__(self) -> None:
+        self._start_s, self._frames, self._samples = time.perf_counter(), 0, list[tuple[int, float]]()
+
+    def record(self, _times: FrameTimes) -> None:
+        self._frames += 1
+        if time.perf_counter() > self._start_s + 12 + len(self._samples):
+            self._samples.append((self._frames, total_cpu_s()))
+
+    def mean_s(self) -> float:
+        (first, before_s), (last, after_s) = self._samples[0], self._samples[-1]
+        return (after_s - before_s) / (last - first)
+
+
+class StepRecorder(logging.Handler):
+    """Records the time and the processor seconds at each log message of an adaptation."""
+
+    STEPS: Mapping[str, str] = {
+        "adapt: searching": "detection",
+        "adapt: the best plan is": "search",
+        "swap: %s replaces": "start and verification of the new devices",
+    }
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.points: list[tuple[str, float, float]] = []
+        self.first_frame_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for beginning, step in self.STEPS.items():
+            if str(record.msg).startswith(beginning):
+                self.points.append((step, time.perf_counter(), total_cpu_s()))
+
+    def record_frame(self, _times: FrameTimes) -> None:
+        self.first_frame_at = self.first_frame_at or time.perf_counter()
+
+    def list_steps(self, trial: SpeedTrial, change_s: float) -> Iterator[str]:
+        """Yield the seconds of each step of the first adaptation."""
+        start = self.first_frame_at - trial.finished_s[0]
+        before_s, before_cpu_s = change_s, math.nan
+        for step, at, cpu_s in self.points[: len(self.STEPS)]:
+            yield f"{step}: {at - start - before_s:.1f} s, {cpu_s - before_cpu_s:.1f} processor seconds"
+            before_s, before_cpu_s = at - start, cpu_s
+        swap = next((found.swap for found in trial.adaptations if found.swap), None)
+        if swap is not None:
+            yield f"old frames: {trial.finished_s[swap.first_frame] - before_s:.1f} s"
+
+
 def measure_idle_session(place: Path) -> Mapping[str, Any]:
     """Alternate adaptive and swappable sessions on boards that keep their speed."""
     directory = compile_network(place / "net")
     periods: dict[str, list[float]] = {"swappable": [], "adaptive": []}
+    cpu_s: dict[str, list[float]] = {"swappable": [], "adaptive": []}
     searches = 0
     for _ in range(5):
         for name, adapt in (("swappable", None), ("adaptive", AdaptOptions())):
-            trial = emulate_speed_changes(directory, [], adapt, duration_s=20)
+            meter = FrameCpuMeter()
+            options = RunOptions(in_flight=0, on_frame=meter.record)
+            trial = emulate_speed_changes(directory, [], adapt, duration_s=25, options=options)
+            cpu_s[name].append(meter.mean_s())
             periods[name].append(mean_period(trial.finished_s))
             searches += len(trial.adaptations)
     ratios = [adaptive / plain for plain, adaptive in zip(periods["swappable"], periods["adaptive"], strict=True)]
-    return {"ratio (median)": round(statistics.median(ratios), 4), "ratios": ratios, "searches": searches}
+    cpu_ratios = [adaptive / plain for plain, adaptive in zip(cpu_s["swappable"], cpu_s["adaptive"], strict=True)]
+    return {
+        "ratio (median)": round(statistics.median(ratios), 4),
+        "ratios": ratios,
+        "ratio of processor seconds (median)": round(statistics.median(cpu_ratios), 4),
+        "ratios of processor seconds": cpu_ratios,
+        "processor seconds per frame": cpu_s,
+        "searches": searches,
+    }
 
 
 def measure_crossing(place: Path) -> Mapping[str, Any]:
@@ -159,7 +244,13 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     """Let a board or link become slower in a stream, and compare the time between frames with that of the best plan."""
     change = SpeedChange.parse(text)
     directory = compile_network(place / "net", strategy=strategy, objective=objective)
-    trial = emulate_speed_changes(directory, [change], AdaptOptions(), duration_s=45)
+    recorder, log = StepRecorder(), logging.getLogger("dicompiler")
+    log.setLevel(logging.INFO)
+    log.addHandler(recorder)
+    options = RunOptions(in_flight=0, on_frame=recorder.record_frame)
+    trial = emulate_speed_changes(directory, [change], AdaptOptions(), duration_s=45, options=options)
+    load = os.getloadavg()[0]
+    log.removeHandler(recorder)
     swaps = [found for found in trial.adaptations if found.swap is not None]
     slow_platform = change_platform(PLATFORM, [change], change.start_s)
     best = place / "best"
@@ -170,6 +261,8 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     period_s = mean_period([at for at in trial.finished_s if at > 30])
     figures = {
         "searches": len(trial.adaptations),
+        "steps": list(recorder.list_steps(trial, change.start_s)),
+        "load average": load,
         "ms between frames": round(1000 * period_s, 1),
         "ratio": round(period_s / mean_period([at for at in expected.finished_s if at > 3]), 3),
     }
