@@ -320,3 +320,11 @@ def test_examples_of_microcontrollers_have_the_written_keys(tmp_path: Path) -> N
         for key in ("segments", "tensors", "devices"):
             for entry in example.get(key, ()) if isinstance(written.get(key), list) else ():
                 assert entry.keys() <= written[key][0].keys()
+
+
+def test_pages_state_the_same_speed_up_of_resnet_18() -> None:
+    """The speed-up omits input and result; the second number includes them."""
+    faster = (console.DOCS / "start" / "faster.md").read_text()
+    row = re.search(r"\| ResNet-18 \| ([\d.]+) \| ([\d.]+) \|", faster)
+    assert row is not None and f"{row[1]}×" in STRATEGIES
+    assert f"{row[1]} times as fast as on one board, or {row[2]} times with" in " ".join(README.split())
