@@ -201,6 +201,7 @@ def compare(
     state: str | Sequence[str] = "auto",
     wire_dtype: str | Mapping[str, str] | WireFormat | None = None,
     engine: str | None = None,
+    precision: str | None = None,
     tolerate_failures: int | str | FailureSelection = 0,
     executor: Executor | None = None,
     progress: Callable[[str], None] | None = None,
@@ -224,6 +225,8 @@ def compare(
             tensors' own types.
         engine: The engine that computes on devices with CPU cores, such as "ncnn", or "auto" (the fastest one of each
             device). Default: the engines in the platform.
+        precision: The precision of engines that can compute with it: "fp32", "fp16" or "bf16". Default: the precisions
+            in the platform, otherwise "fp32".
         tolerate_failures: Device failures for which each strategy also makes plans: the maximum number of failed
             devices, "hosts" (all devices of one host), or names of devices ("pi02,pi03").
         executor: Executor, opened by `open_executor`, that evaluates the plans of a search in parallel. Default: this
@@ -238,7 +241,9 @@ def compare(
         UsageError: A strategy or an option is not valid.
     """
     candidates = parse_strategies(strategies)
-    problem = load_problem(model, platform, format_shapes(shape), objective, cost, wire_dtype, target, state, engine)
+    problem = load_problem(
+        model, platform, format_shapes(shape), objective, cost, wire_dtype, target, state, engine, precision
+    )
     return compare_strategies(replace(problem, executor=executor), candidates, progress, tolerate_failures)
 
 

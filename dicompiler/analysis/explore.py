@@ -47,6 +47,7 @@ def explore(
     state: str | Sequence[str] = "auto",
     executor: Executor | None = None,
     engine: str | None = None,
+    precision: str | None = None,
 ) -> ParetoFront:
     """Return the Pareto front that a strategy finds.
 
@@ -67,6 +68,8 @@ def explore(
             evaluates them.
         engine: The engine that computes on devices with CPU cores, such as "ncnn", or "auto" (the fastest one of each
             device). Default: the engines in the platform.
+        precision: The precision of engines that can compute with it: "fp32", "fp16" or "bf16". Default: the precisions
+            in the platform, otherwise "fp32".
 
     Raises:
         DicompilerError: The model cannot be explored. Nothing is written.
@@ -76,7 +79,15 @@ def explore(
     if output is not None:
         check_output_directory(Path(output), FRONT_FILE, "front")
     problem = load_problem(
-        model, platform, shape, cost=cost, wire_dtype=wire_dtype, target=target, state=state, engine=engine
+        model,
+        platform,
+        shape,
+        cost=cost,
+        wire_dtype=wire_dtype,
+        target=target,
+        state=state,
+        engine=engine,
+        precision=precision,
     )
     problem = replace(problem, executor=executor)
     assert problem.model is not None

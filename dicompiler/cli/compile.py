@@ -15,7 +15,7 @@ from dicompiler.cli.options import (
     allow_worse_option,
     complete_search_option,
     cost_option,
-    engine_option,
+    engine_options,
     executor_option,
     json_option,
     make_plugins,
@@ -48,7 +48,7 @@ from dicompiler.cli.options import (
 @complete_search_option
 @tolerate_failures_option
 @cost_option
-@engine_option
+@engine_options
 @target_option(help="Set the target (see 'dicompiler list targets'). Default: sockets.")
 @shape_options
 @executor_option

@@ -100,6 +100,7 @@ def command(
             options.state,
             workers,
             options.engine,
+            options.precision,
         )
     _show_front(front, platform, output, as_json)
 

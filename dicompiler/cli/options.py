@@ -188,12 +188,20 @@ cost_option = click.option(
     shell_complete=complete_names("cost_models"),
     help="Use this cost model (see 'dicompiler list cost-models'). Default: analytic.",
 )
-engine_option = click.option(
-    "--engine",
-    metavar="NAME",
-    shell_complete=complete_names("engines"),
-    help="Compute with this engine: onnxruntime, ncnn (see 'dicompiler list engines'), or auto (the fastest engine of "
-    "each device). Default: the engines in the plan or the platform, otherwise onnxruntime.",
+engine_options = combine(
+    click.option(
+        "--engine",
+        metavar="NAME",
+        shell_complete=complete_names("engines"),
+        help="Compute with this engine: onnxruntime, ncnn (see 'dicompiler list engines'), or auto (the fastest engine "
+        "of each device). Default: the engines in the plan or the platform, otherwise onnxruntime.",
+    ),
+    click.option(
+        "--precision",
+        metavar="fp32|fp16|bf16",
+        help="Let engines such as ncnn store values in this type. Default: the precisions in the plan or the platform, "
+        "otherwise fp32.",
+    ),
 )
 wire_dtype_option = click.option(
     "--wire-dtype",
@@ -224,7 +232,7 @@ target_option = functools.partial(
 )
 cost_options = combine(
     cost_option,
-    engine_option,
+    engine_options,
     target_option(help="Predict with the costs of messages and calls of this target. Default: sockets."),
     shape_options,
     json_option,

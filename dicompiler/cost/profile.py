@@ -19,7 +19,7 @@ from dicompiler.base.units import format_seconds
 from dicompiler.cost.op_counts import count_operations
 from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.ir.cluster import DEFAULT_ENGINE, Device, Link
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Device, Link, engine_name
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import is_fixed_size, raw_nbytes
 from dicompiler.ir.operator_rule import TensorInfo
@@ -171,6 +171,7 @@ class Profile(Memoizing):
         If the engine was not measured for a layer, or for a kind of piece of a layer, the times of onnxruntime remain,
         because onnxruntime computes the layers that the engine does not support.
         """
+        engine = engine_name(engine)  # Profiles have the times of fp32, which also predict reduced precisions.
         if engine not in self.engines:
             return self
         measured = self.engines[engine]
@@ -472,7 +473,7 @@ class ProfileSet:
     def has_engine(self, device: Device, engine: str) -> bool:
         """Return True if the profile of a device has the times of an engine."""
         profile = self._find(device)
-        return profile is not None and (engine == DEFAULT_ENGINE or engine in profile.engines)
+        return profile is not None and (engine == DEFAULT_ENGINE or engine_name(engine) in profile.engines)
 
 
 @cache

@@ -44,6 +44,7 @@ _EXPECTED_VALUES: Mapping[str, str] = {
     "plan": "the path of a plan or a Plan",
     "target": "a string such as 'sockets' or a Target",
     "engine": "a string such as 'ncnn' or 'auto'",
+    "precision": "'fp32', 'fp16' or 'bf16'",
     "objective": "a string such as 'latency'",
     "cost": "a string such as 'analytic' or a CostModel",
     "output": "a path",
@@ -72,6 +73,8 @@ class CompileOptions:
         target: The target that writes the programs.
         engine: The engine that computes segments on devices with CPU cores: "onnxruntime", "ncnn", another one from a
             plugin, or "auto" (the fastest one of each device). Default: the engines in the plan or the platform.
+        precision: The precision of engines that can compute with it: "fp32", "fp16" or "bf16". onnxruntime always
+            computes in the types of the model. Default: the precisions in the plan or the platform, otherwise "fp32".
         objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
         output: Directory to write the artifact to. If it is given, a plan must also leave room for the memory that the
@@ -102,6 +105,7 @@ class CompileOptions:
     plan: str | Path | Plan | None = None
     target: str | Target = DEFAULT_TARGET
     engine: str | None = None
+    precision: str | None = None
     objective: str = "latency"
     cost: str | CostModel = DEFAULT_COST_MODEL
     output: str | Path | None = None

@@ -41,7 +41,7 @@ from dicompiler.driver.compile_options import (
 )
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import summarize
-from dicompiler.driver.engines import check_engine, choose_engines, split_program
+from dicompiler.driver.engines import check_engine, check_precision, choose_engines, split_program
 from dicompiler.driver.prepare import check_loadable, make_problem, prepare, resolve_platform, resolve_states
 from dicompiler.driver.progress import forward_progress
 from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
@@ -191,6 +191,7 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
     failures = FailureSelection.parse(options.tolerate_failures)
     target: Target = registry().resolve("targets", options.target)
     check_engine(options.engine, target)
+    check_precision(options.precision, options.engine)
     strategy: Strategy | None = None
     if options.plan is None:
         given = DEFAULT_STRATEGY if options.strategy is None else options.strategy
@@ -242,7 +243,15 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
     compilation = apply_wire_types(compilation, setup.wire_format, place)
     assert compilation.layers is not None
     given = None if setup.given_plan is None else setup.given_plan.engines
-    platform = choose_engines(compilation.layers, setup.platform, setup.cost_model, setup.target, options.engine, given)
+    platform = choose_engines(
+        compilation.layers,
+        setup.platform,
+        setup.cost_model,
+        setup.target,
+        options.engine,
+        given,
+        options.precision,
+    )
     return replace(compilation, platform=platform)
 
 

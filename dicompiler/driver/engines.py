@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast, get_args
 
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.layer_kinds import rate_kinds
 from dicompiler.cost.op_counts import count_flops
-from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device
+from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device, engine_name
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.target.engine import Engine
+from dicompiler.target.engine import FULL_PRECISION, Engine, Precision
 from dicompiler.target.engine_check import allowed_difference
 from dicompiler.target.engine_split import split_by_engine
 from dicompiler.target.target_base import Target
@@ -44,7 +45,7 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
     """Raise UsageError if the option `engine` is not valid, or if the target cannot use the engine.
 
     Args:
-        engine: Name of an engine, "auto", or None.
+        engine: Name of an engine, possibly with options, or "auto", or None.
         target: The target; None if there is none.
         place: The option or the key of a plan that names the engine, for the error message.
     """
@@ -52,9 +53,10 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
         return
     assert engine is not None
     try:
-        registry().find("engines", engine)
+        made = make_engine(engine)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
+    _check_precision(made, place)
     if target is not None and not _can_use(target, engine):
         usable = (DEFAULT_ENGINE, *target.usable_engines)
         raise UsageError(
@@ -63,8 +65,37 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
         )
 
 
+def check_precision(precision: str | None, engine: str | None) -> None:
+    """Raise UsageError if the option `precision` is unknown, or if the engine cannot compute with it.
+
+    Args:
+        precision: A precision, or None.
+        engine: The option `engine`.
+    """
+    known = get_args(Precision)
+    if precision is not None and precision not in known:
+        raise UsageError(f"precision: unknown precision {precision!r}{did_you_mean(precision, known)}")
+    if precision is not None and engine not in (None, AUTO_ENGINE):
+        assert engine is not None
+        _check_precision(replace(make_engine(engine), precision=cast("Precision", precision)), "precision")
+
+
+def _check_precision(engine: Engine, place: str) -> None:
+    """Raise UsageError if the engine cannot compute with its precision."""
+    if engine.precision not in (FULL_PRECISION, *engine.precisions):
+        able = [name for name in registry().engines if engine.precision in make_engine(name).precisions]
+        remedy = f"use --engine {' or '.join(able)}, or " if able else "use "
+        computed = " and ".join((FULL_PRECISION, *engine.precisions))
+        raise UsageError(
+            f"{place}: {engine.name} computes in {computed} only, not in {engine.precision}: {remedy}"
+            f"--precision {FULL_PRECISION}"
+        )
+
+
 def _can_use(target: Target | None, engine: str) -> bool:
-    return target is None or (target.can_use_engines and (not target.usable_engines or engine in target.usable_engines))
+    if target is None:
+        return True
+    return target.can_use_engines and (not target.usable_engines or engine_name(engine) in target.usable_engines)
 
 
 def choose_engines(
@@ -74,6 +105,7 @@ def choose_engines(
     target: Target | None = None,
     engine: str | None = None,
     given: Mapping[str, str] | None = None,
+    precision: str | None = None,
 ) -> Platform:
     """Return the platform with the engine of each device.
 
@@ -85,15 +117,17 @@ def choose_engines(
         engine: Name of an engine for all devices with CPU cores, or "auto". None: the engines of `given` and of the
             platform.
         given: Engines by device name, from a plan.
+        precision: The precision of all engines that can compute with it. None: the precisions that the engines state.
 
     Returns:
         The platform.
 
     Raises:
-        UsageError: An engine is unknown, or the target cannot use it.
+        UsageError: An engine is unknown, the target cannot use it, or no engine can compute with the precision.
         DicompilerError: `given` names an unknown device.
     """
     check_engine(engine, target)
+    check_precision(precision, engine)
     if engine == AUTO_ENGINE:
         chosen = {device.name: _choose_engine(layers, device, cost, target) for device in _cpu_devices(platform)}
     elif engine is not None:
@@ -103,8 +137,33 @@ def choose_engines(
     result = platform.with_engines(chosen)
     for name in sorted(set(result.engines.values())):
         check_engine(name, target)
+    result = _with_precision(result, precision)
     _warn_unknown(result, cost)
     return result
+
+
+def _with_precision(platform: Platform, precision: str | None) -> Platform:
+    """Return the platform with engines that compute with this precision, if they can. Others stay with fp32.
+
+    The engines get their canonical text: "ncnn{precision=fp32}" ⇒ "ncnn". Log a warning for devices that stay with
+    fp32. Raise UsageError if these are all devices.
+    """
+    engines = {device.name: make_engine(device.engine) for device in platform.computing_devices}
+    if precision is not None:
+        chosen = cast("Precision", precision)
+        able = {
+            name: replace(engine, precision=chosen)
+            for name, engine in engines.items()
+            if precision in (FULL_PRECISION, *engine.precisions)
+        }
+        if engines and not able:
+            _check_precision(replace(next(iter(engines.values())), precision=chosen), "precision")
+        if others := sorted(engines.keys() - able.keys()):
+            log.warning("precision %s: the engine of device %s computes in fp32 only", precision, ", ".join(others))
+        engines |= able
+    if reduced := {str(engine.spec) for engine in engines.values() if engine.precision != FULL_PRECISION}:
+        log.warning("engine %s: the prediction uses the times of fp32", ", ".join(sorted(reduced)))
+    return platform.with_engines({name: str(engine.spec) for name, engine in engines.items()})
 
 
 def _cpu_devices(platform: Platform) -> list[Device]:

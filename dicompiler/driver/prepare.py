@@ -142,6 +142,7 @@ def load_problem(
     target: str | Target | None = None,
     state: str | Sequence[str] = "auto",
     engine: str | None = None,
+    precision: str | None = None,
 ) -> Problem:
     """Return the problem of splitting a model over a platform, for callers that run strategies themselves.
 
@@ -153,7 +154,9 @@ def load_problem(
     prepared = prepare(Model.load(model), shape, state=resolve_states(state, runtime))
     prepared = apply_wire_types(prepared, parse_wire_format(wire_dtype) or WireFormat())
     assert prepared.layers is not None
-    with_engines = choose_engines(prepared.layers, resolve_platform(platform), cost_model, runtime, engine)
+    with_engines = choose_engines(
+        prepared.layers, resolve_platform(platform), cost_model, runtime, engine, precision=precision
+    )
     return make_problem(replace(prepared, platform=with_engines), objective, cost_model, runtime)
 
 

@@ -42,6 +42,18 @@ class Host:
         return self.memory - self.flash
 
 
+def engine_name(engine: str) -> str:
+    """Return the name of an engine without its options: "ncnn{precision=bf16}" ⇒ "ncnn".
+
+    Args:
+        engine: Name of the engine, possibly with options.
+
+    Returns:
+        The name.
+    """
+    return engine.partition("{")[0].strip()
+
+
 @dataclass(frozen=True)
 class EngineRate:
     """Compute rate of a device with an engine other than onnxruntime, for one kind of layer.
@@ -71,7 +83,7 @@ class Device:
         gpu: True if it is a GPU.
         power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
-        engine: Name of the engine (library) that computes its segments (ONNX sub-models).
+        engine: Engine (library) that computes its segments (ONNX sub-models): its name, possibly with options.
         engine_rates: Rates with engines other than onnxruntime. The rate with onnxruntime is `rate`, for all kinds of
             layers.
     """
@@ -97,12 +109,13 @@ class Device:
         """Return True if the rates of an engine on this device are stated.
 
         Args:
-            engine: Name of the engine.
+            engine: Name of the engine. Options are ignored: rates apply to all precisions.
 
         Returns:
             True if there is at least one rate; always True for onnxruntime.
         """
-        return engine == DEFAULT_ENGINE or any(entry.engine == engine for entry in self.engine_rates)
+        name = engine_name(engine)
+        return name == DEFAULT_ENGINE or any(entry.engine == name for entry in self.engine_rates)
 
     def layer_rate(self, kinds: Sequence[str]) -> float:
         """Return the compute rate of the device's engine for a layer.
@@ -115,7 +128,8 @@ class Device:
             FLOP/s. If neither is stated, the rate with onnxruntime, which computes the layers that an engine does not
             support.
         """
-        stated = {entry.kind: entry.rate for entry in self.engine_rates if entry.engine == self.engine}
+        name = engine_name(self.engine)
+        stated = {entry.kind: entry.rate for entry in self.engine_rates if entry.engine == name}
         return next((stated[kind] for kind in (*kinds, OTHER_KINDS) if kind in stated), self.rate)
 
 

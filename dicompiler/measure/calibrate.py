@@ -33,7 +33,7 @@ from dicompiler.cost.workload import Workload, build_workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
-from dicompiler.ir.cluster import Device
+from dicompiler.ir.cluster import Device, engine_name
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
@@ -402,7 +402,7 @@ def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
 
 def _scale_device(device: Device, factor: float) -> Device:
     engine_rates = tuple(
-        replace(entry, rate=round_figure(entry.rate * factor)) if entry.engine == device.engine else entry
+        replace(entry, rate=round_figure(entry.rate * factor)) if entry.engine == engine_name(device.engine) else entry
         for entry in device.engine_rates
     )
     return replace(device, rate=round_figure(device.rate * factor), engine_rates=engine_rates)

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.plan import load_user_plan, plan_file_in_errors
     from dicompiler.ir.program import DeviceState
-    from dicompiler.target.engine import BoardPackage, EngineFiles, LoadedNetwork, UnsupportedByEngine
+    from dicompiler.target.engine import (
+        FULL_PRECISION,
+        BoardPackage,
+        EngineFiles,
+        LoadedNetwork,
+        UnsupportedByEngine,
+    )
     from dicompiler.target.engine_check import allowed_difference, measure_difference
     from dicompiler.target.integrity import (
         check_files,
@@ -50,6 +56,7 @@ __all__ = [
     "ARTIFACT_FORMAT",
     "DEFAULT_ENGINE",
     "DEVICES_DIRECTORY",
+    "FULL_PRECISION",
     "SENDABLE_TYPES",
     "BoardPackage",
     "BoardState",

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.option_specs import Spec, spec_of
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 NETWORK_MODULE_PREFIX = "dicompiler_engine_"
 """Prefix of module names: the module dicompiler_engine_NAME has the class `EngineNetwork` of the engine NAME."""
+
+
+Precision = Literal["fp32", "fp16", "bf16"]
+"""Type in which an engine stores values, and computes with them if the board's processor can."""
+FULL_PRECISION: Precision = "fp32"
 
 
 class UnsupportedByEngine(DicompilerError):
@@ -110,6 +116,8 @@ class Engine(ABC):
         tolerance: Allowed difference from onnxruntime as a share of max|output|; None: the usual tolerance of `verify`.
         extra_call_s: Seconds by which a call takes longer than in onnxruntime, on a host with cores that compute
             REFERENCE_FLOPS_PER_S. Predictions scale it to each device's speed.
+        precisions: The reduced precisions that the engine can use, each with its allowed difference from onnxruntime.
+        precision: The precision with which the engine computes: fp32, or one of `precisions`.
     """
 
     name: ClassVar[str]
@@ -117,6 +125,9 @@ class Engine(ABC):
     operators: ClassVar[frozenset[str]] = frozenset()
     tolerance: ClassVar[float | None] = None
     extra_call_s: ClassVar[float] = 0.0
+    precisions: ClassVar[Mapping[str, float]] = MappingProxyType({})
+
+    precision: Precision = field(default=FULL_PRECISION, kw_only=True)
 
     @abstractmethod
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:

@@ -70,7 +70,7 @@ def run_network(
 
 
 def allowed_difference(engine: Engine) -> float:
-    """Return the largest allowed difference from onnxruntime.
+    """Return the largest allowed difference from onnxruntime, which depends on the engine's precision.
 
     Args:
         engine: The engine.
@@ -78,6 +78,8 @@ def allowed_difference(engine: Engine) -> float:
     Returns:
         The difference as a share of max|output|.
     """
+    if engine.precision in engine.precisions:
+        return engine.precisions[engine.precision]
     return RELATIVE_TOLERANCES["float32"] if engine.tolerance is None else engine.tolerance
 
 

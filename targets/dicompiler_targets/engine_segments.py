@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import Engine, Model, Program, registry
 from dicompiler.plugin_api.artifacts import (
     DEFAULT_ENGINE,
+    FULL_PRECISION,
     EngineFiles,
     Json,
     UnsupportedByEngine,
@@ -135,10 +136,11 @@ class _SegmentConverter:
         reasons = ", ".join(f"{cause} ({count}×)" for cause, count in sorted(self._causes.items()))
         if reasons:
             log.warning(
-                "%s computes %d of %d segments, onnxruntime the others, because of %s",
-                self.engine.name,
+                "%s computes %d of %d segments, onnxruntime the others%s, because of %s",
+                self.engine.spec,
                 count,
                 len(self._converted),
+                "" if self.engine.precision == FULL_PRECISION else " (without reduced precision)",
                 reasons,
             )
 
@@ -149,7 +151,7 @@ def describe_network(engine: str, graph: onnx.GraphProto, weights_file: str) -> 
         [{"name": v.name, "shape": [d.dim_value for d in v.type.tensor_type.shape.dim]} for v in values]
         for values in (graph.input, graph.output)
     )
-    return {"name": engine, "weights": weights_file, "inputs": inputs, "outputs": outputs}
+    return {"name": make_engine(engine).name, "weights": weights_file, "inputs": inputs, "outputs": outputs}
 
 
 def describe_packages(engine: str) -> list[Json]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,43 @@ def test_engine_without_rates_is_predicted_like_onnxruntime_with_a_warning(caplo
     assert "engine ncnn: cost model analytic has no times of this engine for device pi01, pi02" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "ncnn", "precision": "fp61"}, r"^precision: unknown precision 'fp61' \(did you mean 'fp16'\?\)$"),
+        ({"precision": "bf16"}, r"^precision: onnxruntime computes in fp32 only, not in bf16: use --engine ncnn, or "),
+        ({"engine": "onnxruntime", "precision": "fp16"}, r"^precision: onnxruntime computes in fp32 only, not in fp16"),
+        ({"engine": "onnxruntime{precision=fp16}"}, r"^engine: onnxruntime computes in fp32 only, not in fp16"),
+        ({"engine": "ncnn{precision=bf61}"}, r"^engine: option 'precision' of 'ncnn': expected fp32\|fp16\|bf16"),
+    ],
+)
+def test_precisions_that_are_unknown_or_impossible_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "single", **options)
+    with pytest.raises(UsageError, match=message):
+        load_problem(networks.build("lenet", 0), "rpi4x2", **options)
+
+
+def test_precision_applies_to_engines_that_can_use_it(caplog: pytest.LogCaptureFixture) -> None:
+    half = "ncnn{precision=bf16}"
+    platform = rpi4(EngineRate("ncnn", "*", 14e9)).with_engines({"pi02": "ncnn"})
+    model = networks.build("lenet", 0)
+    with caplog.at_level("WARNING", "dicompiler"):
+        assert load_problem(model, platform, precision="bf16").platform.engines == {"pi02": half}
+    assert "precision bf16: the engine of device pi01 computes in fp32 only" in caplog.text
+    assert f"engine {half}: the prediction uses the times of fp32" in caplog.text
+    assert load_problem(model, platform, engine="auto", precision="bf16").platform.engines == dict.fromkeys(NCNN, half)
+    fixed = platform.with_engines({"pi01": "ncnn{precision=fp32}", "pi02": half})
+    assert load_problem(model, fixed).platform.engines == {"pi01": "ncnn", "pi02": half}
+    assert load_problem(model, fixed, precision="fp32").platform.engines == NCNN
+
+
+def test_reduced_precision_is_predicted_like_fp32() -> None:
+    rates = EngineRate("ncnn", "Conv", 2.0), EngineRate("ncnn", "*", 3.0)
+    device = Device("d", "d", 1.0, engine="ncnn{precision=fp16}", engine_rates=rates)
+    assert device.layer_rate(("Conv",)) == 2.0 and device.has_rates(device.engine)
+
+
 def test_gpus_keep_onnxruntime() -> None:
     platform = Platform.load("jetson-nx1")
     chosen = choose_engines(problem().layers, platform, problem().cost_model, engine="ncnn")
@@ -151,15 +189,17 @@ def test_gpus_keep_onnxruntime() -> None:
 def test_commands_show_engines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lenet.onnx"
     onnx.save(networks.build("lenet", 0), path)
-    words = [str(path), "--platform", "rpi4x2", "--engine", "ncnn"]
+    words = [str(path), "--platform", "rpi4x2", "--engine", "ncnn", "--precision", "bf16"]
     assert main(["compile", *words, "--strategy", "modnn", "-o", str(tmp_path / "a")]) == 0
     printed = capfd.readouterr().out
-    assert "engines: ncnn on pi01, pi02" in " ".join(printed.split()) and "engine" in printed.splitlines()[0]
+    assert "engines: ncnn{precision=bf16} on pi01, pi02" in " ".join(printed.split())
+    assert re.search(r"^device +.*engine$", printed, re.MULTILINE)
     assert main(["compare", *words, "--strategies", "single", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["engines"] == NCNN
+    half = dict.fromkeys(NCNN, "ncnn{precision=bf16}")
+    assert json.loads(capfd.readouterr().out)["engines"] == half
     assert main(["plan", *words, "--strategy", "single", "--json", "-o", str(tmp_path / "p.json")]) == 0
-    assert json.loads(capfd.readouterr().out)["summary"]["engines"] == {"pi01": "ncnn"}
+    assert json.loads(capfd.readouterr().out)["summary"]["engines"] == {"pi01": half["pi01"]}
     provenance = json.loads((tmp_path / "a" / "reference" / "provenance.json").read_text())
-    assert provenance["summary"]["engines"] == NCNN
+    assert provenance["summary"]["engines"] == half
     assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html")]) == 0
-    assert "ncnn on pi01, pi02" in (tmp_path / "r.html").read_text()
+    assert "ncnn{precision=bf16} on pi01, pi02" in (tmp_path / "r.html").read_text()

@@ -60,6 +60,16 @@ def test_ranks_compute_tiles_with_ncnn(name: str, devices: int, tmp_path: Path) 
     assert found.passed and "allowed: 1e-04" in str(found.checks), [check.detail for check in found.checks]
 
 
+def test_ranks_compute_in_fp16_and_name_a_library_without_bf16(tmp_path: Path) -> None:
+    directory = compile_network(networks.build("lenet", 0), tmp_path / "a", precision="fp16")
+    found = verify(directory)
+    (difference,) = re.findall(r"differs by (\S+) of max\|reference\| \(allowed: 1e-02\)", str(found.checks))
+    assert found.passed and float(difference) > 1e-4  # In fp32, it is below 1e-6.
+    directory = compile_network(networks.build("lenet", 0), tmp_path / "b", precision="bf16")
+    with pytest.raises(RunError, match="this ncnn has no bf16: build it with -DNCNN_BF16=ON, or compile with"):
+        run(directory)
+
+
 def test_devices_have_different_engines(tmp_path: Path) -> None:
     text = 'name = "mixed"\n[network]\nkind = "switch"\nbandwidth = "1 Gbit/s"\nlatency = "0.1 ms"\n'
     for device, engine in (("a", "ncnn"), ("b", "onnxruntime"), ("c", "ncnn")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 import sys
@@ -215,6 +216,45 @@ def test_tiles_are_computed_by_ncnn_and_verified(tmp_path: Path) -> None:
     assert load_plan(directory / "plan.json").engines == {"pi01": "ncnn", "pi02": "ncnn"}
     verified = verify(directory)
     assert verified.passed and "allowed: 1e-04" in str(verified.checks)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_reduced_precision_rounds_more_within_its_tolerance(precision: Any, tmp_path: Path) -> None:
+    model = networks.build("lenet", 0)
+    dicompiler.compile(model, "rpi4x2", "modnn", engine="ncnn", precision=precision, output=tmp_path / "a")
+    assert all(engines(tmp_path / "a"))
+    found = verify(tmp_path / "a")
+    limit = f"{NcnnEngine.precisions[precision]:.0e}"
+    assert found.passed and f"allowed: {limit}" in str(found.checks), found.checks
+    engine = NcnnEngine(precision=precision)
+    inputs = {"input": floats(1, 1, 32, 32)}
+    difference, reason = measure_difference(engine, Model(model), engine.convert(model, {}), inputs)
+    assert not reason and TOLERANCE < difference < allowed_difference(engine) == NcnnEngine.precisions[precision]
+
+
+def test_precision_that_the_processor_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = NcnnEngine(precision="fp16").convert(networks.build("lenet", 0), {})
+    paths = tmp_path / "network", tmp_path / "weights"
+    paths[1].write_bytes(files.weights)
+    paths[0].write_bytes(files.network.replace(b"=fp16", b"=fp8"))
+    with pytest.raises(ValueError, match="ncnn does not know the precision 'fp8': expected fp32, fp16 or bf16"):
+        NCNN.load_network(*paths, threads=1)
+    # A processor of another kind has none of the features that are looked for.
+    other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    monkeypatch.setattr(platform, "machine", lambda: other)
+    paths[0].write_bytes(files.network)
+    with pytest.raises(ValueError, match="the processor has no fp16: compile with --precision bf16 or fp32"):
+        NCNN.load_network(*paths, threads=1)
+
+
+def test_precision_has_no_effect_on_quantised_networks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    samples = tmp_path / "samples.npz"
+    np.savez(samples, input=floats(2, 1, 1, 32, 32))
+    options = {"engine": "ncnn", "precision": "bf16", "quantize_samples": samples}
+    with caplog.at_level("WARNING", "dicompiler"):
+        dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "single", output=tmp_path / "a", **options)
+    assert re.search(r"computes 0 of \d+ segments, onnxruntime the others \(without reduced precision\)", caplog.text)
+    assert verify(tmp_path / "a").passed
 
 
 def test_frames_differ_from_those_of_onnxruntime_only_by_rounding(tmp_path: Path) -> None:

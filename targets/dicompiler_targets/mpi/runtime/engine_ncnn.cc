@@ -1,10 +1,13 @@
-// Implements the engine interface with ncnn, in float32. The blobs (tensors) of a network are named in0, in1, … and
+// Implements the engine interface with ncnn, in float32 or in the precision that the last line of a segment's file
+// states. The blobs (tensors) of a network are named in0, in1, … and
 // out0, out1, …, in the order of the inputs and outputs of Rank::run. ncnn has no batch axis, so tensors of shape
 // (1, …) are passed without their first axis.
+#include <ncnn/cpu.h>
 #include <ncnn/net.h>
 #include <ncnn/platform.h>
 
 #include <cstring>
+#include <fstream>
 
 #include "engine.hpp"
 
@@ -121,10 +124,53 @@ private:
     int view_count_ = 1;
 };
 
+// Returns the precision that the last line of a segment's file states ("precision=bf16"); "fp32" if it states none.
+std::string read_precision(const std::string& path) {
+    const std::string key = "precision=";
+    std::ifstream file(path);
+    std::string line, last;
+    while (std::getline(file, line)) last = line;
+    return last.compare(0, key.size(), key) == 0 ? last.substr(key.size()) : "fp32";
+}
+
+// Without these features in the library or the processor, ncnn would ignore the options and compute in fp32.
+#if NCNN_BF16
+constexpr bool HAS_BF16 = true;
+#else
+constexpr bool HAS_BF16 = false;
+#endif
+
+bool has_fp16() {
+#if defined(__x86_64__)
+    return NCNN_F16C && ncnn::cpu_support_x86_f16c() != 0;
+#else
+    return NCNN_ARM82 && ncnn::cpu_support_arm_asimdhp() != 0;
+#endif
+}
+
+// Throws Error if the library or the processor cannot compute with this precision.
+void check_precision(const std::string& path, const std::string& precision) {
+    if (precision == "bf16" && !HAS_BF16) {
+        throw Error(path + ": this ncnn has no bf16: build it with -DNCNN_BF16=ON, or compile with --precision fp32");
+    }
+    if (precision == "fp16" && !has_fp16()) {
+        throw Error(path + ": ncnn or the processor has no fp16: compile with --precision bf16 or fp32");
+    }
+    if (precision != "bf16" && precision != "fp16" && precision != "fp32") {
+        throw Error(path + ": ncnn does not know the precision '" + precision + "': expected fp32, fp16 or bf16");
+    }
+}
+
 class NcnnSegment : public Segment {
 public:
     NcnnSegment(const std::string& path, const ncnn::Option& options) : path_(path) {
+        const auto precision = read_precision(path);
+        check_precision(path, precision);
         net_.opt = options;
+        // By default, ncnn rounds values to 16 bits if the processor supports it.
+        const auto is_fp16 = precision == "fp16";
+        net_.opt.use_fp16_packed = net_.opt.use_fp16_storage = net_.opt.use_fp16_arithmetic = is_fp16;
+        net_.opt.use_bf16_storage = precision == "bf16";
         const auto weights = path.substr(0, path.rfind('.')) + ".bin";
         if (net_.load_param(path.c_str()) != 0) throw Error(path + " cannot be loaded: ncnn does not know a layer");
         if (net_.load_model(weights.c_str()) != 0) throw Error(weights + " cannot be loaded");
@@ -145,9 +191,6 @@ public:
     explicit NcnnEngine(const EngineOptions& options) {
         options_.num_threads = options.threads;
         if (options.yields) options_.openmp_blocktime = 0;
-        // ncnn would otherwise round values to 16 bits if the processor supports it.
-        options_.use_fp16_packed = options_.use_fp16_storage = options_.use_fp16_arithmetic = false;
-        options_.use_bf16_storage = false;
     }
 
     std::unique_ptr<Segment> load(const std::string& path) override {

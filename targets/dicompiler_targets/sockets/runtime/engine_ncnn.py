@@ -1,4 +1,4 @@
-"""Networks in the engine ncnn, in float32.
+"""Networks in the engine ncnn, in float32 or in the precision that the last line of the .param file states.
 
 ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The blobs (tensors) of a network
 are named in0, in1, … and out0, out1, …. This module needs numpy and ncnn only, because `profile` copies it to boards.
@@ -6,21 +6,27 @@ are named in0, in1, … and out0, out1, …. This module needs numpy and ncnn on
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-REDUCED_PRECISION_OPTIONS = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")
-"""Options of ncnn that round values to 16 bits. By default, ncnn sets some of them if the processor supports it."""
+PRECISION_OPTIONS = {
+    "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
+    "bf16": ("use_bf16_packed", "use_bf16_storage"),
+}
+"""Options of ncnn that round values to 16 bits, by precision. By default, ncnn sets some if the processor can."""
+PRECISION_KEY = "precision="
+"""Begin of the last line of a .param file with reduced precision. ncnn ignores this line."""
 
 
 class EngineNetwork:
     """A network that ncnn has loaded."""
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
-        """Load the files of a network; raise ValueError if ncnn is missing or cannot load them.
+        """Load the files of a network; raise ValueError if ncnn or the processor cannot compute it.
 
         If `is_spinning` is false, threads without work sleep at once instead of waiting actively.
         """
@@ -32,8 +38,12 @@ class EngineNetwork:
         self._net.opt.num_threads = threads
         if not is_spinning:
             self._net.opt.openmp_blocktime = 0
-        for option in REDUCED_PRECISION_OPTIONS:
-            setattr(self._net.opt, option, False)
+        precision = read_precision(network)
+        check_precision(ncnn, precision)
+        for name, options in PRECISION_OPTIONS.items():
+            for option in options:
+                if hasattr(self._net.opt, option):  # Older releases do not have all options.
+                    setattr(self._net.opt, option, name == precision)
         for load, file in ((self._net.load_param, network), (self._net.load_model, weights)):
             if load(str(file)) != 0:
                 raise ValueError(f"ncnn cannot load {file.name}")
@@ -59,3 +69,27 @@ class EngineNetwork:
             self._kept.append(mat)
             outputs.append(array[None])
         return outputs
+
+
+def read_precision(network: Path) -> str:
+    """Return the precision that the last line of a .param file states; fp32 if it states none."""
+    last_line = network.read_bytes().rstrip().rpartition(b"\n")[2].decode(errors="replace")
+    return last_line.removeprefix(PRECISION_KEY) if last_line.startswith(PRECISION_KEY) else "fp32"
+
+
+def check_precision(ncnn: Any, precision: str) -> None:
+    """Raise ValueError if the installed ncnn or the processor cannot compute with this precision."""
+    if precision not in ("fp32", *PRECISION_OPTIONS):
+        raise ValueError(f"ncnn does not know the precision {precision!r}: expected fp32, fp16 or bf16")
+    if precision == "bf16" and not hasattr(ncnn.Option(), "use_bf16_storage"):
+        raise ValueError(f"ncnn {ncnn.__version__} has no bf16: run 'pip install --upgrade ncnn'")
+    if precision == "fp16" and not _has_fp16(ncnn):
+        # ncnn would ignore the option and compute in fp32.
+        raise ValueError("the processor has no fp16: compile with --precision bf16 or fp32")
+
+
+def _has_fp16(ncnn: Any) -> bool:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return bool(ncnn.cpu_support_arm_asimdhp())
+    cpuinfo = Path("/proc/cpuinfo")  # The Python package cannot say whether the processor has the extension F16C.
+    return not cpuinfo.exists() or " f16c " in cpuinfo.read_text(encoding="utf-8", errors="replace")
