@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+# All tests run in one worker, so that the modules are parsed once.
+pytestmark = pytest.mark.xdist_group("language")
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dicompiler", "passes", "targets", "plugins")
 MAX_PER_1000_WORDS = {"what": 2.0, "who|whom|whose": 0.5, "where": 2.0}
@@ -44,14 +46,20 @@ def sources() -> list[Path]:
 
 
 @cache
+def trees() -> tuple[tuple[Path, ast.Module], ...]:
+    """Return the syntax trees of all modules."""
+    return tuple((path, ast.parse(path.read_text(encoding="utf-8"))) for path in sources())
+
+
+@cache
 def docstrings() -> tuple[tuple[str, str, bool], ...]:
     """Return the place and text of all docstrings, and whether it is a function's docstring."""
     return tuple(find_docstrings())
 
 
 def find_docstrings() -> Iterator[tuple[str, str, bool]]:
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text, line = ast.get_docstring(node), getattr(node, "lineno", 1)
                 if text:
@@ -136,8 +144,8 @@ def test_standard_terms_are_used(kind: str) -> None:
 
 def test_class_names_are_unique() -> None:
     found = defaultdict(list)
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: places for name, places in found.items() if len(places) > 1}
