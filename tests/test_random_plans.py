@@ -18,6 +18,7 @@ from support.layer_graphs import rules
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import dumps, plan_from_json
+from dicompiler.ir.program import Program
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor, run_model
@@ -45,16 +46,49 @@ def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
     return placed, model, rng
 
 
-@settings(max_examples=examples(1000), deadline=None, derandomize=True)
+def check_arrivals(placed: PipelineState) -> None:
+    """Check that no element arrives twice or is forwarded."""
+    assert placed.routing is not None
+    arrived: dict[object, set[tuple[int, ...]]] = {}
+    for box in placed.routing.received_boxes:
+        assert box.origin is not None and box.origin.origin is None
+        assert box.origin.device != box.device
+        assert box.region is not None
+        elements = set(np.ndindex(*(stop - start for start, stop in box.region)))
+        moved = {tuple(i + r[0] for i, r in zip(index, box.region, strict=True)) for index in elements}
+        seen = arrived.setdefault((box.key, box.device), set())
+        assert not seen & moved
+        seen |= moved
+
+
+def check_segment_order(program: Program) -> None:
+    """Check that segments depend only on earlier ones."""
+    there = {device.device: set(device.model_inputs) for device in program.devices}
+    for transfer in program.transfers:
+        if transfer.value.name in there[transfer.sender]:
+            there[transfer.receiver].add(transfer.value.name)
+    for device_index, index in program.segment_order:
+        device = program.devices[device_index]
+        segment = device.segments[index]
+        assert set(segment.inputs) <= there[device.device]
+        there[device.device] |= set(segment.outputs)
+        for transfer in program.transfers:
+            if transfer.sender == device.device and transfer.value.name in segment.outputs:
+                there[transfer.receiver].add(transfer.value.name)
+
+
+@settings(max_examples=examples(700), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_random_networks_and_plans_are_bit_equal(seed: int) -> None:
     placed, model, rng = compiled(seed)
+    check_arrivals(placed)
     assert placed.plan is not None and placed.routing is not None
     inputs = integers(rng, model.proto)
     reference = run_model(model, inputs)
     assert all(np.abs(value).max(initial=0) < EXACT for value in reference.values())
 
     program = build_program(placed.model, placed.plan.devices)
+    check_segment_order(program)
     execution = ProgramExecutor(program).run(inputs)
 
     assert set(execution.outputs) == set(reference)
@@ -72,43 +106,6 @@ def test_placed_model_is_legal_and_computes_same(seed: int) -> None:
     inputs = integers(rng, model.proto)
     reference, got = run_model(model, inputs), run_model(placed.model, inputs)
     assert all(np.array_equal(reference[name], got[name]) for name in reference)
-
-
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**48))
-def test_no_element_arrives_twice_or_is_forwarded(seed: int) -> None:
-    placed, _, _ = compiled(seed)
-    assert placed.routing is not None
-    arrived: dict[object, set[tuple[int, ...]]] = {}
-    for box in placed.routing.received_boxes:
-        assert box.origin is not None and box.origin.origin is None
-        assert box.origin.device != box.device
-        assert box.region is not None
-        elements = set(np.ndindex(*(stop - start for start, stop in box.region)))
-        moved = {tuple(i + r[0] for i, r in zip(index, box.region, strict=True)) for index in elements}
-        seen = arrived.setdefault((box.key, box.device), set())
-        assert not seen & moved
-        seen |= moved
-
-
-@settings(max_examples=examples(60), deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**48))
-def test_segments_depend_only_on_earlier_ones(seed: int) -> None:
-    placed, _, _ = compiled(seed)
-    assert placed.plan is not None
-    program = build_program(placed.model, placed.plan.devices)
-    there = {device.device: set(device.model_inputs) for device in program.devices}
-    for transfer in program.transfers:
-        if transfer.value.name in there[transfer.sender]:
-            there[transfer.receiver].add(transfer.value.name)
-    for device_index, index in program.segment_order:
-        device = program.devices[device_index]
-        segment = device.segments[index]
-        assert set(segment.inputs) <= there[device.device]
-        there[device.device] |= set(segment.outputs)
-        for transfer in program.transfers:
-            if transfer.sender == device.device and transfer.value.name in segment.outputs:
-                there[transfer.receiver].add(transfer.value.name)
 
 
 @settings(max_examples=examples(100), deadline=None, derandomize=True)
