@@ -11,13 +11,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+from support.budget import examples
 from support.splits import ALL, FUSED, Case, branches, random_sets, splits
 
 from dicompiler import networks
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.partition.tiling import exit_layer
 
-#: Options, random sets for each fused kind, and the number of layers that each of ALL cuts.
+#: Options, random sets for each fused kind with `tests/run --all`, and the number of layers that each of ALL cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "tiny": ({}, 20, (12, 9, 9, 12, 6, 2, 9, 9)),
     "quirks": ({}, 20, (15, 11, 11, 14, 2, 0, 11, 11)),
@@ -29,6 +30,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
 }
 
 
+MIN_RANDOM_SPLITS = 3
 #: Networks that are tried without `tests/run --all`.
 QUICK = ("tiny", "quirks", "resnet18")
 MATRIX = [(name, kind, cut) for name, (_, _, counts) in NETWORKS.items() for kind, cut in zip(ALL, counts, strict=True)]
@@ -53,9 +55,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_split_computes_same_and_sends_predicted_bytes(name: str, kind: str, cut: int) -> None:
-    tried = list(splits(case(name).layers, [kind], NETWORKS[name][1]))
+    random_splits = max(MIN_RANDOM_SPLITS, examples(NETWORKS[name][1]))
+    tried = list(splits(case(name).layers, [kind], random_splits))
     assert len(tried[0].cut) == cut
-    assert len(tried) > NETWORKS[name][1] / 2 if kind in FUSED else len(tried) == 1
+    assert len(tried) > random_splits / 2 if kind in FUSED else len(tried) == 1
     for split in tried:
         for check in case(name).verify(split):
             assert check.passed, f"{split.kind} {split.number} of {split.cut}: {check.name}: {check.detail}"

@@ -52,7 +52,15 @@ def suffixes(directory: Path) -> set[str]:
     return {path.suffix for path in directory.rglob("segment*") if path.suffix != ".bin"}
 
 
-@pytest.mark.parametrize(("name", "devices"), [("lenet", 2), ("lenet", 3), ("resnet8", 2), ("light/squeezenet", 3)])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("lenet", 2),
+        ("lenet", 3),
+        pytest.param("resnet8", 2, marks=pytest.mark.slow),
+        pytest.param("light/squeezenet", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_compute_tiles_with_ncnn(name: str, devices: int, tmp_path: Path) -> None:
     directory = compile_network(networks.build(name, 0), tmp_path / "a", devices)
     assert ".net" in suffixes(directory)

@@ -241,7 +241,12 @@ def spoiled(rule: OperatorRule, spoil: Spoil) -> OperatorRule:
     return replace(rule, piece=piece)
 
 
-WRONG_CASES = [(what, name, kind) for what, (_, _, where) in WRONG.items() for name, kind in where]
+WRONG_CASES = [
+    # Smaller networks reveal the same faults.
+    pytest.param(what, name, kind, marks=pytest.mark.slow if name == "resnet18" else ())
+    for what, (_, _, where) in WRONG.items()
+    for name, kind in where
+]
 
 
 @pytest.mark.parametrize(("what", "name", "kind"), WRONG_CASES)

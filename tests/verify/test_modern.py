@@ -75,7 +75,13 @@ def test_covers_all_networks() -> None:
     assert MODERN.keys() - {"unsorted", "yolo"} == {*" ".join(PARTS.values()).split()}
 
 
-FAULTY = [("whisper", "lop"), ("resizing", "height"), ("speech-lstm", "lop"), ("quantised", "lop"), ("video", "grid")]
+FAULTY = [
+    pytest.param("whisper", "lop", marks=pytest.mark.slow),
+    ("resizing", "height"),
+    ("speech-lstm", "lop"),
+    ("quantised", "lop"),
+    ("video", "grid"),
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), FAULTY)
