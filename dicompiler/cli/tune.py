@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,8 +105,8 @@ def command(
         resolve_platform(platform), objective, _split(strategies) or STRATEGIES, target or "sockets", budget_s
     )
     options = replace(options, in_flight=1 if objective == "latency" else 0)
-    with progress(f"tuning {model.name}") as tell:
-        tuning = tune(Model.load(model), chosen, _make_runner(hosts_file, truth, frames, options), output, tell)
+    with progress(f"tuning {model.name}") as tell, _open_runner(hosts_file, truth, frames, options) as run:
+        tuning = tune(Model.load(model), chosen, run, output, tell)
     _show_tuning(tuning, output, as_json)
 
 
@@ -115,14 +116,16 @@ def _split(strategies: str | None) -> tuple[str, ...]:
     return tuple(parse_strategies(strategies)) if strategies else ()
 
 
-def _make_runner(hosts_file: Path | None, truth: str | None, frames: int, options: RunOptions) -> Runner:
+def _open_runner(
+    hosts_file: Path | None, truth: str | None, frames: int, options: RunOptions
+) -> AbstractContextManager[Runner]:
     from dicompiler.driver.prepare import resolve_platform
-    from dicompiler.emulation.trial_runs import make_cluster_runner, make_emulated_runner
+    from dicompiler.emulation.trial_runs import make_emulated_runner, open_cluster_runner
     from dicompiler.target.remote.hosts import Hosts
 
     if hosts_file is not None:
-        return make_cluster_runner(frames, replace(options, hosts=Hosts.load(hosts_file)))
-    return make_emulated_runner(resolve_platform(truth), frames, options)
+        return open_cluster_runner(frames, replace(options, hosts=Hosts.load(hosts_file)))
+    return nullcontext(make_emulated_runner(resolve_platform(truth), frames, options))
 
 
 def _show_tuning(tuning: Tuning, output: Path, as_json: bool) -> None:

@@ -38,13 +38,23 @@ class Service(Protocol):
     """
 
     def start(self) -> Sequence[str]:
-        """Start the devices that are not up, and leave all of them running.
+        """Start the devices that are not up, and leave all of them running. Others load the artifact if necessary.
 
         Returns:
             Names of the devices that were started.
 
         Raises:
             RunError: A device cannot be started. The message names the device, its host and the cause.
+        """
+
+    def hand_over(self, directory: Path) -> None:
+        """Let the devices that are up belong to another artifact.
+
+        The other artifact is then installed in the place of this one, and its service's `start` makes the devices load
+        it.
+
+        Args:
+            directory: The other artifact. Its directory has the same name, so that it has the same place on the hosts.
         """
 
     def stop(self) -> Mapping[str, bool]:

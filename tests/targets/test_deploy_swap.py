@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.boards import Cluster, cluster
-from support.running import pids
+from support.running import pids, wait_until
 from support.swapping import artifact_changes, compile_times, frames
 
 import dicompiler
-from dicompiler.base.errors import RunError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.command_line import main
+from dicompiler.emulation.trial_runs import open_cluster_runner
+from dicompiler.target.integrity import load_artifact
 from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
 NAMES = ("pi01", "pi02")
 
@@ -104,3 +112,34 @@ def test_session_swaps_to_resident_devices(boards: Cluster, artifacts: tuple[Pat
             assert artifact_changes(outputs) == [(0, 3), (there.first_frame, 5), (back.first_frame, 3)]
     finally:
         assert [deploy(directory, "--stop") for directory in (three, five)] == [0, 0]
+
+
+def test_devices_keep_running_between_trials(boards: Cluster, tmp_path: Path) -> None:
+    """Devices load the artifacts of `tune` one after another; after a failed trial, they are started again."""
+    trials = [tmp_path / f"{number}" / "artifact" for number in range(4)]
+    for trial, (factor, strategy) in zip(trials, itertools.product((3, 5), ("modnn", "single")), strict=True):
+        trial.parent.mkdir()
+        compile_times(factor, trial, "rpi4x2", strategy, allow_worse=True)
+    places = [board.home / ".cache" / "dicompiler" / "artifact" for board in boards.boards.values()]
+    states = [place / STATE_DIRECTORY / f"{name}.json" for place, name in zip(places, NAMES, strict=True)]
+
+    def pids_after(artifact: Path) -> list[int]:
+        document = run(artifact, tmp_path / "run.json")
+        assert [device["device"] for device in document["devices"]] == load_artifact(artifact)["devices"]
+        assert document["location"] == "boards" and len(document["frames_s"]) == 4
+        return [json.loads(state.read_bytes())["pid"] for state in states]
+
+    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
+    with open_cluster_runner(4, options) as run:
+        first = pids_after(trials[0])
+        assert [pids_after(trial) for trial in trials[1:]] == [first] * 3
+        os.kill(first[0], signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{first[0]}").exists())
+        second = pids_after(trials[0])
+        assert second[0] != first[0] and second[1] == first[1]
+        (trials[1] / "pi01" / "segment000.onnx").write_bytes(b"damaged")
+        with pytest.raises(DicompilerError, match=r"segment000\.onnx: it has 7 bytes instead of"):
+            run(trials[1], tmp_path / "run.json")
+        assert not any(state.exists() for state in states)
+        assert not {*first, *second} & {*pids_after(trials[2])}
+    assert not any(state.exists() for state in states) and not list(tmp_path.rglob("*.resident.json"))

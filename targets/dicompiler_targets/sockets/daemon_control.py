@@ -6,6 +6,7 @@ Artifact that is installed on its hosts ⇒ running daemons, and a file that lis
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
 import secrets
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from dicompiler.plugin_api import RunError, RunOptions, UsageError
 from dicompiler.plugin_api.artifacts import DeviceStatus, ssh
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
+from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster, call_daemon
 from dicompiler_targets.sockets.deploy import (
     KEYS_DIRECTORY,
     RUN_PYTHON_SCRIPT,
@@ -29,6 +30,9 @@ from dicompiler_targets.sockets.deploy import (
     start_command,
 )
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
+from dicompiler_targets.sockets.runtime.protocol import PeerRefused, ProtocolError
+
+log = logging.getLogger("dicompiler")
 
 START_SCRIPT = 'cd "$1" && shift && exec "$@"'
 # The Python of the host runs this script. A daemon keeps its state file locked, so the lock shows whether it runs.
@@ -66,16 +70,18 @@ class ResidentDevices:
         self.directory, self.options = directory, options
 
     def start(self) -> tuple[str, ...]:
-        """Start the devices that do not answer, and return their names.
+        """Start the devices that do not answer, and return their names. Devices with another artifact load this one.
 
         A device that cannot be started is omitted with a warning if a failure plan covers its failure. Otherwise
         the devices that were started by this call are stopped again, and RunError is raised.
         """
         artifact = SocketsArtifact.load(self.directory)
         cluster = ResidentCluster.load_for(artifact)
-        running = set[str]()
+        running, outdated = set[str](), set[str]()
         if cluster is not None:
-            running = {status.device for status in cluster.status(self.options) if status.is_responding}
+            digests = {status.device: status.digest for status in cluster.status(self.options)}
+            running = {name for name, digest in digests.items() if digest == artifact.digest}
+            outdated = {name for name, digest in digests.items() if digest and name not in running}
         else:
             keys = None if self.options.keys is None else str(self.options.keys.absolute())
             token = "" if keys else secrets.token_hex(16)
@@ -86,6 +92,8 @@ class ResidentDevices:
 
         def start(name: str) -> None:
             try:
+                if name in outdated and hosts.load(name):
+                    return
                 addresses[name] = hosts.start(name)
                 started.append(name)
             except RunError as error:
@@ -98,6 +106,13 @@ class ResidentDevices:
         check_failed_devices(artifact, failed)
         replace(cluster, addresses={name: addresses[name] for name in sorted(addresses)}).save()
         return tuple(sorted(started))
+
+    def hand_over(self, directory: Path) -> None:
+        """Let the devices that run belong to another artifact. `start` of that artifact makes them load it."""
+        cluster = ResidentCluster.load(self.directory)
+        if cluster is not None:
+            replace(cluster, directory=directory, digest=SocketsArtifact.load(directory).digest).save()
+            cluster.remove()
 
     def stop(self) -> Mapping[str, bool]:
         """Stop all devices. Return, for each device, True if it was running."""
@@ -155,6 +170,27 @@ class DaemonHosts:
             host, port = json.loads(result.prefixed_lines[-1])["address"]
             return str(host), int(port)
         raise RunError(f"{location.title}: {last_error_line(result)}")
+
+    def load(self, name: str) -> bool:
+        """Let a daemon load the artifact that was copied to its directory.
+
+        Return False if that fails. The daemon is then stopped.
+        """
+        cluster = self._cluster
+        assert cluster is not None
+        try:
+            keys, deadline = cluster.load_keys(self._options), time.monotonic() + self._options.timeout_s
+            insecure, request = self._options.insecure, {"request": "load"}
+            channel, answer = call_daemon(
+                name, cluster.addresses[name], keys, insecure, cluster.token, request, deadline
+            )
+            channel.close()
+            if answer.get("digest") == cluster.digest:
+                return True
+        except (OSError, ValueError, ProtocolError, PeerRefused) as error:
+            log.warning("%s: the device cannot load another artifact, and is started again: %s", name, error)
+        self.stop(name)
+        return False
 
     def stop(self, name: str) -> bool:
         """Stop a daemon. Return True if it was running."""

@@ -101,8 +101,7 @@ def _run_daemon(options: Any, token: str) -> int:
         keys = None if options.keys is None else TlsKeys(options.keys)
         daemon = DeviceDaemon(directory, manifest, listener, keys, token, options.insecure, log)
         lock_file = DaemonLockFile(directory.parent / STATE_DIRECTORY, manifest["device"])
-        threads = options.threads or min(manifest["threads"], os.cpu_count() or 1)
-        return run_daemon(daemon, lock_file, threads, log, options.announce)
+        return run_daemon(daemon, lock_file, options.threads, log, options.announce)
     except (ValueError, OSError, ImportError) as error:
         if options.announce is not None:
             os.write(options.announce, str(error).encode())

@@ -22,18 +22,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from . import MANIFEST_FORMAT
 from .addresses import bind_socket, find_local_host, join_address
 from .channel import MessageChannel
 from .device import DeviceRun, make_checked_sessions
 from .handshake import (
     COORDINATOR_NAME,
+    GREETING_TIMEOUT_S,
     TOKEN_VARIABLE,
     ConnectionAcceptor,
     ConnectionQueue,
     RunCredentials,
     derive_token,
 )
-from .integrity import FileIntegrity
+from .integrity import FileIntegrity, read_manifest
 from .peers import ConnectionSettings
 from .protocol import MessageType, ProtocolError
 from .segments import one_line, peak_memory_bytes
@@ -107,23 +109,48 @@ class DeviceDaemon:
         self._client, self._client_since = "", 0.0
         self._device: DeviceRun | None = None
         self._arriving_peers = ConnectionQueue()
-        self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float] | None] = (
+            queue.SimpleQueue()
+        )
 
     def prepare(self, threads: int) -> None:
         """Create the onnxruntime sessions, check the files and accept connections.
 
-        Raise ValueError for a damaged file.
+        `threads` threads compute; 0 means as many as the manifest states. Raise ValueError for a damaged file.
         """
-        files = FileIntegrity(self._directory, self._manifest)
-        self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
-        files.check()
+        self._threads = threads
+        self._create_sessions()
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_connection, self._is_member_host)
 
+    def _create_sessions(self) -> None:
+        files = FileIntegrity(self._directory, self._manifest)
+        threads = self._threads or min(self._manifest["threads"], os.cpu_count() or 1)
+        self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
+        files.check()
+
+    def _load_artifact(self) -> None:
+        """Load the artifact whose files have replaced those of the present one in the device's directory.
+
+        The present sessions are released first, because the board may not have memory for both. If the new artifact
+        cannot be loaded, ProtocolError is raised, and the daemon ends.
+        """
+        try:
+            manifest = read_manifest(self._directory / "manifest.json")
+            if (manifest.get("format"), manifest.get("device")) != (MANIFEST_FORMAT, self._name):
+                raise ValueError("its manifest is of another version or device")
+            self._manifest, self._sessions = manifest, []
+            self._create_sessions()
+        except Exception as error:  # onnxruntime's errors have no narrower class in common.
+            self._log.write(f"the new artifact cannot be loaded: {one_line(error)}")
+            self._requests.put(None)
+            raise ProtocolError(f"the new artifact cannot be loaded: {one_line(error)}") from None
+        self._log.write(f"loaded the artifact with the digest {self._manifest['digest']}")
+
     def run(self) -> None:
-        """Take part in one run (the frames of one client) after another, forever."""
+        """Take part in one run (the frames of one client) after another, until an artifact cannot be loaded."""
         self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
-        while True:
-            self._run_device(*self._requests.get())
+        while (request := self._requests.get()) is not None:
+            self._run_device(*request)
 
     def _run_device(
         self, channel: MessageChannel, credentials: RunCredentials, timeout_s: float, heartbeat_s: float
@@ -143,9 +170,7 @@ class DeviceDaemon:
             self._add_counters(self._counters, device)
         device.close()
         self._log.write(f"run of {self._client}, {device.finished_frames} frames: {result}")
-        with self._condition:
-            self._client = ""
-            self._condition.notify_all()
+        self._release_client()
 
     @staticmethod
     def _add_counters(counters: dict[str, int], device: DeviceRun) -> None:
@@ -214,6 +239,15 @@ class DeviceDaemon:
             channel.send_greeting(MessageType.HELLO, self.status(), deadline)
             channel.close()
             return
+        if request.get("request") == "load":
+            self._take_client(host)
+            try:
+                self._load_artifact()
+            finally:
+                self._release_client()
+            channel.send_greeting(MessageType.HELLO, self.status(), time.monotonic() + GREETING_TIMEOUT_S)
+            channel.close()
+            return
         if request.get("digest") != self._manifest["digest"]:
             raise ProtocolError("the device runs another artifact: stop the device first ('dicompiler deploy --stop')")
         try:
@@ -222,6 +256,11 @@ class DeviceDaemon:
                 raise ValueError(times)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"invalid request: {error!r}") from None
+        self._take_client(host)
+        self._requests.put((channel, RunCredentials(run, derive_token(self._token, run)), *times))
+
+    def _take_client(self, host: str) -> None:
+        """Let a client use the device, after the previous client has ended; raise ProtocolError if it does not end."""
         with self._condition:
             if not self._condition.wait_for(lambda: not self._client, BUSY_WAIT_S):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._client_since))
@@ -229,7 +268,11 @@ class DeviceDaemon:
                     f"the device serves another client, {self._client}, since {since}: wait until that client ends"
                 )
             self._client, self._client_since = host, time.time()
-        self._requests.put((channel, RunCredentials(run, derive_token(self._token, run)), *times))
+
+    def _release_client(self) -> None:
+        with self._condition:
+            self._client = ""
+            self._condition.notify_all()
 
 
 class DaemonLockFile:
@@ -293,8 +336,9 @@ def _call_at_signals(end: Callable[[], object]) -> None:
 def run_daemon(
     daemon: DeviceDaemon, lock_file: DaemonLockFile, threads: int, log: DaemonLog, announce: int | None
 ) -> int:
-    """Run the daemon, which computes with `threads` threads, until a signal ends it.
+    """Run the daemon, until a signal ends it or an artifact cannot be loaded.
 
+    `threads` threads compute; 0 means as many as the manifest states.
     `announce` is a file descriptor to which the address is written once clients can connect.
     """
 
