@@ -1,4 +1,4 @@
-"""Tests of calibration: it finds the true figures of emulated boards, and rejects runs that cannot be used."""
+"""Tests of calibration: it finds the figures that a run was simulated with, and rejects runs that cannot be used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from dicompiler.ir.platform import Platform
 from dicompiler.measure.calibrate import Calibration, calibrate
 from dicompiler.target.run_records import RunEvent
 
-pytestmark = pytest.mark.alone
 FAILURE = asdict(RunEvent("failure", "pi02", "it ended", ("pi02",), 0.1, 1))
 Changes = Callable[[dict[str, Any]], object]
 
@@ -186,6 +185,7 @@ def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes],
             calibrate([path])
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
     place = lenet.log.parent

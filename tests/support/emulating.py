@@ -1,20 +1,29 @@
-"""Runs on emulated boards whose rates or links differ from those that the compiler assumed. Needs root."""
+"""Runs on emulated boards whose rates or links differ from those that the compiler assumed; logs have simulated times.
+
+Needs root.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.analysis.prediction_error import on_emulation_host, predict_timing
 from dicompiler.cli.file_io import write_json
+from dicompiler.cost.simulator import simulate
+from dicompiler.cost.workload import Workload
+from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.run_log import run_document
-from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, EmulationResult, emulate
+from dicompiler.emulation.emulate import emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
+from dicompiler.target.run_records import TimelineEntry
 
-FRAMES, ATTEMPTS = 8, 5
+FRAMES = 8
 
 
 def boards(rates: Sequence[float], bandwidth: float = 2e7, latency: float = 0.002) -> Platform:
@@ -43,12 +52,6 @@ class Ran:
     truth: Platform
 
 
-def late(found: EmulationResult) -> float:
-    """Return the largest share by which any device computed longer than its emulated board would have."""
-    due = {name: FRAMES * sum(seconds) for name, seconds in found.segments_s.items()}
-    return max(report.compute_s / due[report.device] for report in found.result.reports) - 1
-
-
 def ran(
     place: Path,
     network: str,
@@ -60,16 +63,48 @@ def ran(
 ) -> Ran:
     """Compile a network for the platform `guess`, and run it on emulated boards of `truth` (`guess` if None).
 
-    If the host is busy, the run is repeated, and the run that was delayed least is returned.
+    The log has the measured times replaced by those of a simulation of `truth`, because a busy host delays a run.
     """
+    directory, truth = place / "net", truth or guess
     dicompiler.compile(
-        networks.build(network, 0), guess, strategy, tolerate_failures=tolerate_failures, output=place / "net"
+        networks.build(network, 0), guess, strategy, tolerate_failures=tolerate_failures, output=directory
     )
-    best = emulate(place / "net", truth or guess, frames=FRAMES, cost=cost)
-    for _ in range(ATTEMPTS):
-        if late(best) > MAX_COMPUTE_SLOWDOWN:
-            best = min(best, emulate(place / "net", truth or guess, frames=FRAMES, cost=cost), key=late)
-    told, runtime = best.expected.document(), best.runtime
-    log = run_document(place / "net", best.result, log_path=place / "run.json", predicted=told, runtime=runtime)
-    write_json(place / "run.json", log | {"location": "emulated"})
-    return Ran(place / "run.json", truth or guess)
+    run = emulate(directory, truth, frames=FRAMES, cost=cost)
+    told = run.expected.document()
+    log = run_document(directory, run.result, log_path=place / "run.json", predicted=told, runtime=run.runtime)
+    compilation, _, problem = reopen_artifact(directory, cost or "analytic", truth)
+    assert compilation.program is not None and compilation.plan is not None
+    problem = on_emulation_host(problem, run.runtime, compilation.program)
+    simulated = with_simulated_times(log, problem.workload(compilation.plan)[1], truth)
+    write_json(place / "run.json", simulated | {"location": "emulated"})
+    return Ran(place / "run.json", truth)
+
+
+def with_simulated_times(log: dict[str, Any], workload: Workload, platform: Platform) -> dict[str, Any]:
+    """Return a run log with the times of a simulation.
+
+    Args:
+        log: Log of a run with one frame in flight.
+        workload: The work of a frame.
+        platform: The boards and links that the times are simulated for.
+    """
+    frame_s = predict_timing(workload, platform, 1, 1).frame_s
+    spans = simulate(workload, platform).spans
+    devices = []
+    for work, entry in zip(workload.devices, log["devices"], strict=True):
+        own = [span for span in spans if span.kind == "compute" and span.device == work.device]
+        timeline = [
+            TimelineEntry("run", index, FRAMES - 1, span.start + work.runtime.call, span.end)
+            for index, span in enumerate(own)
+        ]
+        seconds = [FRAMES * (span.end - span.start) for span in timeline]
+        unused = [0.0] * (len(entry["segments_s"]) - len(seconds))  # segments of failure plans
+        devices.append(
+            entry
+            | {
+                "segments_s": seconds + unused,
+                "compute_s": sum(seconds),
+                "timeline": [asdict(span) for span in timeline],
+            }
+        )
+    return log | {"frames_s": [frame_s] * FRAMES, "total_s": FRAMES * frame_s, "devices": devices}
