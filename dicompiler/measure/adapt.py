@@ -62,9 +62,9 @@ MAX_LINK_DRIFT = 0.25
 They vary more than the seconds of computing, because messages share the links.
 """
 LARGE_DEVIATION = 0.5
-"""A device or connection has changed its speed for certain if each of its last frames deviates by more than this share.
-The session then does not wait until the new frames are most of the window. Connections vary more, so they must deviate
-by twice this share.
+"""A device has changed its speed for certain if each of its last frames deviates by more than this share.
+
+The session then does not wait until the new frames are most of the window. Connections vary too much for this rule.
 """
 FRAMES_OF_LARGE_DEVIATION = 3
 """Number of frames of each replica that must have such a deviation, and hardly differ from each other."""
@@ -82,9 +82,9 @@ class AdaptOptions:
         link_deviation: A search also starts if the seconds per byte of a connection between two devices differ by more
             than the factor 1 + `link_deviation` from the prediction.
         frames: Least number of frames over which the median of the measured seconds is taken. With replicas (copies of
-            the plan on other devices), it is at least three frames of each replica. If three frames of each replica
-            deviate by more than 50 % (connections: 100 %) and hardly differ from each other, the session does not wait
-            for more frames.
+            the plan on other devices), it is at least three frames of each replica. If a device's computing deviates by
+            more than 50 % in three frames of each replica, and these hardly differ from each other, the session does
+            not wait for more frames.
         min_gain: The session uses a plan that was found only if it lowers the predicted value of the objective by more
             than this share.
         min_interval_s: Least number of seconds between two searches.
@@ -166,10 +166,6 @@ def _describe_ratios(ratios: Mapping[str, float]) -> Iterator[str]:
         yield f"{more} more connections differ"
 
 
-def _max_drift(name: str) -> float:
-    return MAX_LINK_DRIFT if ARROW in name else MAX_DRIFT
-
-
 class _Observation:
     """The measured seconds of computing and sending with one artifact, over the last frames of each replica.
 
@@ -195,8 +191,8 @@ class _Observation:
         window and those in its newer half hardly differ. The result has, for each device, the median seconds of
         computing, summed over one frame of each replica. For each connection, it has the mean seconds per byte.
 
-        If the last frames have a large deviation, the result is due at once. It then has their seconds for the devices
-        or connections with the deviation.
+        If the last frames of a device have a large deviation, the result is due at once. It then has the seconds of
+        these frames for this device, and no connections.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -204,49 +200,45 @@ class _Observation:
             return None
         windows = [list(frames) for frames in self._frames]
         if changed := self._measure_large_deviations(windows):
-            return {**self._measure(windows), **changed}
+            return {**self._measure_computing(windows), **changed}
         if self._unchecked_frame_count < self._check_interval:
             return None
         self._unchecked_frame_count = 0
         measured = self._measure(windows)
         newer = self._measure([frames[len(frames) // 2 :] for frames in windows])
         for name, seconds in measured.items():
-            if name in newer and abs(newer[name] - seconds) > _max_drift(name) * seconds:
+            max_drift = MAX_LINK_DRIFT if ARROW in name else MAX_DRIFT
+            if name in newer and abs(newer[name] - seconds) > max_drift * seconds:
                 return None
         return measured
 
     def _measure_large_deviations(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
-        """Return the seconds of those devices and connections whose last frames all have a large deviation.
-
-        If there is such a connection, the result has all connections, because they share links.
-        """
-        # Nearly always, the newest frames show no deviation. This check of each frame must therefore cost little.
-        newest = self._measure([frames[-1:] for frames in windows])
-        candidates = [name for name, seconds in newest.items() if self._is_large_deviation(name, [seconds])]
-        if not candidates:
-            return {}
+        """Return the seconds of those devices whose last frames all have a large deviation."""
         last = [frames[-FRAMES_OF_LARGE_DEVIATION:] for frames in windows]
-        rounds = [self._measure([[frame] for frame in frames]) for frames in zip(*last, strict=True)]
-        measured = self._measure(last)
-        found = {name for name in candidates if self._is_large_deviation(name, [each.get(name) for each in rounds])}
-        has_connections = any(ARROW in name for name in found)
+        seconds_by_frame = [
+            self._measure_computing([[frame] for frame in frames]) for frames in zip(*last, strict=True)
+        ]
+        measured = self._measure_computing(last)
         return {
-            name: seconds for name, seconds in measured.items() if name in found or (has_connections and ARROW in name)
+            name: seconds
+            for name, seconds in measured.items()
+            if self._is_large_deviation(name, [by_device[name] for by_device in seconds_by_frame])
         }
 
-    def _is_large_deviation(self, name: str, values: Sequence[float | None]) -> bool:
-        seconds = [value for value in values if value is not None]
-        if len(seconds) < len(values) or max(seconds) - min(seconds) > _max_drift(name) * max(seconds):
+    def _is_large_deviation(self, device: str, seconds: Sequence[float]) -> bool:
+        if max(seconds) - min(seconds) > MAX_DRIFT * max(seconds):
             return False
-        limit = 1 + LARGE_DEVIATION * (2 if ARROW in name else 1)
-        return min(seconds) > limit * self.expected_s[name] or limit * max(seconds) < self.expected_s[name]
+        limit, expected_s = 1 + LARGE_DEVIATION, self.expected_s[device]
+        return min(seconds) > limit * expected_s or limit * max(seconds) < expected_s
 
-    def _measure(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
-        computing = {
+    def _measure_computing(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
+        return {
             name: sum(statistics.median(times.compute_s.get(name, 0.0) for times in frames) for frames in windows)
             for name in self.expected_s
             if ARROW not in name
         }
+
+    def _measure(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
         seconds, nbytes = Counter[str](), Counter[str]()
         for times in itertools.chain.from_iterable(windows):
             for devices, received in times.received.items():
@@ -258,7 +250,7 @@ class _Observation:
             for name in self.expected_s
             if nbytes[name] >= MIN_TIMED_BYTES and seconds[name] > 0
         }
-        return {**computing, **sending}
+        return {**self._measure_computing(windows), **sending}
 
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
         """Return the ratio of measured to predicted seconds of each device and connection that deviates too much.
