@@ -32,9 +32,9 @@ runpy.run_module("dicompiler_targets.sockets.runtime", run_name="__main__", alte
 
 def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
     """Return the seconds until all devices are ready, and until the first output has arrived."""
-    from dicompiler_targets.sockets import device_process
+    from dicompiler_targets.sockets import device_connections
 
-    device_process.RUNTIME_COMMAND = entry
+    device_connections.RUNTIME_COMMAND = entry
     shape = load_json(directory / "artifact.json")["inputs"][0]
     inputs = {shape["name"]: np.zeros(shape["shape"], np.float32)}
     begin = time.perf_counter()
@@ -50,9 +50,9 @@ def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
 @click.option("--strategy", default="modnn", show_default=True)
 @click.option("--rounds", default=7, show_default=True)
 def main(network: str, platform: str, strategy: str, rounds: int) -> None:
-    from dicompiler_targets.sockets import device_process
+    from dicompiler_targets.sockets import device_connections
 
-    entries = {"with": device_process.RUNTIME_COMMAND, "without": ("-P", "-c", SKIP)}
+    entries = {"with": device_connections.RUNTIME_COMMAND, "without": ("-P", "-c", SKIP)}
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "net")
         dicompiler.compile(build(network), platform, strategy, output=place)

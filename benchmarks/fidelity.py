@@ -30,12 +30,12 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.analysis.prediction_error import share_processors
 from dicompiler.base.errors import DicompilerError
-from dicompiler.emulation.boards import measure_runtime_costs, runtime_cost_factor
-from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
-from dicompiler.target.integrity import load_artifact
+from dicompiler.measure.emulation.boards import measure_runtime_costs, runtime_cost_factor
+from dicompiler.measure.emulation.emulate import MAX_COMPUTE_SLOWDOWN, emulate
+from dicompiler.target.manifest import load_artifact
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import OrtSession

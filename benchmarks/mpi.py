@@ -38,7 +38,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import check_transfers, compare_value, random_inputs

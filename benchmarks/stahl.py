@@ -18,12 +18,12 @@ import click
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.emulation.boards import runtime_cost_factor
-from dicompiler.emulation.emulate import emulate
 from dicompiler.ir.cluster import Network, NetworkKind
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
+from dicompiler.measure.emulation.boards import runtime_cost_factor
+from dicompiler.measure.emulation.emulate import emulate
 from dicompiler_strategies.papers.stahl import PartitionScheme, network_parts
 
 BOARDS = 6

@@ -37,10 +37,10 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.cost.speed_changes import SpeedChange
 from dicompiler.driver.swap import SwappableSession
-from dicompiler.emulation.boards import open_boards, options_on_boards
-from dicompiler.emulation.speed_changes import emulate_speed_changes, segment_times
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptOptions, SpeedTrial
+from dicompiler.measure.emulation.boards import open_boards, options_on_boards
+from dicompiler.measure.emulation.speed_changes import emulate_speed_changes, segment_times
 from dicompiler.measure.simulate_adaptation import change_platform
 from dicompiler.target.remote.ssh import RemoteCommands
 from dicompiler.target.run_records import FrameTimes, RunOptions

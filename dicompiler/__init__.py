@@ -18,6 +18,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 TYPE_CHECKING = False  # Importing `typing` would take longer than the rest of this module.
 if TYPE_CHECKING:
     from dicompiler.analysis.compare import Comparison, StrategyResult, compare
+    from dicompiler.analysis.report.write_report import write_report
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
     from dicompiler.driver.compile_options import CompileOptions
@@ -28,13 +29,12 @@ if TYPE_CHECKING:
     from dicompiler.driver.metrics_server import MetricsServer
     from dicompiler.driver.optimize import opt
     from dicompiler.driver.swap import Swap, SwappableSession, connect_swappable
-    from dicompiler.emulation.emulate import EmulationResult, emulate
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
     from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, connect_adaptive
-    from dicompiler.report.write_report import write_report
+    from dicompiler.measure.emulation.emulate import EmulationResult, emulate
     from dicompiler.target.client import Session, connect
     from dicompiler.target.run_records import RunOptions
 

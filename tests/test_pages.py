@@ -27,7 +27,7 @@ from support.console import blocks
 from test_documents import check
 
 import dicompiler
-from dicompiler.cli.command_group import root
+from dicompiler.cli.command_line import root
 from dicompiler.ir.platform import platform_from_toml
 from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
 

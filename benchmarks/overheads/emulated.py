@@ -12,10 +12,10 @@ import click
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.emulation.emulate import emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
+from dicompiler.measure.emulation.emulate import emulate
 from dicompiler.target.run_records import IN_FLIGHT_PER_DEVICE, RunOptions, RunResult
 from overheads.measuring import Figure, Side, alternately
 

@@ -23,8 +23,8 @@ from dicompiler.ir.program import Program, Segment
 from dicompiler.partition.annotations import read_annotation
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import ProgramExecutor, to_ort
-from dicompiler_targets import copy_hoisting, segment_io
-from dicompiler_targets.copy_hoisting import HoistedSegment
+from dicompiler_targets import artifact_files
+from dicompiler_targets.artifact_files import HoistedSegment
 from dicompiler_targets.sockets.runtime.segments import SegmentIO, run_copies
 from overheads.measuring import Figure
 
@@ -98,14 +98,18 @@ class Bound:
 
     def _in_numpy(self, seam: Ends) -> Side:
         segment, peeled = seam
-        ends = {"inputs": list(segment.inputs), "outputs": list(segment.outputs), **segment_io.describe_copies(peeled)}
+        ends = {
+            "inputs": list(segment.inputs),
+            "outputs": list(segment.outputs),
+            **artifact_files.describe_copies(peeled),
+        }
         copies = SegmentIO(ends, self._session).bind_copies(lambda name: self._memory[name].reshape(-1).view(np.uint8))
         return partial(self._seconds, *(partial(run_copies, own) for own in copies))
 
     def _in_cpp(self, seam: Ends) -> Side:
         _, peeled = seam
         copies = (
-            [copy for name, one in own.items() for copy in copy_hoisting.make_copies(name, one, peeled.values)]
+            [copy for name, one in own.items() for copy in artifact_files.make_copies(name, one, peeled.values)]
             for own in (peeled.copied_inputs, peeled.copied_outputs)
         )
         return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
@@ -157,7 +161,7 @@ class Case:
         split = [
             [
                 Bound(seam.segment and seam.segment.model, program.weights, self.values, level, (one, seam)).sides
-                for one, seam in zip(device.segments, segment_io.hoist_device_copies(device), strict=True)
+                for one, seam in zip(device.segments, artifact_files.hoist_device_copies(device), strict=True)
             ]
             for device in program.devices
         ]

@@ -36,11 +36,11 @@ import onnx
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.emulation.boards import open_boards, options_on_boards, runtime_cost_factor
-from dicompiler.emulation.network import emulate_network
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
+from dicompiler.measure.emulation.boards import open_boards, options_on_boards, runtime_cost_factor
+from dicompiler.measure.emulation.network import emulate_network
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 

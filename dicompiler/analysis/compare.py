@@ -25,7 +25,7 @@ from dicompiler.driver.compile_options import (
     Shapes,
     format_shapes,
 )
-from dicompiler.driver.compile_summary import find_bottleneck
+from dicompiler.driver.compile_result import find_bottleneck
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.metrics import FailureMetrics, Metrics
 from dicompiler.ir.plan import Plan

@@ -15,8 +15,7 @@ from typing import Any
 
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.cost.simulation_result import SimulationResult
-from dicompiler.cost.simulator import simulate
+from dicompiler.cost.simulator import SimulationResult, simulate
 from dicompiler.cost.workload import DeviceWork, Workload
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.ir.frame_prediction import FramePrediction

@@ -1,9 +1,12 @@
-"""Limits of this process's memory, and pauses of its garbage collector."""
+"""This process: limits of its memory, pauses of its garbage collector, and progress messages from its log."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
@@ -64,3 +67,36 @@ def gc_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+class _ProgressHandler(logging.Handler):
+    def __init__(self, progress: Callable[[str], object]) -> None:
+        super().__init__()
+        self._progress = progress
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Forward a record of level INFO, if the thread that created this handler logged it."""
+        if record.levelno == logging.INFO and record.thread == self._thread:
+            self._progress(" ".join(record.getMessage().split()))
+
+
+@contextlib.contextmanager
+def forward_progress(progress: Callable[[str], object] | None) -> Iterator[None]:
+    """Call `progress` with each message that the library logs at level INFO in this thread, until the block ends.
+
+    An exception that `progress` raises propagates to the code that logged the message, and so ends its work. If
+    `progress` is None, nothing is forwarded.
+    """
+    if progress is None:
+        yield
+        return
+    log, handler = logging.getLogger("dicompiler"), _ProgressHandler(progress)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)

@@ -15,7 +15,7 @@ from dicompiler.cli.completion import complete_names, complete_network
 from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.emulation.demo import DemoSplit, EmulatedTimes
+    from dicompiler.measure.emulation.demo import DemoSplit, EmulatedTimes
     from dicompiler.verify.comparison import Verification
 
 # This strategy is fast and has no time limit, so that its plan does not depend on the load of the machine.
@@ -58,7 +58,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress
-    from dicompiler.emulation.demo import EMULATED_FRAMES, emulate_frames, split_network
+    from dicompiler.measure.emulation.demo import EMULATED_FRAMES, emulate_frames, split_network
 
     check_writable(output)
     with _output_directory(output) as directory:
@@ -132,7 +132,7 @@ def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
     """Print the time of a frame on all boards and on one board, and explain the difference."""
     from dicompiler.base.units import format_number
     from dicompiler.cli.table import print_table, wrap_text
-    from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
+    from dicompiler.measure.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
     many = f"{len(split.shares)} board{'' if len(split.shares) == 1 else 's'}"
     pairs = [("predicted for the boards", split.predicted.total_s, split.predicted_single_device.total_s)]

@@ -173,8 +173,8 @@ def _copy_and_run(
     from dicompiler.cli.progress import progress
     from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
     from dicompiler.cli.table import print_json
-    from dicompiler.driver import compile_summary
     from dicompiler.driver.artifact import install, open_service, verify_run
+    from dicompiler.driver.compile_result import load_summary
     from dicompiler.verify.comparison import Verification
 
     inputs = read_inputs(stream.inputs)
@@ -200,7 +200,7 @@ def _copy_and_run(
             click.echo()
             log = report["run"]
             show_run(result, log["in_flight"])
-            show_prediction(compile_summary.load_summary(directory), result, log["location"], log["in_flight"])
+            show_prediction(load_summary(directory), result, log["location"], log["in_flight"])
             show_discrepancies(expected, log)
         if stream.outputs is not None and failed is None:
             write_npz(stream.outputs, result.outputs[0])

@@ -31,7 +31,7 @@ from dicompiler.target.run_records import RunOptions
 
 if TYPE_CHECKING:
     from dicompiler.cost.speed_changes import SpeedChange
-    from dicompiler.emulation.emulate import EmulationResult
+    from dicompiler.measure.emulation.emulate import EmulationResult
 
 
 @click.command("emulate")
@@ -98,9 +98,9 @@ def command(
     from dicompiler.cli.progress import progress
     from dicompiler.cli.run_output import show_trial
     from dicompiler.driver.run_log import run_document
-    from dicompiler.emulation.emulate import emulate
-    from dicompiler.emulation.speed_changes import emulate_speed_changes
     from dicompiler.measure.adapt import AdaptOptions
+    from dicompiler.measure.emulation.emulate import emulate
+    from dicompiler.measure.emulation.speed_changes import emulate_speed_changes
 
     stream.check_paths()
     warn_of_expiry(options.keys)
@@ -139,8 +139,8 @@ def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bo
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.run_output import show_discrepancies, show_run
     from dicompiler.cli.table import print_entries, print_json
-    from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
     from dicompiler.ir.frame_prediction import HOST_COSTS
+    from dicompiler.measure.emulation.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
 
     if as_json:
         figures = {

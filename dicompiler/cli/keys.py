@@ -40,7 +40,7 @@ def command(
     Example: dicompiler keys build --days 365
     """
     from dicompiler.cli.table import print_json, wrap_text
-    from dicompiler.target.integrity import load_artifact
+    from dicompiler.target.manifest import load_artifact
     from dicompiler.target.remote.certificates import make_keys
 
     document = load_artifact(directory)

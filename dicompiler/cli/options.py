@@ -438,7 +438,7 @@ class StreamOptions:
             yield options
             return
         from dicompiler.driver.metrics_server import MetricsServer
-        from dicompiler.target.integrity import load_artifact
+        from dicompiler.target.manifest import load_artifact
 
         if (target := load_artifact(directory)["target"]) != "sockets":
             raise UsageError(f"run: target {target!r} reports no times of frames: omit --metrics")
@@ -456,7 +456,7 @@ class StreamOptions:
 
         from dicompiler.analysis.prediction_error import expect_timing
         from dicompiler.driver.run_log import frames_in_flight
-        from dicompiler.target.integrity import load_artifact
+        from dicompiler.target.manifest import load_artifact
 
         if self.log is None:
             return None

@@ -25,7 +25,7 @@ def progress(first: str) -> Iterator[ProgressText]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from dicompiler.driver.progress import forward_progress
+    from dicompiler.base.process import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # `redirect_stdout=False` is needed because rich would write stdout to the console on stderr.

@@ -45,9 +45,9 @@ def command(
 
     Example: dicompiler report build --log run.json -o report.html
     """
+    from dicompiler.analysis.report.write_report import write_report
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
-    from dicompiler.report.write_report import write_report
 
     check_output_file(output)
     with progress(f"reading {directory}") as tell:

@@ -60,7 +60,7 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     from dicompiler.cli.file_io import read_inputs, write_npz
     from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
     from dicompiler.cli.table import print_json
-    from dicompiler.driver import compile_summary
+    from dicompiler.driver.compile_result import load_summary
     from dicompiler.ir.plan import load_plan
     from dicompiler.target.manifest import PLAN_FILE
 
@@ -79,6 +79,6 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
         print_json(log)
     else:
         show_run(result, log["in_flight"])
-        show_prediction(compile_summary.load_summary(directory), result, log["location"], log["in_flight"])
+        show_prediction(load_summary(directory), result, log["location"], log["in_flight"])
         show_discrepancies(expected, log)
         show_wire(load_plan(directory / PLAN_FILE))

@@ -13,7 +13,7 @@ from dicompiler.cli.table import print_entries, print_json, print_table, wrap_te
 
 if TYPE_CHECKING:
     from dicompiler.analysis.prediction_error import ExpectedTiming
-    from dicompiler.driver.compile_summary import CompileSummary
+    from dicompiler.driver.compile_result import CompileSummary
     from dicompiler.measure.adapt import SpeedTrial
     from dicompiler.target.run_records import RunResult
 

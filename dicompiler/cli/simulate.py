@@ -1,10 +1,15 @@
-"""`dicompiler simulate`: simulate a plan without devices: times, waits, and a trace."""
+"""`dicompiler simulate`: simulate a plan without devices: times, waits, and a trace.
+
+`dumps` writes a simulation as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing. The trace shows three
+tracks for each device: computing, sending and receiving.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +32,7 @@ from dicompiler.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from dicompiler.cost.simulator import SimulationResult, Span
     from dicompiler.cost.speed_changes import SpeedChange
     from dicompiler.driver.compile_result import CompileResult
     from dicompiler.ir.plan import Plan
@@ -88,7 +94,6 @@ def command(
     from dicompiler.cli.progress import progress
     from dicompiler.cli.run_output import show_periods, show_trial
     from dicompiler.cost.failure_timeline import parse_outage
-    from dicompiler.cost.perfetto_trace import dumps
     from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
     from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
@@ -157,3 +162,39 @@ def _simulate_session(
         return request.plan(platform=platform, plan=plan, strategy=chosen, allow_worse=True)
 
     return simulate_adaptation(first, plan_for, changes, frames, in_flight, options)
+
+
+_TRACKS = ("computing", "sending", "receiving")
+
+
+def dumps(simulation: SimulationResult, devices: Sequence[str]) -> str:
+    """Return the content of a trace file in the Trace Event Format, with tracks in the order of `devices`."""
+    events: list[dict[str, Any]] = []
+    for i, device in enumerate(devices):
+        events.append({"name": "process_name", "ph": "M", "pid": i, "args": {"name": device}})
+        events.append({"name": "process_sort_index", "ph": "M", "pid": i, "args": {"sort_index": i}})
+        for t, track in enumerate(_TRACKS):
+            events.append({"name": "thread_name", "ph": "M", "pid": i, "tid": t, "args": {"name": track}})
+    place = {device: i for i, device in enumerate(devices)}
+    for span in simulation.spans:
+        if span.kind == "message":
+            events.append(_event(span, place[span.device], 1, f"{span.name} to {span.peer}"))
+            events.append(_event(span, place[span.peer], 2, f"{span.name} from {span.device}"))
+        elif span.kind == "compute":
+            events.append(_event(span, place[span.device], 0, span.name))
+        else:
+            events.append(_event(span, place[span.device], 0, f"waits for {span.peer or span.name}"))
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=0) + "\n"
+
+
+def _event(span: Span, process: int, track: int, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cat": span.kind,
+        "ph": "X",
+        "ts": round(1e6 * span.start, 3),
+        "dur": round(1e6 * span.seconds, 3),
+        "pid": process,
+        "tid": track,
+        "args": {"frame": span.frame},
+    }

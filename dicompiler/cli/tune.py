@@ -120,7 +120,7 @@ def _open_runner(
     hosts_file: Path | None, truth: str | None, frames: int, options: RunOptions
 ) -> AbstractContextManager[Runner]:
     from dicompiler.driver.prepare import resolve_platform
-    from dicompiler.emulation.trial_runs import make_emulated_runner, open_cluster_runner
+    from dicompiler.measure.emulation.trial_runs import make_emulated_runner, open_cluster_runner
     from dicompiler.target.remote.hosts import Hosts
 
     if hosts_file is not None:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.units import format_seconds, parse_period
-from dicompiler.cost.simulation_result import SimulationResult, Span
-from dicompiler.cost.simulator import simulate
+from dicompiler.cost.simulator import SimulationResult, Span, simulate
 from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 

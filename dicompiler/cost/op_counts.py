@@ -15,7 +15,7 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.operator_rule import OpCost
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.regions import Interval, Region, full_region, is_empty, region_shape, volume
-from dicompiler.ir.tasks import ShareTask, TaskNode
+from dicompiler.ir.routing import ShareTask, TaskNode
 from dicompiler.partition.bounds_inference import make_share_task
 
 

@@ -10,15 +10,24 @@ from typing import NamedTuple
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.op_counts import count_flops
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
-from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.layers import Layer, LayerGraph, TensorKey
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.operator_rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import Region, region_shape
-from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing, assembly_leaves
-from dicompiler.ir.tasks import ShareTask, Task, TaskId, TensorKey, task_id
+from dicompiler.ir.routing import (
+    Assembly,
+    AssemblyLeaf,
+    Box,
+    Routing,
+    ShareTask,
+    Task,
+    TaskId,
+    assembly_leaves,
+    task_id,
+)
 from dicompiler.ir.wire_dtype import INT8_BLOCK, effective_wire_dtypes
 
 

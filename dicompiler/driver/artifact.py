@@ -16,8 +16,7 @@ from dicompiler.base.errors import UsageError, check_type
 from dicompiler.base.schema import load_json, validate
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL
 from dicompiler.driver.engines import engine_tolerances, split_program
-from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.driver.wire_types import apply_wire_types
+from dicompiler.driver.prepare import apply_wire_types, make_problem, prepare
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import Decision, PipelineState
@@ -32,8 +31,14 @@ from dicompiler.partition.tiling import single_device_plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.failure_cases import failure_metrics
 from dicompiler.search.problem import Problem
-from dicompiler.target.integrity import check_files, load_artifact
-from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, PROVENANCE_FILE, REFERENCE_FILE
+from dicompiler.target.manifest import (
+    PLAN_FILE,
+    PLATFORM_FILE,
+    PROVENANCE_FILE,
+    REFERENCE_FILE,
+    check_files,
+    load_artifact,
+)
 from dicompiler.target.run_records import InstalledDevice, RunOptions, RunResult
 from dicompiler.target.target_base import Service, Target
 

@@ -1,17 +1,23 @@
-"""The result of `dicompiler.compile`, with its representation in a console and in a notebook."""
+"""The result of `dicompiler.compile`, with its representation in a console and in a notebook.
+
+The summary of a result has four lines: origin of the plan, predicted times, bottleneck, advice. It is also stored in
+the file provenance.json of an artifact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dicompiler.base.errors import UsageError
+from dicompiler.base.objectives import speed_metric
+from dicompiler.base.schema import load_json, validate
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.memory import MemoryUse
-from dicompiler.driver.compile_summary import CompileSummary, summarize
+from dicompiler.ir.frame_prediction import FramePrediction
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
@@ -22,11 +28,197 @@ from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
 from dicompiler.search.constraints import describe_memory_shares, host_memory_needs
 from dicompiler.search.problem import Problem
+from dicompiler.target.manifest import PROVENANCE_FILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.verify.comparison import Verification
+
+
+Bottleneck = Literal["network", "computing", "messages", "waiting"]
+MIN_BUSY_SHARE = 0.5
+"""Waiting is the bottleneck if every device and every link is busy for less than this share of the time."""
+MIN_NAMED_SHARE = 0.05
+"""The description of a bottleneck mentions messages only if they take at least this share of the time."""
+
+
+@dataclass(frozen=True)
+class CompileSummary:
+    """Summary of a compilation. All times are predictions.
+
+    Attributes:
+        strategy: Name of the strategy; empty if the user supplied the plan.
+        chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several strategies; otherwise
+            empty.
+        device_count: Number of devices that compute.
+        latency_s: Seconds from the time when the sources have the inputs of a frame to the time when the sinks have its
+            outputs. Sources are the devices that first have the inputs, and sinks the devices that deliver the outputs.
+        input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
+        period_s: Seconds between consecutive frames of a stream.
+        single_device_s: Seconds of a frame on the best single device, without inputs and outputs.
+        single_device_input_output_s: Additional seconds to bring inputs and outputs to and from the best single device.
+        single_device_period_s: Seconds between consecutive frames on the best single device.
+        bottleneck: Description of the bottleneck.
+        advice: Suggestion to relieve the bottleneck.
+        engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
+    """
+
+    strategy: str
+    chosen_strategy: str
+    device_count: int
+    latency_s: float
+    input_output_s: float
+    period_s: float
+    single_device_s: float
+    single_device_input_output_s: float
+    single_device_period_s: float
+    bottleneck: str
+    advice: str
+    engines: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def plan_origin(self) -> str:
+        if not self.strategy:
+            return "given"
+        return f"by {self.strategy}" + (f", which chose {self.chosen_strategy}" if self.chosen_strategy else "")
+
+    @property
+    def frame(self) -> FramePrediction:
+        """The predicted time of a frame: its latency, and the time for its inputs and outputs."""
+        return FramePrediction(self.latency_s, self.input_output_s)
+
+    @property
+    def single_device_frame(self) -> FramePrediction:
+        """The predicted time of a frame on the best single device: its latency, and the time for inputs and outputs."""
+        return FramePrediction(self.single_device_s, self.single_device_input_output_s)
+
+    @property
+    def prediction(self) -> str:
+        text = _format_times(self.frame, self.period_s)
+        if self.device_count < 2:
+            return text
+        return f"{text}. One device: {_format_times(self.single_device_frame, self.single_device_period_s)}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (
+            f"plan: {self.plan_origin}",
+            *([f"engines: {describe_engines(self.engines)}"] if self.engines else []),
+            f"predicted: {self.prediction}",
+            f"bottleneck: {self.bottleneck}",
+            f"advice: {self.advice}",
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the key `summary` in provenance.json.
+
+        The names of strategies are omitted, because provenance.json has other keys for them. `engines` is omitted if it
+        is empty.
+        """
+        omitted = ("strategy", "chosen_strategy", *([] if self.engines else ["engines"]))
+        return {key: value for key, value in asdict(self).items() if key not in omitted}
+
+
+def describe_engines(engines: Mapping[str, str]) -> str:
+    """Return the engines of devices as text: {"pi01": "ncnn", "pi02": "ncnn"} ⇒ "ncnn on pi01, pi02"."""
+    return "; ".join(
+        f"{engine} on {', '.join(device for device, name in engines.items() if name == engine)}"
+        for engine in dict.fromkeys(engines.values())
+    )
+
+
+def _format_times(frame: FramePrediction, period_s: float) -> str:
+    return f"a frame takes {frame}; in a stream, one every {format_seconds(period_s)}"
+
+
+def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
+    """Return the summary of a compilation, given the metrics of its plan and of the best single device."""
+    assert compilation.plan is not None
+    bottleneck, description = find_bottleneck(metrics, decision.objective)
+    return CompileSummary(
+        strategy=decision.strategy,
+        chosen_strategy=decision.chosen_strategy,
+        device_count=_computing_count(metrics),
+        latency_s=metrics.latency_s,
+        input_output_s=metrics.input_output_s,
+        period_s=metrics.period_s,
+        single_device_s=single.latency_s,
+        single_device_input_output_s=single.input_output_s,
+        single_device_period_s=single.period_s,
+        bottleneck=description,
+        engines=dict(compilation.plan.engines),
+        advice=_suggest(bottleneck, decision, metrics, single, is_narrowed=bool(compilation.plan.wire_format.dtypes)),
+    )
+
+
+def load_summary(directory: Path) -> CompileSummary | None:
+    """Return the summary that is stored in an artifact; None if there is none."""
+    path = directory / PROVENANCE_FILE
+    document: Mapping[str, Any] = load_json(path) if path.is_file() else {}
+    if not document:
+        return None
+    validate(document, "provenance", str(path))
+    if "summary" not in document:
+        return None
+    return CompileSummary(document["strategy"], document.get("chosen_strategy", ""), **document["summary"])
+
+
+def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
+    """Return the kind of the bottleneck, and a description for users.
+
+    The bottleneck is the busiest device or the busiest direction of a link. If neither is busy for half of the time,
+    the kind is "waiting".
+
+    For the objective throughput, "the time" is the period between frames. For other objectives, it is the latency of a
+    frame. If devices or links still work after the outputs were delivered (to send states, for example), it is the time
+    until this work is done, `Metrics.active_s`.
+    """
+    frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
+    device = metrics.busiest_device
+    link, link_s = max(metrics.link_loads.items(), key=lambda entry: entry[1], default=("", 0.0))
+    compute_share, link_share = device.compute_s / (frame_s or 1.0), link_s / (frame_s or 1.0)
+    message_share = max(0.0, device.occupied_s / (frame_s or 1.0) - compute_share)
+    kind: Bottleneck = "computing" if compute_share >= message_share else "messages"
+    description = f"{device.device} computes {100 * compute_share:.0f} % of the time"
+    if message_share >= MIN_NAMED_SHARE:
+        description += f" and handles messages {100 * message_share:.0f} %"
+    if link_share > compute_share + message_share:
+        kind, description = "network", f"{link} is busy {100 * link_share:.0f} % of the time"
+    if max(compute_share + message_share, link_share) < MIN_BUSY_SHARE:
+        return "waiting", f"{description}; otherwise devices wait for each other"
+    return kind, description
+
+
+def _computing_count(metrics: Metrics) -> int:
+    return sum(device.flops > 0 for device in metrics.devices)
+
+
+def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, single: Metrics, is_narrowed: bool) -> str:
+    """Return advice on how to relieve the bottleneck.
+
+    `single` are the metrics of the best single device. `is_narrowed` says whether tensors are already sent in narrower
+    types than their own.
+    """
+    if _computing_count(metrics) < 2:
+        return (
+            "more devices help if computing takes longer than sending: use a faster network, or send whole frames to "
+            "different devices in a stream (objective throughput)"
+        )
+    if metrics.objective_value(decision.objective) > single.objective_value(decision.objective):
+        return (
+            f"one device is better for objective {decision.objective}: strategy auto chooses the best of all "
+            "strategies or one device"
+        )
+    stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream, objective throughput"
+    if bottleneck == "computing":
+        return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"
+    if bottleneck == "messages":
+        return f"use a plan with fewer messages (compare strategies), or fewer devices{stream}"
+    narrow = "" if is_narrowed else "wire type float16, which halves the sent bytes; "
+    suggestion = f"{narrow}a faster network{stream}"
+    return suggestion if decision.strategy == "auto" else f"compare strategies; {suggestion}"
+
 
 MAX_TABLE_DEVICES = 16
 

@@ -28,7 +28,7 @@ import onnx
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError, check_type
 from dicompiler.base.objectives import format_objective
-from dicompiler.base.process import gc_paused
+from dicompiler.base.process import forward_progress, gc_paused
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compile_options import (
@@ -39,12 +39,19 @@ from dicompiler.driver.compile_options import (
     format_shapes,
     takes_fields_of,
 )
-from dicompiler.driver.compile_result import CompileResult
-from dicompiler.driver.compile_summary import summarize
+from dicompiler.driver.compile_result import CompileResult, summarize
 from dicompiler.driver.engines import check_engine, check_precision, choose_engines, split_program
-from dicompiler.driver.prepare import check_loadable, make_problem, prepare, resolve_platform, resolve_states
-from dicompiler.driver.progress import forward_progress
-from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
+from dicompiler.driver.prepare import (
+    apply_wire_types,
+    check_loadable,
+    make_problem,
+    measure_wire_ranges,
+    prepare,
+    resolve_platform,
+    resolve_states,
+    resolve_wire_types,
+    warn_not_narrowed,
+)
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import Decision, PipelineState
@@ -66,7 +73,6 @@ from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
 from dicompiler.search.work_budget import BUDGET_NOTE
-from dicompiler.target.integrity import write_integrity
 from dicompiler.target.manifest import (
     ARTIFACT_FILE,
     ARTIFACT_NOUN,
@@ -75,6 +81,7 @@ from dicompiler.target.manifest import (
     PROVENANCE_FILE,
     PROVENANCE_FORMAT,
     REFERENCE_FILE,
+    write_integrity,
 )
 from dicompiler.target.target_base import Target
 

@@ -106,8 +106,7 @@ class PartitionStatistics(NoOpInstrument):
             return
         from dicompiler.cost.op_counts import count_macs, count_task_macs
         from dicompiler.ir.regions import volume
-        from dicompiler.ir.routing import assembly_leaves
-        from dicompiler.ir.tasks import task_id
+        from dicompiler.ir.routing import assembly_leaves, task_id
 
         routing = state.routing
         layers = routing.layers

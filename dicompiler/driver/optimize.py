@@ -9,8 +9,13 @@ from pathlib import Path
 from dicompiler.base.errors import UsageError, check_type
 from dicompiler.base.option_specs import Spec, parse_pipeline
 from dicompiler.driver.compile_options import ModelSource, Shapes, check_instruments, format_shapes
-from dicompiler.driver.prepare import resolve_platform
-from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
+from dicompiler.driver.prepare import (
+    apply_wire_types,
+    measure_wire_ranges,
+    resolve_platform,
+    resolve_wire_types,
+    warn_not_narrowed,
+)
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan, load_user_plan, plan_file_in_errors

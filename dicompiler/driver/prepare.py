@@ -1,9 +1,9 @@
-"""Preparation of a model: passes that form its layers, and the problem that a strategy solves.
+"""Preparation of a model: passes that form its layers, wire types, and the problem that a strategy solves.
 
 Model ──normalise, infer-shapes, quantise?, keep-states?, form-layers, trim──► PipelineState with layers
 PipelineState + Platform + CostModel ⇒ Problem
 
-Passes with a question mark are optional.
+Passes with a question mark are optional. Wire types are the element types in which tensors are sent between devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.runtime_overhead import RuntimeCosts, runtime_slowdown
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, ModelSource
 from dicompiler.driver.engines import choose_engines, make_engine
-from dicompiler.driver.wire_types import apply_wire_types
+from dicompiler.ir import plan as plans
 from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.graph_structure import graph_and_bodies
@@ -31,8 +31,17 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.sanity_checks import check_known_operators
 from dicompiler.ir.onnx.weights import dtype_name
 from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire_dtype import WireFormat, parse_wire_format
+from dicompiler.ir.wire_dtype import (
+    UNCHANGED,
+    WireFormat,
+    effective_wire_dtypes,
+    parse_wire_format,
+    requested_wire_dtypes,
+    with_wire_dtypes,
+)
+from dicompiler.partition.lowering import lower_unchecked
 from dicompiler.plugin.pass_base import Instrument
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.registry import registry
@@ -266,3 +275,80 @@ def layers_without_cost(layers: LayerGraph) -> Iterator[str]:
 
 def _has_unknown_shape(layers: LayerGraph, name: str) -> bool:
     return bool(name) and layers.tensors[name].shape is None and layers.tensors[name].dtype != onnx.TensorProto.STRING
+
+
+def resolve_wire_types(
+    plan: str | Path | Plan | None,
+    wire_dtype: str | Mapping[str, str] | WireFormat | None,
+    samples: str | Path | None,
+) -> tuple[Plan | None, WireFormat]:
+    """Return the loaded plan, and the wire format (element types in which tensors are sent).
+
+    The types are taken from `wire_dtype` or, if it is None, from the plan. `samples` is a file of sample
+    inputs, from which value ranges for int8 are measured later.
+
+    Raises:
+        UsageError: A type is unknown, int8 has neither samples nor value ranges, or samples are given without int8.
+    """
+    loaded = plan if isinstance(plan, Plan) or plan is None else plans.load_user_plan(plan)
+    wire_format = parse_wire_format(wire_dtype)
+    if loaded is not None:
+        planned = loaded.wire_format
+        if wire_format is None:
+            wire_format = planned
+        wire_format = replace(wire_format, ranges=wire_format.ranges or planned.ranges)
+        loaded = replace(loaded, wire_format=wire_format)
+    wire_format = wire_format or WireFormat()
+    has_int8 = any(dtype == "int8" for _, dtype in wire_format.dtypes)
+    if has_int8 and samples is None and not wire_format.ranges:
+        raise UsageError(
+            "wire: int8 needs the value range of each tensor: give samples of the inputs (--wire-samples X.npz)"
+        )
+    if samples is not None and not has_int8:
+        raise UsageError("wire: samples are used for int8 only: omit --wire-samples, or send tensors as int8")
+    return loaded, wire_format
+
+
+def apply_wire_types(compilation: PipelineState, wire_format: WireFormat, place: str = "wire") -> PipelineState:
+    """Set the types in which tensors are sent, so that costs and strategies use the bytes that are really sent.
+
+    Error messages begin with `place`: the option or the key of a plan that states the types.
+    """
+    assert compilation.layers is not None
+    return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire_format.dtypes, place))
+
+
+def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
+    """Return the plan with the value range of each sent tensor, measured over the samples in a file."""
+    from dicompiler.verify.calibration_samples import read_samples
+    from dicompiler.verify.comparison import graph_inputs
+    from dicompiler.verify.wire_error import measure_ranges
+
+    plan = compilation.plan
+    assert plan is not None
+    inputs = read_samples(samples, graph_inputs(compilation.model))
+    log.info("measuring the ranges of sent tensors over %d samples", len(inputs))
+    int8_only = WireFormat(
+        tuple((name, kind if kind == "int8" else UNCHANGED) for name, kind in plan.wire_format.dtypes)
+    )
+    exact_plan = replace(plan, wire_format=int8_only.with_exact_stand_ins)
+    program = lower_unchecked(replace(compilation, plan=exact_plan)).program
+    assert program is not None
+    return replace(plan, wire_format=replace(plan.wire_format, ranges=measure_ranges(program, inputs)))
+
+
+def warn_not_narrowed(compilation: PipelineState) -> None:
+    """Log one warning if some of the sent tensors cannot be converted to the type in which they should be sent."""
+    routing = compilation.routing
+    assert routing is not None
+    sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}
+    requested, effective = requested_wire_dtypes(routing.layers), effective_wire_dtypes(routing.layers)
+    unchanged = sorted(sent & requested.keys() - effective.keys())
+    if unchanged:
+        log.warning(
+            "wire: %d of %d sent tensors (such as %r) cannot be converted to the requested type: "
+            "they are sent unchanged",
+            len(unchanged),
+            len(sent),
+            unchanged[0],
+        )

@@ -14,7 +14,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.ir.platform import Platform, platform_to_toml
-from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import RunOptions, RunResult, default_in_flight
 from dicompiler.target.target_base import Target
 

@@ -34,8 +34,7 @@ from dicompiler.driver.artifact import reopen_artifact, verify_session
 from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import host_memory_needs
 from dicompiler.target.client import Session, connect, resolve_connect_options
-from dicompiler.target.integrity import load_artifact
-from dicompiler.target.manifest import ARTIFACT_FILE, PLATFORM_FILE
+from dicompiler.target.manifest import ARTIFACT_FILE, PLATFORM_FILE, load_artifact
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
 

@@ -9,10 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from dicompiler.base.memoize import Memoizing, memoized
 from dicompiler.ir.operator_rule import Node, Operation, OperatorRule, Piece, TensorInfo, whole_tensor
 from dicompiler.ir.regions import Interval, Region, full_region
+
+
+class TensorKey(NamedTuple):
+    """Name of a tensor, or of its partial sums over one range of the reduction axis.
+
+    Attributes:
+        tensor: Name of the tensor.
+        reduce: Range of the reduction axis; None for the tensor itself.
+    """
+
+    tensor: str
+    reduce: Interval | None = None
 
 
 @dataclass(frozen=True, eq=False)  # Compared by identity: layers are keys of memoized results and need a fast hash.

@@ -14,7 +14,7 @@ import onnx
 from dicompiler.ir.cluster import DEFAULT_ENGINE
 from dicompiler.ir.onnx.weights import Weight, is_fixed_size, raw_nbytes
 from dicompiler.ir.regions import Region, Shape
-from dicompiler.ir.tasks import TaskId
+from dicompiler.ir.routing import TaskId
 
 NodeMark = tuple[TaskId, str]
 """Mark of a node, by which reports and the simulator assign the node of a segment to its layer.

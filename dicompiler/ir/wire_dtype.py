@@ -14,10 +14,9 @@ import onnx
 
 from dicompiler.base.errors import UsageError, did_you_mean
 from dicompiler.base.memoize import memoized
-from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.layers import LayerGraph, TensorKey
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Shape
-from dicompiler.ir.tasks import TensorKey
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
 """ALL_TENSORS is the name that stands for all tensors, and UNCHANGED the wire type of tensors that are not narrowed.

@@ -36,8 +36,7 @@ from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expecte
 from dicompiler.measure.connection_speeds import ARROW, name_connection
 from dicompiler.measure.search_process import SearchProcess
 from dicompiler.target.client import Session, resolve_connect_options
-from dicompiler.target.integrity import load_artifact
-from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE
+from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE, load_artifact
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions, RunResult, default_in_flight
 

@@ -39,7 +39,7 @@ from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
 from dicompiler.measure.fit_links import NetworkFigure, find_pauses, fit_links, round_figure
 from dicompiler.search.problem import Problem
-from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import load_artifact
 from dicompiler.target.target_base import Target
 
 MAX_RATE_CORRECTIONS = 50

@@ -27,7 +27,7 @@ from dicompiler.ir.regions import Shape
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import tile_layer
 from dicompiler.plugin.registry import registry
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.target_base import Target
 
 PLAYER_FILE = "play.py"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.cost.simulation_result import SimulationResult
+from dicompiler.cost.simulator import SimulationResult
 from dicompiler.cost.speed_changes import (
     ALL_LINKS,
     SpeedChange,

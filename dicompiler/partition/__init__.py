@@ -1,13 +1,13 @@
 """From layers and a plan to a program, by the same steps for all kinds of splits.
 
-    LayerGraph + Plan --plan_validation--> a valid plan
+    LayerGraph + Plan --routing--> a valid plan
     Layer + Part      --bounds_inference--> Task: the Piece that each node computes, and the regions that the task reads
     tasks             --routing--> Routing: tasks with results that are read, and the tensor regions that they exchange
     Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a position in time
-    PlacedGraph       --placed_model--> placed Model
+    PlacedGraph       --lowering--> placed Model
     placed Model      --segmentation--> Program
 
-`tiling` computes parts along named axes (height, width, channel) for passes and strategies, `wire_casts` converts sent
-tensors to smaller types, and `lowering` combines all steps. All regions are in elements of whole tensors. A lane is a
-group of a device's parts; the device computes one lane after another.
+`tiling` computes parts along named axes (height, width, channel) for passes and strategies, and `lowering` combines all
+steps. `placement` also converts sent tensors to smaller types. All regions are in elements of whole tensors. A lane is
+a group of a device's parts; the device computes one lane after another.
 """

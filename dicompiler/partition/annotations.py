@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.tasks import TaskId
+from dicompiler.ir.routing import TaskId
 
 DEVICE_KEY, LANE_KEY = "dicompiler.device", "dicompiler.lane"
 REGION_KEY, ORIGIN_KEY = "dicompiler.region", "dicompiler.origin"

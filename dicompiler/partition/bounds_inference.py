@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicompiler.base.memoize import memoized
-from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.layers import Layer, LayerGraph, TensorKey
 from dicompiler.ir.operator_rule import Node
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.regions import Interval, Region, Shape, bounding_region, full_region, with_interval
-from dicompiler.ir.tasks import ShareTask, Task, TaskKind, TaskNode, TensorKey
+from dicompiler.ir.routing import ShareTask, Task, TaskKind, TaskNode
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:

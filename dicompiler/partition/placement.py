@@ -1,25 +1,549 @@
-"""Placement: each part of each layer becomes nodes on its device. Slices and concatenations connect these nodes."""
+"""Placement: each part of each layer becomes nodes on its device. Slices and concatenations connect these nodes.
+
+    Routing ⇒ PlacedGraph: nodes with a device and a position in time, and the tensors that devices send
+
+The builder of the placed graph names tensors, and writes slices and sums as each opset requires. It does not use plans
+and layers. `lowering` writes the graph as ONNX. If a plan is only simulated, no ONNX is written: `segmentation` reads
+the graph itself.
+
+A sent tensor can be narrowed to a smaller wire type. It passes Cast (float16, bfloat16) or QuantizeLinear (int8), the
+transfer, and Cast or DequantizeLinear. For `int8-block` (8-bit integers with a scale per block), several standard ONNX
+nodes encode and decode the tensor:
+
+    x (float) ⇒ values (int8), scale indices (int8) ⇒ values · table[index] (float)
+
+The values of a region, in row-major order, form blocks of BLOCK_SIZE values; the last block can be shorter. Each block
+has a scale, by which its values are divided. The scale is the smallest entry of a table for which all quotients fit
+into 8 bits. Instead of the scale, its index in the table is sent, in 8 bits. A sent tensor has one axis, which contains
+the values of all blocks, then the indices. The table has four scales per factor of two, for blocks with largest
+magnitudes from 2^-40 to 2^23.9. A 16-bit scale instead of the 8-bit index would need one more byte per block, and would
+reduce the mean error by a tenth.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from dicompiler.ir.operator_rule import Node, Piece
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph, TensorKey
+from dicompiler.ir.onnx.graph_structure import body_names, body_reads, control_flow_bodies, rename_captures
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.names import unique_name
+from dicompiler.ir.onnx.weights import is_fixed_size
+from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, Node, Piece
+from dicompiler.ir.output_names import read_output_names
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.recurrent_states import StatePiece
-from dicompiler.ir.regions import Region, full_region
-from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing
-from dicompiler.ir.tasks import Task, TaskId, TensorKey, task_id
-from dicompiler.partition.placed_graph import (
-    ModelFacts,
-    NodePlacement,
-    PlacedGraph,
-    PlacedGraphBuilder,
-    PlacedTensor,
-    WeightSlice,
+from dicompiler.ir.program import TensorSpec
+from dicompiler.ir.recurrent_states import StatePairs, StatePiece, read_states
+from dicompiler.ir.regions import Region, full_region, region_shape, volume, with_interval
+from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing, Task, TaskId, task_id
+from dicompiler.ir.wire_dtype import (
+    BLOCK_SIZE,
+    INT8_BLOCK,
+    WireFormat,
+    block_count,
+    effective_wire_dtypes,
+    int8_scale_and_zero_point,
+    range_name,
+    sent_dtype,
 )
 from dicompiler.partition.routing import format_region
-from dicompiler.partition.wire_casts import WireCasts
+
+StepKey = tuple[int, int, int, int]
+"""Sort key of a node: (period, lane, position in layer order, phase).
+
+A lane is a group of a device's parts; a period lasts from one exchange between lanes or devices to the next. Slices
+that are sent have the lane -1, before all lanes, and the phase 0. All other nodes have the phase 1.
+"""
+NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+FROM_INPUT = -1
+"""Value for the index of the node that computes a tensor, if the tensor is a graph input: no node computes it."""
+
+
+class WeightSlice(NamedTuple):
+    """Region of an initializer of the model.
+
+    Attributes:
+        weight: Name of the initializer.
+        region: The region.
+    """
+
+    weight: str
+    region: Region
+
+
+Constant = NDArray[Any] | tuple[int, ...] | WeightSlice
+"""Value of a new initializer. A tuple of numbers becomes an int64 vector."""
+
+
+class PlacedTensor(NamedTuple):
+    """Tensor of the placed graph (the partitioned model: nodes with a device and a position in time).
+
+    Attributes:
+        name: Name in the placed graph.
+        region: Region of the model's tensor that it contains.
+        dtype: Element type, an onnx.TensorProto.DataType.
+    """
+
+    name: str
+    region: Region
+    dtype: int
+
+
+TensorKnowledge = onnx.ValueInfoProto | PlacedTensor
+"""Records with the type and the shape of a tensor."""
+
+
+class NodePlacement(NamedTuple):
+    """Device and position in time of a node.
+
+    Attributes:
+        device: Name of the device.
+        lane: Number of a group of the device's parts. The device computes one group (lane) after another.
+        step_key: Key that sorts the nodes of all devices in the order of execution.
+        part: Part of a layer (its share on one device) to which the node belongs.
+    """
+
+    device: str
+    lane: int
+    step_key: StepKey = (0, 0, 0, 0)
+    part: TaskId | None = None
+
+
+class PlacedNode(NamedTuple):
+    """Node of the placed graph (the partitioned model), with its device and its position in time.
+
+    Attributes:
+        placement: Device and position in time.
+        origin: Name of the model's node or tensor for which the node was added.
+        reads: Names of the tensors that the node and its subgraphs read.
+        outputs: Names of its outputs.
+        inputs: Names of its inputs.
+        name: Name of the node.
+        region: Region that the node computes; None in a layer that stays whole.
+        op: Operator type; "" if the node has that of `template`.
+        template: Node of the model that is copied with other names and attributes.
+        attributes: New values of attributes; None removes an attribute.
+    """
+
+    placement: NodePlacement
+    origin: str
+    reads: Sequence[str]
+    outputs: Sequence[str]
+    inputs: Sequence[str] = ()
+    name: str = ""
+    region: Region | None = None
+    op: str = ""
+    template: onnx.NodeProto | None = None
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES
+
+    @property
+    def operator(self) -> str:
+        return self.op or (self.template.op_type if self.template is not None else "")
+
+
+class TensorSend(NamedTuple):
+    """A tensor that one device sends to another.
+
+    Attributes:
+        producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
+        tensor: Name of the tensor.
+        rank: Position of the receiver among the devices that read the tensor, in the order in which they first read it.
+        receiver: Name of the receiving device.
+    """
+
+    producer: int
+    tensor: str
+    rank: int
+    receiver: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Properties of a model that placement needs, computed once per model.
+
+    Attributes:
+        opset: Version of the standard operators; 0 if the model has none.
+        nodes: Nodes by name.
+        control_flow_nodes: Names of nodes with subgraphs.
+        value_infos: Type and shape of inner tensors, by name.
+        inputs: Type and shape of the model's inputs, by name.
+        outputs: Type and shape of the model's outputs, by name.
+        initializer_regions: Full region of each initializer.
+        sparse_initializers: Names of sparse initializers.
+        tensor_names: Names of all tensors.
+        states: Pairs (model input, model output) of each state. The output is the input of the next frame.
+        user_names: Names of outputs in the user's file, by their name in the model, if the two names differ.
+    """
+
+    opset: int
+    nodes: Mapping[str, onnx.NodeProto]
+    control_flow_nodes: frozenset[str]
+    value_infos: Mapping[str, onnx.ValueInfoProto]
+    inputs: Mapping[str, onnx.ValueInfoProto]
+    outputs: Mapping[str, onnx.ValueInfoProto]
+    initializer_regions: Mapping[str, Region]
+    sparse_initializers: frozenset[str]
+    tensor_names: frozenset[str]
+    states: StatePairs = ()
+    user_names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_model(cls, model: Model) -> ModelFacts:
+        graph = model.proto.graph
+        inputs, outputs = {v.name: v for v in graph.input}, {v.name: v for v in graph.output}
+        regions = {name: full_region(shape) for name, (_, shape) in model.initializers().items()}
+        names = {name for node in graph.node for name in (*node.input, *node.output, *body_names(node))}
+        return cls(
+            next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), 0),
+            {node.name: node for node in graph.node},
+            frozenset(node.name for node in graph.node if control_flow_bodies(node)),
+            {value.name: value for value in graph.value_info},
+            inputs,
+            outputs,
+            regions,
+            frozenset(tensor.values.name for tensor in graph.sparse_initializer),
+            frozenset({*names, *inputs, *outputs, *regions}),
+            read_states(model.proto) or (),
+            read_output_names(model.proto),
+        )
+
+
+@dataclass(frozen=True)
+class PlacedGraph:
+    """Placed nodes in the order of their steps, without nodes that do not contribute to an output.
+
+    Attributes:
+        nodes: The nodes.
+        infos: Type and shape of tensors, by the tensor's name in the graph. If the entry is a ValueInfoProto, it may
+            contain another name, because it may describe the tensor in the original model.
+        inputs: Model inputs, without constants and states.
+        source: Devices that have the inputs.
+        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks (devices that
+            receive the outputs) receive a model output, the graph has one output for each of them.
+        constants: New initializers.
+        used_names: Names of initializers that are read or must be kept.
+        state_pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
+        states: Model inputs that are states.
+    """
+
+    nodes: Sequence[PlacedNode]
+    infos: Mapping[str, TensorKnowledge]
+    inputs: tuple[str, ...]
+    source: tuple[str, ...]
+    model_outputs: Mapping[str, str]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    used_names: frozenset[str] = frozenset()
+    state_pieces: Sequence[StatePiece] = ()
+    states: tuple[TensorSpec, ...] = ()
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """Index of the node that computes each tensor, by the name of the tensor."""
+        return {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
+
+    @cached_property
+    def state_reads(self) -> frozenset[str]:
+        """Tensors that contain states: outputs of the previous frame that are inputs of this one."""
+        return frozenset(piece.read_name for piece in self.state_pieces)
+
+    @cached_property
+    def state_writes(self) -> frozenset[str]:
+        """Tensors that contain states: outputs of this frame that are inputs of the next one."""
+        return frozenset(piece.written_name for piece in self.state_pieces)
+
+    @cached_property
+    def unsized_inputs(self) -> frozenset[str]:
+        """Inputs that have no fixed size, such as strings.
+
+        Each device that reads one gets it from the coordinator, the process that supplies the frames.
+        """
+        return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
+
+    @cached_property
+    def node_reads(self) -> Sequence[Sequence[str]]:
+        """Tensors that each node reads, without constants."""
+        available = self.producer.keys() | set(self.inputs) | self.state_reads
+        return [[name for name in node.reads if name in available] for node in self.nodes]
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[int]]:
+        """Indices of the nodes that read each tensor, in ascending order, by the name of the tensor."""
+        users: dict[str, list[int]] = {}
+        for i, names in enumerate(self.node_reads):
+            for name in names:
+                users.setdefault(name, []).append(i)
+        return users
+
+    @cached_property
+    def sends(self) -> Sequence[TensorSend]:
+        """Tensors to send, sorted by the node that computes them."""
+        sends: list[TensorSend] = []
+        devices = [node.placement.device for node in self.nodes]
+        for name, indices in self.readers.items():
+            if name in self.state_reads or name in self.unsized_inputs:
+                continue
+            producer = self.producer.get(name, FROM_INPUT)
+            available = self.source if producer == FROM_INPUT else (devices[producer],)
+            # This check is fast for the most frequent case: a single reader, on the device that computes the tensor.
+            if len(indices) == 1 and devices[indices[0]] in available:
+                continue
+            readers = dict.fromkeys([devices[i] for i in indices])
+            sends += [
+                TensorSend(producer, name, rank, reader)
+                for rank, reader in enumerate(readers)
+                if reader not in available
+            ]
+        return sorted(sends)
+
+    def tensor_spec(self, tensor: str) -> TensorSpec:
+        """Return type and shape of a tensor. The shape is None if it is not static or the value is not a tensor."""
+        info = self.infos[tensor]
+        if isinstance(info, PlacedTensor):
+            return TensorSpec(tensor, info.dtype, region_shape(info.region))
+        return replace(_tensor_spec(info), name=tensor)
+
+
+@dataclass
+class PlacedGraphBuilder:
+    """Builder of a placed graph (the partitioned model: nodes with a device and a position in time).
+
+    Names are unique, and depend only on the order of calls.
+
+    Attributes:
+        facts: Properties of the model.
+        nodes: Nodes that were added, in any order.
+        tensor_knowledge: Type and shape of the tensors that were declared, by name.
+        constants: New initializers, by name.
+        constant_names: Names of initializers, by a hashable key of their values.
+        node_name_counts: Names of nodes in use, each with the last number that was appended to it.
+    """
+
+    facts: ModelFacts
+    nodes: list[PlacedNode] = field(default_factory=list)
+    tensor_knowledge: dict[str, TensorKnowledge] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    constant_names: dict[object, str] = field(default_factory=dict)
+    node_name_counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensor_name_counts = dict.fromkeys(self.facts.tensor_names, 0)
+
+    def unique_tensor_name(self, wanted: str) -> str:
+        """Return `wanted`, with a number appended if a tensor already has this name."""
+        return unique_name(wanted, self.tensor_name_counts)
+
+    def declare(self, name: str, dtype: int, region: Region) -> PlacedTensor:
+        tensor = self.tensor_knowledge[name] = PlacedTensor(name, region, dtype)
+        return tensor
+
+    def add_constant(self, value: Constant, wanted: str = "") -> str:
+        """Return the name of an initializer with this value. If there is none yet, it is added.
+
+        `wanted` is the preferred name of an array's initializer. Arrays with equal values share an initializer only if
+        their preferred names are equal too.
+        """
+        key: object = value
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.int64 and value.ndim == 1:
+                return self.add_constant(tuple(value.tolist()))
+            key = (wanted, str(value.dtype), value.shape, value.tobytes())
+        if key not in self.constant_names:
+            if isinstance(value, WeightSlice):
+                wanted = value.weight + format_region(value.region)
+            elif isinstance(value, tuple):
+                wanted = f"int64{list(value)}"
+            name = self.constant_names[key] = self.unique_tensor_name(wanted)
+            self.constants[name] = value
+        return self.constant_names[key]
+
+    def copy_node(
+        self,
+        node: str,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        place: NodePlacement,
+        piece: Piece | None = None,
+        captured: Mapping[str, str] = NO_ATTRIBUTES,
+    ) -> None:
+        """Add a copy of the model's node `node`, with the name `name`.
+
+        The copy computes `piece`, or the full outputs if `piece` is None. `captured` is for nodes with subgraphs: it
+        maps the name in the model of each tensor that a subgraph reads to the tensor's name on this device.
+        """
+        copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
+        if node in self.facts.control_flow_nodes:
+            original, copied = copied, onnx.NodeProto()
+            copied.CopyFrom(original)
+            rename_captures(copied, captured)
+            reads = [*reads, *body_reads(copied)]
+        region, op, attributes = None, "", NO_ATTRIBUTES
+        if piece is not None:
+            region, op, attributes = piece.out, piece.op or "", piece.attributes
+        name = unique_name(name, self.node_name_counts)
+        self.nodes.append(PlacedNode(place, node, reads, outputs, inputs, name, region, op, copied, attributes))
+
+    def add_table_lookup(
+        self,
+        node: str,
+        name: str,
+        table: str,
+        indices: PlacedTensor,
+        row_count: int,
+        output: PlacedTensor,
+        place: NodePlacement,
+        piece: Piece,
+    ) -> None:
+        """Add the lookup (a Gather) of a device that has only some rows of a table; the result is 0 for other rows.
+
+        The sum of the results of all devices is the result of the whole lookup. The zeros are selected by a Where and
+        not by a multiplication, because rows can contain NaN.
+
+        An index outside of the whole table is given to the Gather unchanged, so that onnxruntime reports an error. This
+        error shows only the name of the Gather, which therefore contains the table and the indices. In the exact check
+        of `verify`, which replaces weights and inputs by small integers, indices wrap around instead.
+
+        The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
+
+        Args:
+            node: Name of the Gather in the model.
+            name: Beginning of the name of the new Gather.
+            table: Tensor with the rows of the device, `piece.table_rows`.
+            indices: Indices into the whole table.
+            row_count: Number of rows of the whole table.
+            output: The result of the device.
+            place: Device, lane and layer of the new nodes.
+            piece: The piece of the Gather that the device computes.
+        """
+        assert piece.table_rows is not None
+        (start, stop), kind = piece.table_rows, helper.tensor_dtype_to_np_dtype(indices.dtype)
+
+        def add(op: str, *inputs: str | int, dtype: int = indices.dtype) -> str:
+            names = [name if isinstance(name, str) else self._add_scalar(name, kind) for name in inputs]
+            result = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), indices.region, dtype)
+            return self.add_node(op, names, result, place, node).name
+
+        is_exact_check = self.facts.nodes[node].domain.startswith(STAND_IN_DOMAIN)
+        raw, boolean = indices.name, onnx.TensorProto.BOOL
+        if is_exact_check:
+            index = add("Mod", raw, row_count)
+        else:
+            index = add("Where", add("Less", raw, 0, dtype=boolean), add("Add", raw, row_count), raw)
+
+        def is_outside(low: int, high: int) -> str:
+            is_below, is_above = add("Less", index, low, dtype=boolean), add("Less", high - 1, index, dtype=boolean)
+            return add("Or", is_below, is_above, dtype=boolean)
+
+        is_elsewhere, is_invalid = is_outside(start, stop), is_outside(0, row_count)
+        local = add("Where", is_elsewhere, add("Where", is_invalid, indices.name, 0), add("Sub", index, start))
+        row_axes = [(0, 1)] * (len(output.region) - len(indices.region))
+        mask = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), (*indices.region, *row_axes), boolean)
+        self.add_node("Reshape", [is_elsewhere, self.add_constant(region_shape(mask.region))], mask, place, node)
+        found = self.declare(self.unique_tensor_name(f"{output.name}?"), output.dtype, output.region)
+        of, by = self.facts.nodes[node].input
+        name = f"{name}: rows of {of} that {by} numbers: 0 to {row_count - 1}, here {start} to {stop - 1}"
+        self.copy_node(node, name, [table, local], [found.name], place, piece)
+        zero = self._add_scalar(0, helper.tensor_dtype_to_np_dtype(output.dtype))
+        self.add_node("Where", [mask.name, zero, found.name], output, place, node)
+
+    def _add_scalar(self, value: int, dtype: np.dtype[Any]) -> str:
+        return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
+
+    def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
+        """Return the given region of `tensor`: `tensor` itself if it has this region, else the output of a new Slice.
+
+        `name` is the name of the Slice's output. By default, the name is derived from that of `tensor`.
+        """
+        if tensor.region == region:
+            return tensor
+        pairs = enumerate(zip(region, tensor.region, strict=True))
+        cuts = [(axis, cut[0] - whole[0], cut[1] - whole[0]) for axis, (cut, whole) in pairs if cut != whole]
+        axes, starts, ends = zip(*cuts, strict=True)
+        name = name or self.unique_tensor_name(tensor.name + format_region(region))
+        output = PlacedTensor(name, region, tensor.dtype)
+        if 0 < self.facts.opset < 10:  # Before opset 10, starts, ends and axes are attributes of a Slice.
+            numbers = {"axes": axes, "ends": ends, "starts": starts}
+            return self.add_node("Slice", [tensor.name], output, place, tensor.name, **numbers)
+        inputs = [tensor.name, *(self.add_constant(numbers) for numbers in (starts, ends, axes))]
+        return self.add_node("Slice", inputs, output, place, tensor.name)
+
+    def add_concat(self, pieces: Sequence[PlacedTensor], axis: int, place: NodePlacement, name: str) -> PlacedTensor:
+        first = pieces[0].region
+        region = with_interval(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
+        output = PlacedTensor(name, region, pieces[0].dtype)
+        return self.add_node("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
+
+    def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
+        """Combine tensors in order by the binary operator `op`, and call the result `name`."""
+        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7.
+        total = terms[0]
+        if len(terms) == 1:
+            return self.add_identity(total, place, name, name)
+        for i, term in enumerate(terms[1:], 1):
+            output = total._replace(name=name if i == len(terms) - 1 else self.unique_tensor_name(f"{name}+{i}"))
+            total = self.add_node(op, [total.name, term.name], output, place, name)
+        return total
+
+    def add_identity(self, tensor: PlacedTensor, place: NodePlacement, name: str, origin: str) -> PlacedTensor:
+        return self.add_node("Identity", [tensor.name], tensor._replace(name=name), place, origin)
+
+    def add_node(
+        self, op: str, inputs: Sequence[str], output: PlacedTensor, place: NodePlacement, origin: str, **attributes: Any
+    ) -> PlacedTensor:
+        """Add a new node that is named like its output, and return the output."""
+        name = unique_name(output.name, self.node_name_counts)
+        self.tensor_knowledge[output.name] = output
+        self.nodes.append(
+            PlacedNode(place, origin, inputs, (output.name,), inputs, name, output.region, op, None, attributes)
+        )
+        return output
+
+    def build(
+        self, kept: Iterable[str], copies: Mapping[str, str], source: tuple[str, ...], pieces: Sequence[StatePiece] = ()
+    ) -> PlacedGraph:
+        """Return the placed graph.
+
+        Args:
+            kept: Names of initializers that only subgraphs read. They are kept although no node has them as an input.
+            copies: Model output that is copied, by the name of each additional output of the graph.
+            source: Devices that have the model inputs.
+            pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
+        """
+        facts, kept = self.facts, frozenset(kept)
+        states = dict(facts.states)
+        copied = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
+        needed, nodes = {*copied, *kept, *(piece.written_name for piece in pieces)}, []
+        for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
+            if not needed.isdisjoint(node.outputs):  # One needed output is enough to keep a node with several outputs.
+                needed.update(node.reads)
+                nodes.append(node)
+        used = kept.union(*(node.inputs for node in nodes))
+        outputs = {name: facts.outputs[output] for name, output in copied.items()}
+        model_outputs = {name: facts.user_names.get(output, output) for name, output in copied.items()}
+        infos = {**self.tensor_knowledge, **facts.inputs, **outputs}
+        constants = (facts.initializer_regions.keys() & used) | facts.sparse_initializers
+        inputs = tuple(name for name in facts.inputs if name not in constants and name not in states)
+        state_specs = tuple(_tensor_spec(facts.inputs[name]) for name in states)
+        return PlacedGraph(nodes[::-1], infos, inputs, source, model_outputs, self.constants, used, pieces, state_specs)
+
+
+def _tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:
+    kind = info.type.tensor_type
+    dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
+    return TensorSpec(info.name, kind.elem_type, dims if kind.HasField("shape") and -1 not in dims else None)
 
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
@@ -277,3 +801,251 @@ class _Placer:
             if not first:
                 copies[name] = output
         return copies
+
+
+MIN_OPSET = 13
+"""First opset with a QuantizeLinear that has a scale for each row of a matrix."""
+SCALES_PER_OCTAVE = 4
+"""Number of scales per factor of two."""
+SCALE_MARGIN = 2.0**-10
+"""Fraction by which each scale is smaller than needed, so that values get the same scale if they are sent again.
+
+It exceeds the rounding errors of the operator Log, and is far below half a quantization step (1/254).
+"""
+ZERO_INDEX = 32
+"""Index of the scale that is used for a block if the largest magnitude of its values is 1."""
+MAX_INT8_BLOCK = float(2.0 ** ((127 - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE))
+"""Largest magnitude that the wire type can represent. Larger values are clipped."""
+MAX_ROUNDING_ERROR = 2.0 ** (1 / SCALES_PER_OCTAVE) / 254
+"""Largest difference between a value and its received value, as a share of the largest magnitude in its block."""
+_LOG_STEP = np.float32(math.log(2) / SCALES_PER_OCTAVE)
+
+
+@functools.cache
+def make_scale_table() -> NDArray[np.float32]:
+    """Return the scales by index. The indices -128 to -1 are at the end, as ONNX counts negative indices.
+
+    Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE). The 0.5 is
+    there because the sender rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller
+    than needed by the fraction SCALE_MARGIN, so that a block that a receiver has decoded gets the same index if it is
+    sent again.
+    """
+    indices = np.roll(np.arange(-128, 128), 128)
+    largest = 2.0 ** ((indices - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE)
+    return (largest * (1 - SCALE_MARGIN) / 127).astype(np.float32)
+
+
+class BlockQuantizer:
+    """Adds encoders and decoders of the wire type int8-block to a placed graph (nodes with devices).
+
+    The outputs of all nodes of an encoder have the name of the sent tensor, with a dot and a suffix.
+    """
+
+    def __init__(self, builder: PlacedGraphBuilder) -> None:
+        self.builder = builder
+
+    def encode(self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str) -> PlacedTensor:
+        """Add nodes that encode a tensor with at least one value; return the encoded tensor, which is called `name`."""
+        count = volume(tensor.region)
+        blocks, rows = block_count(count), min(BLOCK_SIZE, count)
+        steps = _NodeChain(self.builder, name, place, origin)
+        values = steps.cast(tensor, onnx.TensorProto.FLOAT)
+        if blocks * rows != count:
+            flat = steps.reshape(values, (count,))
+            zeros = self._zeros(np.float32, blocks * rows - count)
+            values = steps.add("Concat", [flat.name, zeros], (blocks * rows,), flat.dtype, axis=0)
+        matrix = steps.reshape(values, (blocks, rows))
+        magnitudes = steps.add("Abs", [matrix.name], (blocks, rows), matrix.dtype)
+        opset = self.builder.facts.opset
+        axes: dict[str, Any] = {"axes": (1,)} if opset < 18 else {}
+        inputs = [magnitudes.name] if axes else [magnitudes.name, self.builder.add_constant((1,))]
+        largest = steps.add("ReduceMax", inputs, (blocks,), matrix.dtype, keepdims=0, **axes)
+        logarithm = steps.add("Log", [largest.name], (blocks,), matrix.dtype)
+        step = self.builder.add_constant(np.array(_LOG_STEP), "int8-block~step")
+        zero_index = self.builder.add_constant(np.array(ZERO_INDEX, np.int8), "int8-block~zero")
+        index = steps.add("QuantizeLinear", [logarithm.name, step, zero_index], (blocks,), onnx.TensorProto.INT8)
+        scale = self._add_scales(steps, index)
+        parameters = [scale.name, self._zeros(np.int8, blocks)]
+        matrix = steps.add("QuantizeLinear", [matrix.name, *parameters], (blocks, rows), index.dtype, axis=0)
+        flat = steps.cut(steps.reshape(matrix, (blocks * rows,)), 0, count)
+        sent = PlacedTensor(name, ((0, count + blocks),), index.dtype)
+        return self.builder.add_node("Concat", [flat.name, index.name], sent, place, origin, axis=0)
+
+    def decode(
+        self, sent: PlacedTensor, region: Region, dtype: int, name: str, place: NodePlacement, origin: str
+    ) -> PlacedTensor:
+        """Add nodes that decode the received tensor `sent`; return the decoded tensor, which is called `name`.
+
+        The decoded tensor contains `region` of the model's tensor, and has the element type `dtype`.
+        """
+        count = volume(region)
+        blocks, rows = block_count(count), min(BLOCK_SIZE, count)
+        steps = _NodeChain(self.builder, name, place, origin)
+        values, index = steps.cut(sent, 0, count), steps.cut(sent, count, count + blocks)
+        if blocks * rows != count:
+            inputs = [values.name, self._zeros(np.int8, blocks * rows - count)]
+            values = steps.add("Concat", inputs, (blocks * rows,), values.dtype, axis=0)
+        matrix = steps.reshape(values, (blocks, rows))
+        scale = self._add_scales(steps, index)
+        inputs = [matrix.name, scale.name]
+        matrix = steps.add("DequantizeLinear", inputs, (blocks, rows), scale.dtype, axis=0)
+        if blocks * rows != count:
+            matrix = steps.cut(steps.reshape(matrix, (blocks * rows,)), 0, count)
+        matrix = steps.cast(matrix, dtype)
+        shape = self.builder.add_constant(region_shape(region))
+        return self.builder.add_node("Reshape", [matrix.name, shape], PlacedTensor(name, region, dtype), place, origin)
+
+    def _add_scales(self, steps: _NodeChain, index: PlacedTensor) -> PlacedTensor:
+        shape = region_shape(index.region)
+        wide = steps.add("Cast", [index.name], shape, onnx.TensorProto.INT32, to=onnx.TensorProto.INT32)
+        table = self.builder.add_constant(make_scale_table(), "int8-block~table")
+        return steps.add("Gather", [table, wide.name], shape, onnx.TensorProto.FLOAT)
+
+    def _zeros(self, dtype: type[np.generic], count: int) -> str:
+        return self.builder.add_constant(np.zeros(count, dtype), f"int8-block~{np.dtype(dtype)}zeros{count}")
+
+
+class _NodeChain:
+    """Adds nodes with the same device and position in time, and with outputs named after the tensor `name`."""
+
+    def __init__(self, builder: PlacedGraphBuilder, name: str, place: NodePlacement, origin: str) -> None:
+        self.builder, self.name, self.place, self.origin = builder, name, place, origin
+
+    def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], dtype: int, **attributes: Any) -> PlacedTensor:
+        name = self.builder.unique_tensor_name(f"{self.name}.{op.lower()}")
+        output = PlacedTensor(name, tuple((0, extent) for extent in shape), dtype)
+        return self.builder.add_node(op, inputs, output, self.place, self.origin, **attributes)
+
+    def cast(self, tensor: PlacedTensor, dtype: int) -> PlacedTensor:
+        shape = region_shape(tensor.region)
+        return tensor if tensor.dtype == dtype else self.add("Cast", [tensor.name], shape, dtype, to=dtype)
+
+    def reshape(self, tensor: PlacedTensor, shape: tuple[int, ...]) -> PlacedTensor:
+        return self.add("Reshape", [tensor.name, self.builder.add_constant(shape)], shape, tensor.dtype)
+
+    def cut(self, tensor: PlacedTensor, start: int, stop: int) -> PlacedTensor:
+        """Return the values from `start` to `stop` of a tensor with one axis."""
+        if tensor.region == ((start, stop),):
+            return tensor
+        bounds = [self.builder.add_constant((number,)) for number in (start, stop, 0)]
+        return self.add("Slice", [tensor.name, *bounds], (stop - start,), tensor.dtype)
+
+
+def is_part_of(output: str, sent: str) -> bool:
+    """Return True if a node with this output belongs to the nodes that encode the sent tensor `sent`."""
+    return output.startswith(f"{sent}.")
+
+
+LAST_POSITION = 1 << 31
+"""Position in layer order that comes after all layers, for the casts of slices."""
+MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10, INT8_BLOCK: MIN_OPSET}
+"""First opset with the operators that convert to each wire type."""
+PLACEHOLDER_RANGE = (-1.0, 1.0)
+"""Value range that is used in programs that are only simulated, because no samples have been run for them."""
+
+
+class WireCasts:
+    """Adds casts between devices, for tensors that are sent in a smaller element type (wire type) than their own."""
+
+    def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
+        self.builder, self.layers, self.wire = builder, layers, wire
+        self.kinds = effective_wire_dtypes(layers)
+        self.quantizer = BlockQuantizer(builder)
+        # Tensors that were cast back, by the name of the received tensor, the device and the lane. A device computes
+        # its parts in groups, one group after another; the lane is the number of a group.
+        self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
+
+    def narrow(
+        self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
+    ) -> PlacedTensor:
+        """Return the tensor that is sent for a box (a region) of `tensor`, in the element type in which it is sent.
+
+        A Slice and a cast are added if they are needed. If the box is the whole tensor, its cast directly follows the
+        node that computes the tensor, at `producer_placement`. Otherwise, its cast follows all slices at
+        `slice_placement`. A slice between two casts would end the segment after the first cast, and the tensors would
+        not be sent together.
+        """
+        assert box.region is not None
+        piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
+        if kind is None or (kind == INT8_BLOCK and not volume(piece.region)):
+            return piece
+        period, lane, position, phase = (producer_placement if piece is tensor else slice_placement).step_key
+        placement = slice_placement._replace(step_key=(period, lane, LAST_POSITION if lane < 0 else position, phase))
+        name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
+        if kind == INT8_BLOCK:
+            return self.quantizer.encode(piece, name, placement, range_name(box.key))
+        narrowed = PlacedTensor(name, piece.region, sent_dtype(self.layers, box.key.tensor))
+        return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
+
+    def widen(self, sent: PlacedTensor, box: Box, place: NodePlacement) -> PlacedTensor:
+        """Return a received box (region of a tensor), cast back from the wire type to its original type.
+
+        All parts of a device with the same lane number share the cast. A device computes one lane after another.
+        """
+        assert box.region is not None
+        key, kind = box.key, self.kinds.get(box.key.tensor)
+        if kind is None or (kind == INT8_BLOCK and not volume(box.region)):
+            return sent
+        cache_key = (sent.name, place.device, place.lane)
+        if cache_key not in self.wide:
+            name = self.builder.unique_tensor_name(f"{sent.name}@{place.device}")
+            widened = PlacedTensor(name, box.region, self.layers.tensors[key.tensor].dtype)
+            if kind == INT8_BLOCK:
+                origin = range_name(key)
+                self.wide[cache_key] = self.quantizer.decode(sent, box.region, widened.dtype, name, place, origin)
+            else:
+                self.wide[cache_key] = self._convert(sent, widened, place, key, "DequantizeLinear")
+        return self.wide[cache_key]
+
+    def _convert(
+        self, tensor: PlacedTensor, converted: PlacedTensor, placement: NodePlacement, key: TensorKey, quantize_op: str
+    ) -> PlacedTensor:
+        origin = range_name(key)
+        if self.kinds[key.tensor] != "int8":
+            return self.builder.add_node("Cast", [tensor.name], converted, placement, origin, to=converted.dtype)
+        scale, zero = int8_scale_and_zero_point(self.wire.ranges.get(origin, PLACEHOLDER_RANGE))
+        names = (
+            self.builder.add_constant(np.array(scale, np.float32), f"{origin}~scale"),
+            self.builder.add_constant(np.array(zero, np.int8), f"{origin}~zero"),
+        )
+        return self.builder.add_node(quantize_op, [tensor.name, *names], converted, placement, origin)
+
+
+def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
+    """Raise DicompilerError if the opset is too old for a wire type, or the value range of an int8 tensor is unknown.
+
+    A wire type is the element type in which a tensor is sent. `opset` is the version of the model's standard operators,
+    or 0 if the model does not use standard operators.
+    """
+    dtypes = effective_wire_dtypes(routing.layers)
+    keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes)
+    for key in keys:
+        kind, name = dtypes[key.tensor], range_name(key)
+        if 0 < opset < MIN_OPSET_BY_DTYPE.get(kind, 0):
+            raise DicompilerError(
+                f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, but the model has {opset}: convert it "
+                "(onnx.version_converter), or use another type"
+            )
+        if kind == "int8" and name not in wire.ranges:
+            raise DicompilerError(
+                f"wire: the value range of {name!r}, which is sent as int8, is unknown: "
+                "give sample inputs (--wire-samples)"
+            )
+
+
+def max_narrowings_on_path(routing: Routing) -> int:
+    """Return how often a value is converted to a smaller wire type on a path from a model input to a model output.
+
+    The result is the maximum over all paths.
+    """
+    layers = routing.layers
+    dtypes = effective_wire_dtypes(layers)
+    sent_keys = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes}
+    whole = {key.tensor for key in sent_keys if key.reduce is None}
+    partial = {key.tensor for key in sent_keys if key.reduce is not None}
+    count = dict.fromkeys(layers.inputs, 0)
+    for layer in layers.layers:
+        largest = max((count.get(name, 0) + (name in whole) for name in layer.inputs), default=0)
+        has_sent_sums = any(name in partial for node in layer.nodes for name in node.outputs)
+        count |= dict.fromkeys(layer.outputs, largest + has_sent_sums)
+    return max((count.get(name, 0) + (name in whole) for name in layers.outputs), default=0)

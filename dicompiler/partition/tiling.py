@@ -13,10 +13,9 @@ from onnx import TensorProto
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.memoize import memoized
-from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.layers import Layer, LayerGraph, TensorKey
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.regions import Interval, Region, bounding_region, full_region, split_proportionally, with_interval
-from dicompiler.ir.tasks import TensorKey
 from dicompiler.partition.bounds_inference import (
     align_region,
     cuttable_axes,

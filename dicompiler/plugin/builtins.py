@@ -18,7 +18,7 @@ dicompiler_api = API_VERSION
 @hookimpl
 def dicompiler_operators() -> Iterable[OperatorRule]:
     """Return the rules of the standard operators that can be split."""
-    from dicompiler.operators import builtin_rules
+    from dicompiler.partition.operators import builtin_rules
 
     return builtin_rules()
 

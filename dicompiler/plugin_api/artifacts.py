@@ -19,22 +19,20 @@ if TYPE_CHECKING:
         UnsupportedByEngine,
     )
     from dicompiler.target.engine_check import allowed_difference, measure_difference
-    from dicompiler.target.integrity import (
-        check_files,
-        file_digest,
-        format_checksummed_json,
-        load_artifact,
-        make_file_record,
-        read_checksummed_json,
-    )
     from dicompiler.target.manifest import (
         ARTIFACT_FORMAT,
         SENDABLE_TYPES,
         Json,
+        check_files,
         describe_artifact,
         describe_transfer,
         describe_value,
+        file_digest,
+        format_checksummed_json,
         format_json,
+        load_artifact,
+        make_file_record,
+        read_checksummed_json,
     )
     from dicompiler.target.missing_failure_plan import describe_missing_plan
     from dicompiler.target.remote import DEVICES_DIRECTORY, ssh

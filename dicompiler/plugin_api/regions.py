@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
+    from dicompiler.ir.layers import TensorKey
     from dicompiler.ir.regions import (
         bounding_region,
         contains,
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
         volume,
         with_interval,
     )
-    from dicompiler.ir.routing import Box, Routing, assembly_leaves
-    from dicompiler.ir.tasks import ShareTask, Task, TaskId, TaskNode, TensorKey
+    from dicompiler.ir.routing import Box, Routing, ShareTask, Task, TaskId, TaskNode, assembly_leaves
     from dicompiler.partition.annotations import read_part, remove_annotations
     from dicompiler.partition.bounds_inference import (
         align_region,
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
         output_shape,
         reduction_length,
     )
-    from dicompiler.partition.lowering import lower
-    from dicompiler.partition.placed_model import partition
+    from dicompiler.partition.lowering import lower, partition
     from dicompiler.partition.routing import route_on_platform
     from dicompiler.partition.tiling import (
         AxisLabel,

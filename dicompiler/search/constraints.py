@@ -18,8 +18,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.routing import Routing, assembly_leaves
-from dicompiler.partition.plan_validation import failure_plan_in_errors
-from dicompiler.partition.routing import route
+from dicompiler.partition.routing import failure_plan_in_errors, route
 from dicompiler.search.problem import Problem
 from dicompiler.target.target_base import Target
 

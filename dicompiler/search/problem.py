@@ -21,10 +21,8 @@ from dicompiler.base.objectives import objective_terms
 from dicompiler.base.process import gc_paused
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.memory import MemoryUse, program_memory
-from dicompiler.cost.metrics import estimate_metrics, metrics_of_simulation
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.cost.simulation_result import SimulationResult
-from dicompiler.cost.simulator import simulate
+from dicompiler.cost.simulator import SimulationResult, estimate_metrics, metrics_of_simulation, simulate
 from dicompiler.cost.speed_changes import Speeds
 from dicompiler.cost.workload import Workload, build_workload
 from dicompiler.ir.cluster import Device
@@ -42,7 +40,7 @@ from dicompiler.ir.regions import full_region
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import build_program_only, lower_unchecked
-from dicompiler.partition.placed_graph import ModelFacts
+from dicompiler.partition.placement import ModelFacts
 
 if TYPE_CHECKING:
     from dicompiler.ir.routing import Routing

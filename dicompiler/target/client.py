@@ -26,7 +26,7 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dicompiler.base.errors import DicompilerError, UsageError, check_type, did_you_mean
-from dicompiler.target.integrity import check_files, load_artifact
+from dicompiler.target.manifest import check_files, load_artifact
 from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
 
 if TYPE_CHECKING:

@@ -224,15 +224,6 @@ class Engine(ABC):
                 )
 
     @property
-    def is_installed(self) -> bool:
-        """True if this host has the packages of the engine."""
-        try:
-            self.check_installed()
-        except DicompilerError:
-            return False
-        return True
-
-    @property
     def spec(self) -> Spec:
         """The engine as text: its name, and the options that differ from their defaults."""
         return spec_of(self)

@@ -25,8 +25,7 @@ from dicompiler.ir.wire_dtype import (
     range_name,
 )
 from dicompiler.partition.annotations import read_annotation
-from dicompiler.partition.block_quantization import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR
-from dicompiler.partition.wire_casts import max_narrowings_on_path
+from dicompiler.partition.placement import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR, max_narrowings_on_path
 from dicompiler.verify.comparison import Check
 from dicompiler.verify.executor import ProgramExecutor
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, UsageError
-from dicompiler.plugin_api.onnx import Samples, copy_without, read_samples
+from dicompiler.plugin_api.onnx import ModelGraph, Samples, copy_without, names_read, read_samples
 from dicompiler.plugin_api.utilities import one_line
 from dicompiler_passes.normalise import normalise
-from dicompiler_passes.prequantize import simplify_for_quantization
-from dicompiler_passes.quantize_blocks import BLOCK_SIZES, quantize_products
+from dicompiler_passes.unfuse_attention import ORT_DOMAIN
 
 MIN_OPSET = 13
 """First opset in which DequantizeLinear supports weights with a scale for each channel."""
@@ -210,3 +212,141 @@ def _warnings_disabled() -> Iterator[None]:
         yield
     finally:
         logging.disable(previous)
+
+
+def simplify_for_quantization(model: Model) -> Model:
+    """Return an equivalent network in which quantization rounds fewer values than in `model`.
+
+    Batch normalizations are folded into the Gemm nodes before them. Average pools over the whole image become
+    GlobalAveragePool nodes.
+    """
+    graph = model.graph()
+    _fold_batch_norms(graph)
+    _use_global_average(graph, Model(onnx.shape_inference.infer_shapes(model.without_weights())))
+    graph.prune()
+    return model.with_graph(graph)
+
+
+def _fold_batch_norms(graph: ModelGraph) -> None:
+    """Fold batch normalizations into the Gemm nodes before them, because onnxruntime's optimizer does not.
+
+    Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (if nothing else reads the output of the Gemm)
+    """
+    read_counts = Counter(name for node in graph.nodes for name in names_read(node))
+    read_counts.update(tensor.name for tensor in graph.outputs)
+    folded = []
+    for norm in graph.nodes:
+        if norm.op != "BatchNormalization" or len(norm.outputs) != 1:
+            continue
+        gemm = next(iter(norm.inputs[0].inputs), None)
+        if gemm is None or gemm.op != "Gemm" or read_counts[norm.inputs[0].name] > 1:
+            continue
+        if not all(graph.is_constant(tensor) for tensor in (*gemm.inputs[1:], *norm.inputs[1:])):
+            continue
+        scale, shift, mean, variance = (tensor.values.astype(np.float64) for tensor in norm.inputs[1:5])
+        factor = scale / np.sqrt(variance + norm.attrs.get("epsilon", 1e-5))
+        weight, bias = _scale_gemm(gemm, factor)
+        values = {f"{gemm.name}/weight": weight, f"{gemm.name}/bias": bias + shift - mean * factor}
+        constants = [
+            graph.add_initializer(graph.unused_tensor_name(name), np.ascontiguousarray(v, np.float32))
+            for name, v in values.items()
+        ]
+        gemm.inputs = [gemm.inputs[0], *constants]
+        gemm.attrs = {key: value for key, value in gemm.attrs.items() if key not in ("alpha", "beta")}
+        gemm.outputs = norm.outputs
+        folded.append(norm)
+    graph.remove_nodes(folded)
+
+
+def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the weight and the bias with which a Gemm computes its output channels multiplied by `factor`.
+
+    The attributes alpha and beta of the Gemm are multiplied into the results. The weight keeps its layout.
+    """
+    weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
+    bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)
+    scaled_by = factor[:, None] if gemm.attrs.get("transB", 0) else factor
+    return weight * scaled_by, bias * gemm.attrs.get("beta", 1.0) * factor
+
+
+def _use_global_average(graph: ModelGraph, inferred: Model) -> None:
+    """Replace average pools with a single window over the whole image by GlobalAveragePool."""
+    tensors = inferred.tensors()
+    for node in graph.nodes:
+        shape = tensors[node.inputs[0].name].shape if node.op == "AveragePool" else None
+        if not shape or list(shape[2:]) != list(node.attrs.get("kernel_shape", [])):
+            continue
+        if not any(node.attrs.get("pads", [])) and node.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+            node.op, node.attrs = "GlobalAveragePool", {}
+
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+"""Block sizes that onnxruntime's MatMulNBits supports."""
+INT8_ACTIVATIONS = 4
+"""Value of MatMulNBits' attribute `accuracy_level` with which activations are quantized to 8 bits."""
+
+
+def quantize_products(model: Model, bits: int, block_size: int, has_int8_activations: bool) -> Model:
+    """Return the network with the constant matrices of its products quantized.
+
+    Args:
+        model: A normalised network.
+        bits: Bits of a weight: 4 or 8.
+        block_size: Number of weights of a column that share a scale.
+        has_int8_activations: True if the products are to quantize their activations to 8 bits.
+
+    Returns:
+        The network.
+
+    Raises:
+        DicompilerError: The network has no product with a constant matrix of float32.
+    """
+    graph = model.graph()
+    packed: dict[str, tuple[gs.Constant, gs.Constant]] = {}
+    level = {"accuracy_level": INT8_ACTIVATIONS} if has_int8_activations else {}
+    count = 0
+    for node in graph.nodes:
+        if node.op != "MatMul" or node.domain not in (None, "", "ai.onnx") or not graph.is_constant(node.inputs[1]):
+            continue
+        weight = node.inputs[1]
+        if len(weight.shape) != 2 or weight.dtype != np.float32 or 0 in weight.shape:
+            continue
+        if weight.name not in packed:
+            blocks, scales = quantize_matrix(weight.values, bits, block_size)
+            packed[weight.name] = (
+                graph.add_initializer(graph.unused_tensor_name(f"{weight.name}_blocks"), blocks),
+                graph.add_initializer(graph.unused_tensor_name(f"{weight.name}_scales"), scales),
+            )
+        features, columns = weight.shape
+        node.op, node.domain = "MatMulNBits", ORT_DOMAIN
+        node.attrs = {"K": features, "N": columns, "bits": bits, "block_size": block_size, **level}
+        node.inputs = [node.inputs[0], *packed[weight.name]]
+        count += 1
+    if not count:
+        raise DicompilerError("quantise: the network has no product with a constant matrix in float32: omit this pass")
+    return model.with_graph(graph)
+
+
+def quantize_matrix(weight: NDArray[Any], bits: int, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return a matrix of shape (features, columns) as blocks and scales, in the form that MatMulNBits reads.
+
+    A block has `block_size` consecutive features of a column; zeros are appended to the last block. In each block, the
+    value with the largest magnitude becomes the lowest integer. This integer has the largest magnitude too, such as -8
+    of -8 … 7.
+
+    Returns:
+        Blocks of shape (columns, blocks per column, bytes of a block), and scales of shape (columns, blocks per
+        column).
+    """
+    features, columns = weight.shape
+    block_count, middle = -(-features // block_size), 1 << (bits - 1)
+    padded = np.zeros((columns, block_count * block_size), np.float32)
+    padded[:, :features] = weight.T
+    blocks = padded.reshape(columns, block_count, block_size)
+    peaks = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
+    scales = (peaks / -middle).astype(np.float32)
+    steps = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0)
+    values = np.clip(np.rint(steps) + middle, 0, 2 * middle - 1).astype(np.uint8)
+    if bits == 4:
+        values = values[:, :, ::2] | (values[:, :, 1::2] << 4)
+    return values, scales[:, :, 0]

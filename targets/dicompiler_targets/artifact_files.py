@@ -2,21 +2,424 @@
 
 Segments and weights of a Program ⇒ files. The same program gives the same bytes. Weights are written without a copy in
 memory.
+
+A segment is the ONNX sub-model that a device runs in one call of its engine. Slice, Concat and Identity nodes at the
+inputs and outputs of a segment only move data. They are hoisted: removed from the model, and the target's runtime makes
+strided copies of bytes instead. The engine would take 3 to 10 µs for each of these nodes, even if the node copies only
+a few bytes. Without these nodes, tiles of equal shape share a model, and no tensor is stored twice for a Slice.
+
+Segment → HoistedSegment: the segment without these nodes, and the pieces that its inputs and outputs consist of.
+
+    x[0:5] → Conv → y          ⇒   copy rows 0..5 of x into the model's input; Conv
+    a, b → Concat → Relu → y   ⇒   copy a, then b behind it, into the model's input; Relu
+
+The copies are described in manifests. This module also makes them with numpy, so that they can be timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
 
-from dicompiler.plugin_api import DeviceProgram, Program, Segment, TensorSpec
-from dicompiler.plugin_api.artifacts import EngineFiles, Json, make_file_record
-from dicompiler.plugin_api.onnx import Weight, is_placeholder
+from dicompiler.plugin_api import DeviceProgram, Program, Region, Segment, Shape, TensorSpec
+from dicompiler.plugin_api.artifacts import (
+    SENDABLE_TYPES,
+    CopyFunction,
+    EngineFiles,
+    Json,
+    SegmentCall,
+    describe_value,
+    make_file_record,
+)
+from dicompiler.plugin_api.onnx import Weight, is_placeholder, raw_nbytes
+from dicompiler.plugin_api.regions import full_region, intersect, is_empty, region_shape, with_interval
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
+
+MAX_AXES = 64
+"""Default limit for the axes of tensors that are copied. No tensor has more axes, so the default excludes no tensor."""
+
+
+@dataclass(frozen=True)
+class StridedCopy:
+    """A copy of blocks of contiguous bytes from one tensor to another, repeated by nested loops.
+
+    A tensor is named by a string if the device stores it between segments. It is named by an integer if it is an input
+    or output of the segment's model: the integer is its index among the inputs or outputs.
+
+    Attributes:
+        source: The tensor that is read: a name, or the index of one of the model's outputs.
+        target: The tensor that is written: a name, or the index of one of the model's inputs.
+        source_offset: Offset of the first copied byte in the source tensor.
+        target_offset: Offset of the first copied byte in the target tensor.
+        run_bytes: Bytes of a block.
+        loops: A tuple (count, source stride in bytes, target stride in bytes) for each loop, the outermost loop first.
+    """
+
+    source: str | int
+    target: str | int
+    source_offset: int
+    target_offset: int
+    run_bytes: int
+    loops: tuple[tuple[int, int, int], ...]
+
+    @property
+    def end_offsets(self) -> tuple[int, int]:
+        """The offset behind the last copied byte in the source tensor, and that in the target tensor."""
+        source_end, target_end = self.source_offset + self.run_bytes, self.target_offset + self.run_bytes
+        for count, source_stride, target_stride in self.loops:
+            source_end += (count - 1) * source_stride
+            target_end += (count - 1) * target_stride
+        return source_end, target_end
+
+
+@dataclass(frozen=True)
+class CopiedRegion:
+    """A region of a source tensor that is copied to a region of another tensor.
+
+    Attributes:
+        source: Name of the source tensor.
+        source_start: First index of the region in the source tensor, for each axis in ONNX's order.
+        target_start: First index of the region in the other tensor, for each axis.
+        extent: Extent of the region, for each axis.
+    """
+
+    source: str
+    source_start: Shape
+    target_start: Shape
+    extent: Shape
+
+
+@dataclass(frozen=True)
+class CopiedTensor:
+    """A tensor that consists of copies of regions of other tensors.
+
+    Attributes:
+        shape: Shape of the tensor.
+        dtype: Its element type, an onnx.TensorProto.DataType.
+        pieces: The regions of other tensors. Together their copies cover the tensor.
+    """
+
+    shape: Shape
+    dtype: int
+    pieces: tuple[CopiedRegion, ...]
+
+    def is_identity(self, name: str) -> bool:
+        """Return True if the tensor is a complete copy of the tensor with this name."""
+        return self.pieces == _make_whole_tensor(name, self.shape, self.dtype).pieces
+
+
+@dataclass(frozen=True)
+class HoistedSegment:
+    """A segment from which the data movement (Slice, Concat, Identity) at its inputs and outputs was moved out.
+
+    Attributes:
+        segment: The remaining segment, which computes; None if the original segment only moves data.
+        input_tensors: For each input of the remaining model, in order, the regions of stored tensors that it consists
+            of.
+        output_tensors: For each output of the original segment, the regions that it consists of, which belong to stored
+            tensors and to outputs of the remaining model.
+        values: The inputs and outputs of the original segment and of the remaining model, by name.
+    """
+
+    segment: Segment | None
+    input_tensors: Mapping[str, CopiedTensor]
+    output_tensors: Mapping[str, CopiedTensor]
+    values: Mapping[str, TensorSpec]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the remaining model's inputs; empty if there is no model."""
+        return () if self.segment is None else self.segment.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the remaining model's outputs; empty if there is no model."""
+        return () if self.segment is None else self.segment.outputs
+
+    @property
+    def copied_inputs(self) -> dict[str, CopiedTensor]:
+        """The model's inputs that the runtime assembles by copies. All other inputs are stored tensors themselves."""
+        return _select_copied(self.input_tensors)
+
+    @property
+    def copied_outputs(self) -> dict[str, CopiedTensor]:
+        """The segment's outputs that the runtime assembles by copies. The model computes all other outputs itself."""
+        return _select_copied(self.output_tensors)
+
+
+def _select_copied(tensors: Mapping[str, CopiedTensor]) -> dict[str, CopiedTensor]:
+    return {name: copied for name, copied in tensors.items() if not copied.is_identity(name)}
+
+
+def hoist_copies(
+    segment: Segment, dtypes: Container[int], max_axes: int = MAX_AXES, kept_outputs: Collection[str] = ()
+) -> HoistedSegment:
+    """Move the Slice, Concat and Identity nodes at a segment's inputs and outputs out of its model.
+
+    The segment stays as it is if one of its inputs or outputs has an unknown shape or an element type that is not in
+    `dtypes`. It also stays as it is if it has control flow, because the graph of a branch may read any tensor.
+
+    Args:
+        segment: The segment.
+        dtypes: Element types of tensors that the runtime can copy (onnx.TensorProto.DataType).
+        max_axes: Maximum number of axes of tensors that the runtime can copy.
+        kept_outputs: Names of tensors that the model must still compute itself, because others read them.
+    """
+    nodes = segment.model.graph.node
+    if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
+        return HoistedSegment(segment, {}, {}, {})
+    graph = onnx.shape_inference.infer_shapes(segment.model).graph
+    infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    identities = _find_copyable_tensors(infos, dtypes)
+    if not all(name in identities for name in (*segment.inputs, *segment.outputs)):
+        return HoistedSegment(segment, {}, {}, {})
+    from_inputs, to_outputs = _find_copied_tensors(segment, identities, max_axes, kept_outputs)
+    inner = [node for node in nodes if node.output[0] not in from_inputs and node.output[0] not in to_outputs]
+    output_tensors = {name: {**identities, **from_inputs, **to_outputs}[name] for name in segment.outputs}
+    read = dict.fromkeys(name for node in inner for name in node.input)
+    input_tensors = {name: from_inputs[name] for name in read if name in from_inputs}
+    sources = [piece.source for copied in output_tensors.values() for piece in copied.pieces]
+    outputs = tuple(dict.fromkeys(name for name in sources if name not in segment.inputs))
+    rest: Segment | None = segment
+    if len(inner) < len(nodes):
+        rest = _make_inner_segment(segment, inner, input_tensors, outputs, infos) if inner else None
+    else:
+        input_tensors = {name: from_inputs[name] for name in segment.inputs}
+    ends = dict.fromkeys((*segment.inputs, *segment.outputs, *input_tensors, *outputs))
+    values = {name: TensorSpec(name, identities[name].dtype, identities[name].shape) for name in ends}
+    return HoistedSegment(rest, input_tensors, output_tensors, values)
+
+
+def _find_copyable_tensors(infos: Mapping[str, onnx.ValueInfoProto], dtypes: Container[int]) -> dict[str, CopiedTensor]:
+    """Return, for each tensor with a known shape and one of the element types `dtypes`, a copy of the tensor itself."""
+    found = {}
+    for name, value in infos.items():
+        tensor_type = value.type.tensor_type
+        dims = tensor_type.shape.dim
+        has_shape = tensor_type.HasField("shape") and all(dim.dim_value for dim in dims)
+        if has_shape and tensor_type.elem_type in dtypes:
+            found[name] = _make_whole_tensor(name, tuple(dim.dim_value for dim in dims), tensor_type.elem_type)
+    return found
+
+
+def make_copies(
+    target: str | int, copied: CopiedTensor, values: Mapping[str, TensorSpec], order: Sequence[int] | None = None
+) -> tuple[StridedCopy, ...]:
+    """Return the copies that fill a tensor.
+
+    Args:
+        target: The tensor to fill: its name, or its index among the model's inputs or outputs.
+        copied: The regions of other tensors that the tensor consists of.
+        values: The source tensors, by name.
+        order: The order of the axes in memory, if it is not the order of ONNX.
+    """
+    itemsize = raw_nbytes(copied.dtype, (1,))
+
+    def permute(entries: Shape) -> Shape:
+        return entries if order is None else tuple(entries[axis] for axis in order)
+
+    def make_copy(piece: CopiedRegion) -> StridedCopy:
+        source = permute(values[piece.source].shape or ()), permute(piece.source_start)
+        ends = source, (permute(copied.shape), permute(piece.target_start))
+        return make_box_copy(piece.source, target, ends, permute(piece.extent), itemsize)
+
+    return tuple(map(make_copy, copied.pieces))
+
+
+def make_box_copy(
+    source: str | int,
+    target: str | int,
+    ends: Sequence[tuple[Sequence[int], Sequence[int]]],
+    extent: Shape,
+    itemsize: int,
+) -> StridedCopy:
+    """Return the copy of a region from one tensor to another, with as few loops as possible.
+
+    Args:
+        source: The tensor that is read: its name, or its index among the model's outputs.
+        target: The tensor that is written: its name, or its index among the model's inputs.
+        ends: For the source and then for the target: the tensor's shape, and the first index of the region in it.
+        extent: Extent of the region.
+        itemsize: Bytes of an element.
+    """
+    strides = [[itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape, _ in ends]
+    offsets = [sum(map(int.__mul__, stride, start)) for stride, (_, start) in zip(strides, ends, strict=True)]
+    # The first loop copies the bytes of one element. If an axis continues the outermost loop without a gap in both
+    # tensors, that loop becomes longer. Otherwise, the axis needs a loop of its own.
+    loops = [(itemsize, 1, 1)]
+    for count, source_stride, target_stride in reversed(list(zip(extent, *strides, strict=True))):
+        outer_count, *outer_strides = loops[0]
+        if count > 1 and [source_stride, target_stride] == [outer_count * stride for stride in outer_strides]:
+            loops[0] = (outer_count * count, *outer_strides)
+        elif count > 1:
+            loops.insert(0, (count, source_stride, target_stride))
+    *outer_loops, (run_bytes, _, _) = loops
+    return StridedCopy(source, target, offsets[0], offsets[1], run_bytes, tuple(outer_loops))
+
+
+def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
+    """Return the region of its input that a Slice node returns. `shape` is the shape of the input.
+
+    Return None if the region is empty, has steps other than 1, or depends on a tensor that is not in `constants`.
+    """
+    keys = ("starts", "ends", "axes", "steps")
+    parameters: dict[str, list[int]] = {attribute.name: list(attribute.ints) for attribute in node.attribute}
+    for key, name in zip(keys, node.input[1:], strict=False):
+        if name and name not in constants:
+            return None
+        if name:
+            parameters[key] = [int(number) for number in constants[name].reshape(-1)]
+    if any(step != 1 for step in parameters.get("steps", [])):
+        return None
+    region = full_region(shape)
+    axes = parameters.get("axes") or range(len(parameters["starts"]))
+    for axis, start, end in zip(axes, parameters["starts"], parameters["ends"], strict=True):
+        begin, stop, _ = slice(start, end).indices(shape[axis])
+        region = with_interval(region, axis % len(shape), (begin, stop))
+    return None if is_empty(region) else region
+
+
+def _find_copied_tensors(
+    segment: Segment, identities: Mapping[str, CopiedTensor], max_axes: int, kept_outputs: Collection[str]
+) -> tuple[dict[str, CopiedTensor], dict[str, CopiedTensor]]:
+    """Return the tensors that the runtime can copy before the model runs, and those that it can copy afterwards.
+
+    The first group has the segment's inputs, and results of Slice, Concat and Identity nodes that follow them. The
+    second group has results of such nodes that lead to the segment's outputs. `identities` has the tensors that the
+    runtime can copy, each as a copy of itself.
+    """
+    constants = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in segment.model.graph.initializer
+        if len(tensor.dims) < 2 and not is_placeholder(tensor)
+    }
+    from_inputs, rest = {name: identities[name] for name in segment.inputs}, list[onnx.NodeProto]()
+    for node in segment.model.graph.node:
+        moved = None
+        if node.output[0] not in kept_outputs:
+            moved = _find_copies_of_node(node, from_inputs, constants, max_axes)
+        if moved is None:
+            rest.append(node)
+        else:
+            from_inputs[node.output[0]] = moved
+    known = {**identities, **from_inputs}
+    movable = {node.output[0] for node in rest if _find_copies_of_node(node, known, constants, max_axes) is not None}
+    hoistable = _find_hoistable_outputs(segment, rest, movable.difference(kept_outputs))
+    known, to_outputs = {**from_inputs}, dict[str, CopiedTensor]()
+    for node in rest:
+        moved = _find_copies_of_node(node, known, constants, max_axes) if node.output[0] in hoistable else None
+        if moved is not None:
+            to_outputs[node.output[0]] = moved
+        known |= {name: to_outputs.get(name) or identities[name] for name in node.output if name in identities}
+    return from_inputs, to_outputs
+
+
+def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
+    """Return the tensor `name` as a copy of itself, with one region that covers it."""
+    zero = (0,) * len(shape)
+    return CopiedTensor(shape, dtype, (CopiedRegion(name, zero, zero, shape),))
+
+
+def _find_copies_of_node(
+    node: onnx.NodeProto, known: Mapping[str, CopiedTensor], constants: Mapping[str, NDArray[Any]], max_axes: int
+) -> CopiedTensor | None:
+    """Return the copies that replace a node, or None if the node does more than move tensors that are in `known`."""
+    first = known.get(node.input[0]) if node.input and node.domain in ("", "ai.onnx") else None
+    if first is None or len(first.shape) > max_axes:
+        return None
+    if node.op_type == "Identity":
+        return first
+    if node.op_type == "Slice":
+        region = _find_slice_region(node, first.shape, constants)
+        return None if region is None else _slice_copied_tensor(first, region)
+    if node.op_type == "Concat" and all(name in known for name in node.input):
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        return _concat_copied_tensors([known[name] for name in node.input], axis)
+    return None
+
+
+def _slice_copied_tensor(copied: CopiedTensor, region: Region) -> CopiedTensor:
+    pieces = []
+    for piece in copied.pieces:
+        starts = zip(piece.target_start, piece.extent, strict=True)
+        kept = intersect(region, tuple((start, start + count) for start, count in starts))
+        if kept is not None:
+            offsets = zip(piece.source_start, kept, piece.target_start, strict=True)
+            source_start = tuple(source + begin - target for source, (begin, _), target in offsets)
+            target_start = tuple(begin - start for (begin, _), (start, _) in zip(kept, region, strict=True))
+            pieces.append(CopiedRegion(piece.source, source_start, target_start, region_shape(kept)))
+    return CopiedTensor(region_shape(region), copied.dtype, tuple(pieces))
+
+
+def _concat_copied_tensors(parts: Sequence[CopiedTensor], axis: int) -> CopiedTensor:
+    shape = list(parts[0].shape)
+    axis %= len(shape)
+    shape[axis], pieces = 0, []
+    for part in parts:
+        for piece in part.pieces:
+            start = tuple(n + shape[axis] if a == axis else n for a, n in enumerate(piece.target_start))
+            pieces.append(replace(piece, target_start=start))
+        shape[axis] += part.shape[axis]
+    return CopiedTensor(tuple(shape), parts[0].dtype, tuple(pieces))
+
+
+def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
+    """Return the tensors that are only copied into segment outputs, so that they can be hoisted.
+
+    `movable` has the outputs of all nodes that only move data. Two kinds of them are not returned:
+
+    - tensors that are read by a node that stays in the model;
+    - copies of a source that a node that stays in the model reads too. Hoisting such a copy would keep its source in
+      memory for longer. Copies of segment outputs are hoisted nevertheless.
+    """
+    readers: dict[str, list[str]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node.output[0])
+    computed = {name for node in nodes for name in node.output}
+    hoistable = {node.output[0]: node for node in nodes if node.output[0] in movable}
+
+    def can_hoist(name: str, node: onnx.NodeProto) -> bool:
+        sources = [source for source in node.input if source in computed and source not in segment.outputs]
+        return all(reader in hoistable for read in (name, *sources) for reader in readers.get(read, []))
+
+    while blocked := [name for name, node in hoistable.items() if not can_hoist(name, node)]:
+        for name in blocked:
+            del hoistable[name]
+    return set(hoistable)
+
+
+def _make_inner_segment(
+    segment: Segment,
+    nodes: Sequence[onnx.NodeProto],
+    input_tensors: Mapping[str, CopiedTensor],
+    outputs: Sequence[str],
+    infos: Mapping[str, onnx.ValueInfoProto],
+) -> Segment:
+    """Return the remaining segment: `nodes`, which are not hoisted, with the given inputs and outputs."""
+    source, proto = segment.model, onnx.ModelProto()
+    proto.CopyFrom(source)
+    del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, copied.dtype, copied.shape) for name, copied in input_tensors.items()
+    )
+    proto.graph.output.extend(infos[name] for name in outputs)
+    read = {name for node in nodes for name in node.input}
+    proto.graph.initializer.extend(tensor for tensor in source.graph.initializer if tensor.name in read)
+    return Segment(segment.name, segment.device, proto, tuple(input_tensors), tuple(outputs))
+
 
 WEIGHT_ALIGNMENT_BYTES = 64
 """Each weight starts at a multiple of this offset, so that onnxruntime can use the weight in the mapped file."""
@@ -170,3 +573,130 @@ def _serialize_segment(segment: Segment, weights: Mapping[str, Weight], offsets:
             for key, value in entries:
                 tensor.external_data.add(key=key, value=str(value))
     return bytes(model.SerializeToString(deterministic=True))
+
+
+HOISTABLE_TYPES = frozenset(TensorProto.DataType.Value(name) for name in SENDABLE_TYPES)
+"""Element types whose size in memory the runtimes know."""
+CopyViews = tuple[NDArray[Any], NDArray[Any]]
+"""Two views for a copy: of the target tensor that is written, and of the source tensor that is read."""
+
+
+def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
+    """Move the operators that only copy data, such as Slice and Concat, out of the models of a device's segments.
+
+    The runtime makes these copies instead. An operator stays in its model in three cases: another segment of the device
+    reads its output, the output is one of the network, or the device keeps the output as a state for the next frame.
+    """
+    kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
+    kept_outputs |= {state.written_name for state in device.states}
+    return tuple(hoist_copies(segment, HOISTABLE_TYPES, kept_outputs=kept_outputs) for segment in device.segments)
+
+
+def make_device_contents(
+    program: Program,
+    index: int,
+    hoisted: Sequence[Sequence[HoistedSegment]],
+    networks: Mapping[bytes, EngineFiles] = MappingProxyType({}),
+) -> tuple[DeviceContents, list[list[str]]]:
+    """Return the segment and weight files of a device, and for each role the file name of each segment.
+
+    A role is the normal plan, a replica or a failure plan. `hoisted` has, for each role, the device's segments without
+    the copies at their inputs and outputs. A segment that only moves data has no file; its file name is "". `networks`
+    has the segments that are converted for another engine than onnxruntime, by their serialized models.
+    """
+    roles = []
+    for role, role_segments in zip(program.roles, hoisted, strict=True):
+        segments = tuple(entry.segment for entry in role_segments if entry.segment is not None)
+        devices = (replace(d, segments=segments) if i == index else d for i, d in enumerate(role.devices))
+        roles.append(replace(role, devices=tuple(devices)))
+    contents = DeviceContents(replace(roles[0], other_roles=tuple(roles[1:])), index, networks)
+    names = []
+    for role_segments, segment_files in zip(hoisted, contents.segment_files, strict=True):
+        files = iter(segment_files)
+        names.append(["" if entry.segment is None else next(files) for entry in role_segments])
+    return contents, names
+
+
+def describe_copies(hoisted: HoistedSegment) -> Json:
+    """Return the entries of a manifest for the copies before and after a segment; {} if there are none."""
+    sides = {"assembled_inputs": hoisted.copied_inputs, "assembled_outputs": hoisted.copied_outputs}
+    return {
+        key: [_describe_copied_tensor(name, copied, hoisted.values) for name, copied in tensors.items()]
+        for key, tensors in sides.items()
+        if tensors
+    }
+
+
+def _describe_copied_tensor(name: str, copied: CopiedTensor, values: Mapping[str, TensorSpec]) -> Json:
+    pieces = [
+        {
+            "name": piece.source,
+            "shape": list(values[piece.source].shape or ()),
+            "source_region": _describe_region(piece.source_start, piece.extent),
+            "target_region": _describe_region(piece.target_start, piece.extent),
+        }
+        for piece in copied.pieces
+    ]
+    return describe_value(TensorSpec(name, copied.dtype, copied.shape)) | {"pieces": pieces}
+
+
+def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
+    return [[begin, begin + count] for begin, count in zip(start, extent, strict=True)]
+
+
+def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the inputs of a segment's model by name, after the copies that the runtime makes before the model.
+
+    The copies are made from `values`, the tensors that the device stores.
+    """
+    memory = {name: np.ascontiguousarray(values[name]) for name in values}
+    for name, copied in hoisted.copied_inputs.items():
+        memory[name] = np.zeros(copied.shape, tensor_dtype_to_np_dtype(copied.dtype))
+    _copy_views(_make_views(hoisted, hoisted.copied_inputs, memory))
+    return {name: memory[name] for name in hoisted.inputs}
+
+
+def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
+    """Return the model and the copy functions of each segment of a device, so that they can be timed."""
+    hoisted = hoist_device_copies(device)
+    return tuple(SegmentCall(entry.segment, partial(_make_copy_functions, entry)) for entry in hoisted)
+
+
+def _make_copy_functions(
+    hoisted: HoistedSegment, memory: Mapping[str, NDArray[Any]]
+) -> tuple[CopyFunction, CopyFunction]:
+    """Return two functions that make the copies before and after a segment between the arrays in `memory`.
+
+    They use numpy. The C++ runtime takes the same time for these copies, within a microsecond for each.
+    """
+    before, after = (
+        _make_views(hoisted, tensors, memory) for tensors in (hoisted.copied_inputs, hoisted.copied_outputs)
+    )
+    return partial(_copy_views, before), partial(_copy_views, after)
+
+
+def _make_views(
+    hoisted: HoistedSegment, tensors: Mapping[str, CopiedTensor], memory: Mapping[str, NDArray[Any]]
+) -> list[CopyViews]:
+    """Return the pairs of views (target, source) of all copies that fill these tensors of a segment."""
+    return [
+        _make_copy_views(name, copy, memory)
+        for name, copied in tensors.items()
+        for copy in make_copies(name, copied, hoisted.values)
+    ]
+
+
+def _make_copy_views(target: str, copy: StridedCopy, memory: Mapping[str, NDArray[Any]]) -> CopyViews:
+    """Return strided views of the target and source arrays, in which each element is a block of contiguous bytes."""
+    block = np.dtype(f"u{copy.run_bytes}" if copy.run_bytes in (1, 2, 4, 8) else f"V{copy.run_bytes}")
+    counts, source_strides, target_strides = zip(*copy.loops, strict=True) if copy.loops else ((), (), ())
+    source_bytes, target_bytes = (memory[name].reshape(-1).view(np.uint8) for name in (str(copy.source), target))
+    return (
+        np.ndarray(counts, block, target_bytes, copy.target_offset, target_strides),
+        np.ndarray(counts, block, source_bytes, copy.source_offset, source_strides),
+    )
+
+
+def _copy_views(views: Sequence[CopyViews]) -> None:
+    for target, source in views:
+        np.copyto(target, source)

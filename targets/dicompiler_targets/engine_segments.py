@@ -25,9 +25,7 @@ from dicompiler.plugin_api.artifacts import (
     measure_difference,
 )
 from dicompiler.plugin_api.onnx import ProgramExecutor, Weight, random_inputs
-from dicompiler_targets.artifact_files import serialize_model
-from dicompiler_targets.copy_hoisting import HoistedSegment
-from dicompiler_targets.segment_io import make_input_arrays
+from dicompiler_targets.artifact_files import HoistedSegment, make_input_arrays, serialize_model
 
 log = logging.getLogger("dicompiler")
 

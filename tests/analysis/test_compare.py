@@ -9,7 +9,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.analysis.compare import compare_strategies
 from dicompiler.cost.cost_model import CostModel
-from dicompiler.driver.compile_summary import find_bottleneck
+from dicompiler.driver.compile_result import find_bottleneck
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.layers import Layer, LayerGraph

@@ -28,8 +28,7 @@ from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.target.integrity import write_integrity
-from dicompiler.target.manifest import PROVENANCE_FILE
+from dicompiler.target.manifest import PROVENANCE_FILE, write_integrity
 
 
 @pytest.fixture(scope="module")

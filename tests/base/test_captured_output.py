@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from dicompiler.base.captured_output import KEPT_BYTES, CapturedOutput
-from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.device_connections import DeviceProcess
 
 
 def test_keeps_start_and_end_of_the_output() -> None:

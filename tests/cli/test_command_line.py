@@ -15,7 +15,7 @@ from support.commands import SHAPE, command, failed
 import dicompiler
 from dicompiler.base.objectives import OBJECTIVES
 from dicompiler.cli import main
-from dicompiler.cli.command_group import COMMANDS
+from dicompiler.cli.command_line import COMMANDS
 
 HEAVY = set(
     "jsonschema logging matplotlib numpy onnx onnx_graphsurgeon onnxruntime ortools pluggy pymoo rich scipy".split()

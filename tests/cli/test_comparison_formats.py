@@ -11,7 +11,7 @@ import pytest
 
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
-from dicompiler.cli.comparison_formats import HEADERS
+from dicompiler.cli.compare import HEADERS
 
 
 def compare(model: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:

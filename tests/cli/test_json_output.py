@@ -12,7 +12,7 @@ from support.command_lines import LINES
 
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
-from dicompiler.cli.command_group import COMMANDS
+from dicompiler.cli.command_line import COMMANDS
 
 OWN = {"run": "run", "compare": "comparison", "explore": "front"}
 """Commands that print a file of a format of its own."""

@@ -16,7 +16,7 @@ from dicompiler.cli import main
 from dicompiler.cli.list import PLUGIN_KIND_NAMES
 from dicompiler.cli.table import print_table
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.driver.compile_summary import CompileSummary, load_summary
+from dicompiler.driver.compile_result import CompileSummary, load_summary
 
 UNPOWERED = """
 [[host]]

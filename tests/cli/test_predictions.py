@@ -11,11 +11,11 @@ import pytest
 from support.commands import command
 
 from dicompiler import networks
+from dicompiler.analysis.report.page import render_report
+from dicompiler.analysis.report.report_data import load_report_data
 from dicompiler.base.units import format_seconds
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.ir.frame_prediction import HOST_COSTS, FramePrediction
-from dicompiler.report.page import render_report
-from dicompiler.report.report_data import load_report_data
 
 PREDICTION = re.compile(r"([\d.]+ [mµn]?s) = ([\d.]+ [mµn]?s) in the cluster \+ ([\d.]+ [mµn]?s) for input and result")
 BOARDS = """[network]

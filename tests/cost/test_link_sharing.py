@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.cost.link_sharing import Flow, LinkScheduler
+from dicompiler.cost.simulator import Flow, LinkScheduler
 
 
 def links_of(sender: int, receiver: int, switch: bool) -> dict[str, float]:

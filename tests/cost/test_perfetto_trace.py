@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
 from support.workloads import cluster, fan
 
-from dicompiler.cost.perfetto_trace import dumps
+from dicompiler.cli.simulate import dumps
 from dicompiler.cost.simulator import simulate
 
 

@@ -16,8 +16,7 @@ from support.workloads import MEGABIT, cluster, fan, job, work
 
 from dicompiler import networks
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.cost.simulation_result import SimulationResult
-from dicompiler.cost.simulator import simulate
+from dicompiler.cost.simulator import SimulationResult, simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, build_workload
 from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind

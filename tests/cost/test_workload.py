@@ -22,8 +22,7 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import full_region, with_interval
-from dicompiler.ir.routing import Box
-from dicompiler.ir.tasks import task_id
+from dicompiler.ir.routing import Box, task_id
 from dicompiler.ir.wire_dtype import with_wire_dtypes
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import AxisLabel, tile_layer

@@ -24,10 +24,10 @@ from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.ir.plan import dumps
-from dicompiler.operators.elementwise import elementwise
 from dicompiler.partition.lowering import lower
+from dicompiler.partition.operators.elementwise import elementwise
 from dicompiler.plugin.registry import registry, temporarily_registered
-from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import load_artifact
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.exact import check_model

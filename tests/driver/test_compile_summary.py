@@ -15,7 +15,7 @@ from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.driver.compile_summary import find_bottleneck
+from dicompiler.driver.compile_result import find_bottleneck
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.metrics import Metrics

@@ -12,7 +12,7 @@ from support.running import emit
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.run_log import load_log, run_document
-from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import DeviceReport, RunResult, TimelineEntry
 
 REPORTS = tuple(

@@ -19,8 +19,8 @@ from dicompiler.cli import main
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver.artifact import verify
 from dicompiler.driver.compile_result import CompileResult
-from dicompiler.emulation import demo
-from dicompiler.emulation.demo import EMULATED_FRAMES, DemoSplit, EmulatedTimes, emulate_frames, split_network
+from dicompiler.measure.emulation import demo
+from dicompiler.measure.emulation.demo import EMULATED_FRAMES, DemoSplit, EmulatedTimes, emulate_frames, split_network
 from dicompiler.verify.comparison import Check, Verification
 
 

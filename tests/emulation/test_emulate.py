@@ -15,10 +15,10 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.emulation.emulate import _check_speed, board_segment_seconds, emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform, platform_to_toml
+from dicompiler.measure.emulation.emulate import _check_speed, board_segment_seconds, emulate
 from dicompiler.measure.profile_package import empty_model
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import OrtSession, run_model

@@ -14,9 +14,9 @@ import pytest
 from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.emulation.network import NAMESPACES, EmulatedNetwork, emulate_network
 from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.platform import Platform
+from dicompiler.measure.emulation.network import NAMESPACES, EmulatedNetwork, emulate_network
 
 NAMES = ("a", "b", "c", "d")
 SENT = 1_000_000
@@ -113,7 +113,7 @@ def relays(pid: int) -> list[str]:
 def test_removes_networks_of_killed_processes() -> None:
     code = (
         "import os, signal\n"
-        "from dicompiler.emulation.network import emulate_network\n"
+        "from dicompiler.measure.emulation.network import emulate_network\n"
         "from dicompiler.ir.platform import Platform\n"
         "with emulate_network(Platform.load('rpi4x2')):\n"
         "    signal.pause()\n"
@@ -158,7 +158,7 @@ def spaces() -> set[str]:
 )
 def test_reports_why_a_host_cannot_emulate(before: str, words: str) -> None:
     script = (
-        "import os; from dicompiler.ir.platform import Platform; from dicompiler.emulation import network\n"
+        "import os; from dicompiler.ir.platform import Platform; from dicompiler.measure.emulation import network\n"
         f"made = Platform.load('rpi4x2'); {before}\n"
         "try: network.emulate_network(made).__enter__()\n"
         "except Exception as error: print(error)"

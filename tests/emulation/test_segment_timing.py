@@ -9,8 +9,8 @@ import pytest
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.emulation.segment_timing import make_timer, measure_segments, writable_copies
 from dicompiler.ir.onnx.model import Model
+from dicompiler.measure.emulation.emulate import make_timer, measure_segments, writable_copies
 from dicompiler.plugin.registry import registry
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
 from dicompiler.verify.run_inputs import prepare_inputs

@@ -12,8 +12,8 @@ from support.commands import command, failed
 import dicompiler
 from dicompiler import networks
 from dicompiler.cost.speed_changes import SpeedChange
-from dicompiler.emulation.speed_changes import emulate_speed_changes
 from dicompiler.ir.platform import Platform
+from dicompiler.measure.emulation.speed_changes import emulate_speed_changes
 
 pytestmark = pytest.mark.alone
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dicompiler
-from dicompiler.ir.onnx.ir_version import lowest_ir_version
+from dicompiler.partition.segmentation import lowest_ir_version
 
 HEAD = '<ir_version: 13, opset_import: ["": 21, "local": 1]> g (float[2] x) => '
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from support.layer_graphs import stack
 
+from dicompiler.ir.layers import TensorKey
 from dicompiler.ir.regions import volume
 from dicompiler.ir.routing import AssemblyConcat, AssemblyLeaf, Box, Routing, assembly_leaves
-from dicompiler.ir.tasks import TensorKey
 
 LAYERS = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1)])
 

@@ -24,13 +24,13 @@ from dicompiler.base.errors import RunError, UsageError
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
 from dicompiler.driver.run_log import load_log, run_document
-from dicompiler.emulation.emulate import with_failure_segments
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation, run_with_swaps
 from dicompiler.measure.adapt_search import SearchRequest, _MeasuredCase, expected_seconds
 from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
+from dicompiler.measure.emulation.emulate import with_failure_segments
 from dicompiler.measure.search_process import SearchProcess
-from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import Emulation, FrameTimes, ReceivedBytes, RunEvent, RunOptions
 
 PLATFORM = scale_rates(

@@ -21,10 +21,10 @@ from dicompiler.cli.file_io import write_json
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import prepare
-from dicompiler.emulation.boards import measure_runtime_costs
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.calibrate import Calibration, calibrate
+from dicompiler.measure.emulation.boards import measure_runtime_costs
 from dicompiler.target.run_records import RunEvent
 
 FAILURE = asdict(RunEvent("failure", "pi02", "it ended", ("pi02",), 0.1, 1))

@@ -28,13 +28,13 @@ from dicompiler.cost.op_counts import count_operations
 from dicompiler.cost.profile import Profile, layer_signature, load_profile, network_digest
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
+from dicompiler.ir.layers import TensorKey
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_placeholder
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import to_slices
-from dicompiler.ir.tasks import TensorKey
 from dicompiler.measure import link_benchmark, profile_script
 from dicompiler.measure import profile_package as profiling
 from dicompiler.measure.remote_profiling import BoardMeasurements, MeasuredBoard, apply_measurements

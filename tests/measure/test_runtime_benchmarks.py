@@ -12,8 +12,8 @@ import pytest
 
 from dicompiler.analysis.prediction_error import available_processors
 from dicompiler.base.errors import UsageError
-from dicompiler.emulation.boards import measure_runtime_costs, runtime_cost_factor
 from dicompiler.measure import link_benchmark, runtime_benchmarks, runtime_costs_fit
+from dicompiler.measure.emulation.boards import measure_runtime_costs, runtime_cost_factor
 from dicompiler.plugin.registry import registry
 
 

@@ -17,10 +17,10 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cli.command_line import main
 from dicompiler.driver.prepare import load_problem
-from dicompiler.emulation.trial_runs import make_emulated_runner
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform, platform_to_toml
+from dicompiler.measure.emulation.trial_runs import make_emulated_runner
 from dicompiler.measure.tune import Runner, TuneOptions, Tuning, tune
 from dicompiler.target.run_records import RunOptions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx
 
-from dicompiler.operators import builtin_rules
-from dicompiler.operators.elementwise import BROADCASTING_OPERATORS, ORT_OPERATORS, UNARY_OPERATORS
-from dicompiler.operators.reductions import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
+from dicompiler.partition.operators import builtin_rules
+from dicompiler.partition.operators.elementwise import BROADCASTING_OPERATORS, ORT_OPERATORS, UNARY_OPERATORS
+from dicompiler.partition.operators.reductions import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
 
 TESTED = {
     *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool Gemm MatMul".split(),

@@ -23,7 +23,7 @@ from support.operator_cases import (
 )
 from support.operator_draws import scales
 
-from dicompiler.operators.elementwise import BROADCASTING_OPERATORS, UNARY_OPERATORS
+from dicompiler.partition.operators.elementwise import BROADCASTING_OPERATORS, UNARY_OPERATORS
 
 ELEMENTWISE_OPSETS = (9, 11, 13, 17, 21, 24)
 

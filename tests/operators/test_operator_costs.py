@@ -19,8 +19,8 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece, whole_tensor
 from dicompiler.ir.regions import Interval, Region, Shape, full_region, with_interval
-from dicompiler.operators import builtin_rules
 from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
+from dicompiler.partition.operators import builtin_rules
 from dicompiler.plugin.registry import registry, temporarily_registered
 from dicompiler_passes.form_layers import form_layers
 
@@ -277,7 +277,7 @@ TRANSFORMED = [
 ]  # fmt: skip
 
 NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS, *RESAMPLED, *TRANSFORMED)
-ELSEWHERE = "dicompiler.operators.onnx_ml"
+ELSEWHERE = "dicompiler.partition.operators.onnx_ml"
 """tests/operators/test_onnx_ml.py has the closed forms of these."""
 COSTLY = [node for node in NODES if node.cost != OpCost()]
 

@@ -13,8 +13,8 @@ from support.layer_graphs import rules
 from support.operator_cases import OPSETS, Draw, RuleCase, check_cut, check_stand_in, integers
 from support.operator_draws import pools, shapes
 
-from dicompiler.operators.reductions import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
 from dicompiler.partition.bounds_inference import reduction_length
+from dicompiler.partition.operators.reductions import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
 from dicompiler_passes.form_layers import form_layers
 
 

@@ -18,8 +18,8 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.wire_dtype import WireFormat
-from dicompiler.partition.block_quantization import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR
 from dicompiler.partition.lowering import partition
+from dicompiler.partition.placement import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor
 

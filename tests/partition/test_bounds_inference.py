@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.layer_graphs import formed, stack
 from support.random_layers import cut_layers, random_layers, random_region
 
-from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.layers import Layer, LayerGraph, TensorKey
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.regions import Region, bounding_region, contains, full_region, with_interval
-from dicompiler.ir.tasks import ShareTask, TensorKey
+from dicompiler.ir.routing import ShareTask
 from dicompiler.partition.bounds_inference import (
     align_region,
     cuttable_axes,

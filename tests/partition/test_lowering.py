@@ -16,8 +16,7 @@ from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
-from dicompiler.partition.lowering import lower
-from dicompiler.partition.placed_model import partition
+from dicompiler.partition.lowering import lower, partition
 from dicompiler.partition.tiling import single_device_plan
 from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.executor import ProgramExecutor, run_model

@@ -12,8 +12,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import FailurePlan, Part, Plan
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.ir.regions import Interval
-from dicompiler.partition.plan_validation import check_plan
-from dicompiler.partition.routing import route, route_on_platform
+from dicompiler.partition.routing import check_plan, route, route_on_platform
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>

@@ -6,9 +6,9 @@ import pytest
 from support.layer_graphs import formed
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import TensorKey
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.routing import AssemblyConcat, AssemblyLeaf, assembly_leaves
-from dicompiler.ir.tasks import TensorKey
 from dicompiler.partition.routing import route
 
 TWO = """

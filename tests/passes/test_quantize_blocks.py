@@ -18,8 +18,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.plugin.pass_manager import make_pipeline
 from dicompiler.verify.executor import run_model
-from dicompiler_passes.quantise import Quantise
-from dicompiler_passes.quantize_blocks import quantize_matrix
+from dicompiler_passes.quantise import Quantise, quantize_matrix
 
 DECODER = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 50, "size": 1, "past": 8}
 TEXT = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 80] x) => (float[1, 3, 80] y)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.report.graph_layout import LANE_WIDTH_PX, GraphLayout, layout_graph
+from dicompiler.analysis.report.graph_layout import LANE_WIDTH_PX, GraphLayout, layout_graph
 
 
 @st.composite

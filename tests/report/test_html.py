@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dicompiler.report.html import element
+from dicompiler.analysis.report.html import element
 
 
 class TestMarkup:

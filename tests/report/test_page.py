@@ -19,12 +19,12 @@ from support.refusing import Refused
 from support.reports import made
 
 import dicompiler
+from dicompiler.analysis.report.page import render_report
+from dicompiler.analysis.report.report_data import load_comparison, load_report_data
+from dicompiler.analysis.report.timeline import measured_bars, predicted_bars
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.report.page import render_report
-from dicompiler.report.report_data import load_comparison, load_report_data
-from dicompiler.report.timeline import measured_bars, predicted_bars
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 
 ODD = "a<b>&\"c'</script>"
 

@@ -10,9 +10,9 @@ import pytest
 from support.browser import Browser, browser
 
 import dicompiler
+from dicompiler.analysis.report.report_data import load_report_data
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.report.report_data import load_report_data
 
 PHONE = 360
 

@@ -23,8 +23,7 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import missing_memory
-from dicompiler.search.failover_planning import add_failover_plans
-from dicompiler.search.failover_reassignment import reassignments
+from dicompiler.search.failover_planning import add_failover_plans, reassignments
 from dicompiler.search.failure_cases import FailureSelection, failure_metrics, remove_devices
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy

@@ -9,8 +9,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
-from dicompiler.partition.plan_validation import check_plan
-from dicompiler.partition.routing import route
+from dicompiler.partition.routing import check_plan, route
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import SPLIT_KINDS, Choice, ChoiceSet, list_choices, next_smaller_extent
 

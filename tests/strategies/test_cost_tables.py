@@ -10,8 +10,8 @@ import pytest
 from support.layer_graphs import stack, vgg16
 
 from dicompiler.cost.cost_model import AnalyticModel
-from dicompiler.cost.metrics import estimate_metrics
 from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.cost.simulator import estimate_metrics
 from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform

@@ -14,7 +14,7 @@ from dicompiler.ir.cluster import Host
 from dicompiler.ir.onnx.model import Model
 from dicompiler.search.problem import Problem
 from dicompiler.search.work_budget import WorkBudget
-from dicompiler_strategies.layer_moves import improve_by_moves, is_plan_of_whole_layers
+from dicompiler_strategies.auto import improve_by_moves, is_plan_of_whole_layers
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.replicate import Replicate

@@ -28,7 +28,7 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.overlap_waves import FIRST_WAVE_SHARES, overlap_orders
+from dicompiler_strategies.candidate_search import FIRST_WAVE_SHARES, overlap_orders
 from dicompiler_strategies.transformer_heads import Heads, best_row_plans, reduced_choices
 
 

@@ -13,7 +13,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Part
 from dicompiler.search.problem import Problem
 from dicompiler.testing.plans import check_plan
-from dicompiler_strategies.sliced_sums import slice_sums
+from dicompiler_strategies.candidate_search import slice_sums
 from dicompiler_strategies.tables.choices import ChoiceSet, list_choices
 from dicompiler_strategies.transformer_heads import Heads
 

@@ -24,7 +24,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.work_budget import WorkBudget
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.partition import PartitionPass
-from dicompiler_strategies.layer_moves import improve_by_moves
+from dicompiler_strategies.auto import improve_by_moves
 from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
 from dicompiler_strategies.teams.run_search import RunSearch

@@ -28,7 +28,7 @@ from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, Shape, full_region
-from dicompiler.operators.conv_pool import pool
+from dicompiler.partition.operators.conv_pool import pool
 from dicompiler.plugin.pass_base import Pass
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from dicompiler.cli.command_group import COMMANDS, root
+from dicompiler.cli.command_line import COMMANDS, root
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 COMMANDS_PAGE = REFERENCE / "commands.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dicompiler_targets.mpi
-from dicompiler_targets.copy_hoisting import StridedCopy
+from dicompiler_targets.artifact_files import StridedCopy
 from dicompiler_targets.mpi import toolchain
 
 RUNTIME = Path(dicompiler_targets.mpi.__file__).with_name("runtime")

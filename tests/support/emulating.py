@@ -18,9 +18,9 @@ from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.run_log import run_document
-from dicompiler.emulation.emulate import emulate
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
+from dicompiler.measure.emulation.emulate import emulate
 from dicompiler.target.run_records import TimelineEntry
 
 FRAMES = 8

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dicompiler_targets.sockets.runtime.device import DeviceRun
+from dicompiler_targets.sockets.runtime.device import ConnectionSettings, DeviceRun
+from dicompiler_targets.sockets.runtime.executor import Mailbox
 from dicompiler_targets.sockets.runtime.handshake import RunCredentials
-from dicompiler_targets.sockets.runtime.mailbox import Mailbox
-from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
     MAGIC,

@@ -11,7 +11,7 @@ import onnx
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import Node, TensorInfo
-from dicompiler.operators import builtin_rules
+from dicompiler.partition.operators import builtin_rules
 from dicompiler_passes.form_layers import form_layers
 
 FLOAT = onnx.TensorProto.FLOAT

@@ -14,7 +14,7 @@ from typing import Any
 from support.handmade import Made
 
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler_targets.mpi import MpiTarget, fetch_headers, toolchain
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dicompiler.operators import builtin_rules
+from dicompiler.partition.operators import builtin_rules
 from dicompiler.plugin_api import OperatorRule
 
 ROOT = Path(__file__).parents[2]

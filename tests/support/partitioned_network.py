@@ -21,7 +21,7 @@ from support.boards import call, enter
 
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
-from dicompiler_targets.sockets.device_process import DeviceProcess, launch_process
+from dicompiler_targets.sockets.device_connections import DeviceProcess, launch_process
 from dicompiler_targets.sockets.session import ClusterSession
 
 NET = "10.79.0"

@@ -14,7 +14,7 @@ from test_random_plans import compiled
 
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.partition.segmentation import build_program
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import run_model

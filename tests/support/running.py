@@ -16,10 +16,9 @@ from support.handmade import Made
 
 from dicompiler.base.schema import load_json
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.channel import MessageChannel
-from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, decode_json
 from dicompiler_targets.sockets.runtime.transport import Connection

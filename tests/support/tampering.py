@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from dicompiler.base.schema import load_json
-from dicompiler.target.integrity import format_checksummed_json, make_file_record, write_integrity
+from dicompiler.target.manifest import format_checksummed_json, make_file_record, write_integrity
 
 
 def flip(path: Path, random: Random) -> tuple[int, bytes]:

@@ -18,7 +18,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.plugin.registry import registry
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import ProgramExecutor, run_model

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dicompiler.cost.simulation_result import SimulationResult
-from dicompiler.cost.simulator import simulate
+from dicompiler.cost.simulator import SimulationResult, simulate
 from dicompiler.cost.workload import build_workload
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import NO_MODEL, Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.placed_graph import ModelFacts
-from dicompiler.partition.placement import place_parts
+from dicompiler.partition.placement import ModelFacts, place_parts
 from dicompiler.partition.segmentation import build_program
 from dicompiler.search.problem import Problem
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dicompiler.target.integrity import check_files, make_file_record
+from dicompiler.target.manifest import check_files, make_file_record
 from dicompiler_targets.sockets.runtime import integrity
 
 MIB = 1 << 20

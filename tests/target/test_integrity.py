@@ -18,15 +18,15 @@ from support.running import emit
 from support.tampering import flip, rewrite
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.target.integrity import (
+from dicompiler.target.manifest import (
     check_file_name,
     check_files,
     format_checksummed_json,
+    format_json,
     has_valid_checksum,
     load_artifact,
     write_integrity,
 )
-from dicompiler.target.manifest import format_json
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity, read_manifest
 
 

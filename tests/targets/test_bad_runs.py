@@ -26,7 +26,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import artifact as sockets_artifact
-from dicompiler_targets.sockets import device_process
+from dicompiler_targets.sockets import device_connections
 from dicompiler_targets.sockets.runtime.protocol import PROTOCOL_VERSION
 
 
@@ -81,7 +81,7 @@ def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
         reseal(artifact)
-        monkeypatch.setattr(device_process, "RUNTIME_COMMAND", ("-m", "runtime"))
+        monkeypatch.setattr(device_connections, "RUNTIME_COMMAND", ("-m", "runtime"))
         monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
 
     return change

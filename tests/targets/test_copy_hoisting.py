@@ -22,8 +22,13 @@ from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, 
 from dicompiler.ir.regions import region_shape
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import OrtSession, ProgramExecutor, to_ort
-from dicompiler_targets.copy_hoisting import CopiedRegion, CopiedTensor, make_box_copy
-from dicompiler_targets.segment_io import describe_copies, hoist_device_copies
+from dicompiler_targets.artifact_files import (
+    CopiedRegion,
+    CopiedTensor,
+    describe_copies,
+    hoist_device_copies,
+    make_box_copy,
+)
 from dicompiler_targets.sockets.runtime.segments import RegionCopy, SegmentIO, make_value, run_copies
 
 

@@ -18,8 +18,8 @@ from support.swapping import artifact_changes, compile_times, frames
 import dicompiler
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.command_line import main
-from dicompiler.emulation.trial_runs import open_cluster_runner
-from dicompiler.target.integrity import load_artifact
+from dicompiler.measure.emulation.trial_runs import open_cluster_runner
+from dicompiler.target.manifest import load_artifact
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions

@@ -22,7 +22,7 @@ import dicompiler_targets.mpi
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver import artifact as artifacts
-from dicompiler.target.integrity import check_files, load_artifact
+from dicompiler.target.manifest import check_files, load_artifact
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.mpi import build, toolchain

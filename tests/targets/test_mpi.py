@@ -27,7 +27,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
-from dicompiler.target.integrity import make_file_record, write_integrity
+from dicompiler.target.manifest import make_file_record, write_integrity
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, cache_directory, toolchain

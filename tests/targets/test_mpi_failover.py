@@ -14,7 +14,7 @@ from support.mpi_runs import ranks
 from support.running import LIMIT_S, wait_until
 
 from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, toolchain

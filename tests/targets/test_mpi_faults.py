@@ -25,7 +25,7 @@ from support.running import wait_until
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.mpi import MpiTarget, build, codegen, package_files, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact

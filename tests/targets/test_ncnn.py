@@ -29,7 +29,7 @@ from dicompiler.target.engine_check import allowed_difference, measure_differenc
 from dicompiler_targets.engines.ncnn import NcnnEngine
 from dicompiler_targets.engines.ncnn_converter import CONVERTERS, convert_to_ncnn
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.runtime.network_session import check_packages
+from dicompiler_targets.sockets.runtime.segments import check_packages
 from dicompiler_targets.sockets.target import SocketsTarget
 
 NCNN = NcnnEngine()

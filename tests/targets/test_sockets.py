@@ -23,7 +23,7 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_targets.sockets import SocketsTarget

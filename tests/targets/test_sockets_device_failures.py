@@ -31,8 +31,7 @@ from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.cluster_state import ClusterState
-from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
-from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, DeviceProcess, RunAcceptor
 from dicompiler_targets.sockets.failures import (
     RANK_CAUSE,
     RANK_DISCONNECTED,
@@ -40,10 +39,9 @@ from dicompiler_targets.sockets.failures import (
     EventLog,
     FailedProcesses,
 )
-from dicompiler_targets.sockets.runtime.device import DeviceRun
+from dicompiler_targets.sockets.runtime.device import ConnectionSettings, DeviceRun
+from dicompiler_targets.sockets.runtime.executor import Mailbox
 from dicompiler_targets.sockets.runtime.handshake import RunCredentials
-from dicompiler_targets.sockets.runtime.mailbox import Mailbox
-from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
     DONE_FIELDS,
     RECEIVED_TENSORS,
@@ -52,8 +50,8 @@ from dicompiler_targets.sockets.runtime.protocol import (
     MessageType,
     ProtocolError,
     ReceiveFilter,
+    RoleSchedule,
 )
-from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 from dicompiler_targets.sockets.session import COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S, ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 

@@ -24,7 +24,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget, device_process
+from dicompiler_targets.sockets import SocketsTarget, device_connections
 from dicompiler_targets.sockets import artifact as sockets_artifact
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import (
@@ -169,7 +169,7 @@ def test_reports_last_output_of_runtime_that_does_not_start(tmp_path: Path, monk
     path = emit(halo(), tmp_path) / "c" / "runtime" / "segments.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     reseal(tmp_path)
-    monkeypatch.setattr(device_process, "RUNTIME_COMMAND", ("-m", "runtime"))  # As a user starts it on a board.
+    monkeypatch.setattr(device_connections, "RUNTIME_COMMAND", ("-m", "runtime"))  # As a user starts it on a board.
     monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))

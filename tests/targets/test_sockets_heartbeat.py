@@ -18,8 +18,7 @@ from support.running import LIMIT_S, MEMBER, emit, fake, pids, wait_until
 import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets.runtime.channel import MessageChannel
-from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import MessageType
 from dicompiler_targets.sockets.runtime.transport import Connection
 

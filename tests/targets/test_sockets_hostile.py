@@ -16,7 +16,7 @@ from dicompiler.base.errors import RunError
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets.device_reports import read_status
+from dicompiler_targets.sockets.device_connections import read_status
 from dicompiler_targets.sockets.runtime.protocol import MessageType, ProtocolError
 
 OPTIONS = RunOptions(timeout_s=20, start_manually=("b",))

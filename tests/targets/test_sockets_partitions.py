@@ -11,8 +11,7 @@ from support.failing_devices import DEVICES, Survivor, frames, frames_until, kin
 from support.partitioned_network import PartitionedNetwork, partitioned_network
 
 from dicompiler.base.errors import RunError
-from dicompiler_targets.sockets.failures import RANK_EXIT, RANK_SUSPECTED, DeviceFailure
-from dicompiler_targets.sockets.suspicions import Suspicions, choose_left_out
+from dicompiler_targets.sockets.failures import RANK_EXIT, RANK_SUSPECTED, DeviceFailure, Suspicions, choose_left_out
 
 HEARTBEAT_S = 0.7
 VICTIM = "c"

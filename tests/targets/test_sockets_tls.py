@@ -31,7 +31,7 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget, open_session
 from dicompiler_targets.sockets.artifact import Manifest
-from dicompiler_targets.sockets.device_process import DeviceProcess, launch_process, local_starter
+from dicompiler_targets.sockets.device_connections import DeviceProcess, launch_process, local_starter
 from dicompiler_targets.sockets.runtime.addresses import is_loopback
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE

@@ -15,8 +15,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.integrity import make_file_record, write_integrity
-from dicompiler.target.manifest import format_json
+from dicompiler.target.manifest import format_json, make_file_record, write_integrity
 from dicompiler_targets.mpi.codegen import generate_main
 
 SECRET = "a line that is nobody's business"

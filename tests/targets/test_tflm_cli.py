@@ -15,7 +15,7 @@ from support.refusing import Refused
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.manifest import write_integrity
 
 COMPILE = ("--platform", "nano33x2", "--strategy", "modnn", "--target", "tflm", "-o")
 SHAPE = (1, 1, 32, 32)

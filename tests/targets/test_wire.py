@@ -21,7 +21,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, load_plan
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler_strategies.sliced_sums import slice_sums
+from dicompiler_strategies.candidate_search import slice_sums
 from dicompiler_strategies.transformer_heads import Heads
 
 TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "int8": "INT8", "int8-block": "INT8"}

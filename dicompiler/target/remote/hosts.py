@@ -18,7 +18,6 @@ from dicompiler.base.addresses import is_ip_address, join_address, resolve_host,
 from dicompiler.base.errors import DicompilerError, did_you_mean
 from dicompiler.base.schema import read_text, validate
 
-HOSTS_FORMAT = "dicompiler.hosts/1"
 DEFAULT_DIRECTORY = ".cache/dicompiler/{}"
 """Default directory for copied files, relative to the user's home. {} is the name of the artifact's directory."""
 DEFAULT_PYTHON = "python3"

@@ -12,7 +12,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, OperatorRule, TensorInfo
 from dicompiler.ir.regions import Shape
-from dicompiler.operators import builtin_rules
+from dicompiler.partition.operators import builtin_rules
 
 InputPlace = tuple[int, int]
 """(node index, input index) of a node that reads a tensor."""

@@ -72,8 +72,8 @@ class CostTables:
     - A tensor that two layers read is sent for each of the two, even if the receiver has it already.
     - A part is computed even if nothing reads it.
 
-    `cost.metrics.estimate_metrics` counts a tensor with two readers once and omits a part that nothing reads. Otherwise
-    the estimate agrees with the barrier model.
+    `cost.simulator.estimate_metrics` counts a tensor with two readers once and omits a part that nothing reads.
+    Otherwise the estimate agrees with the barrier model.
 
     Attributes:
         problem: The problem.

@@ -19,8 +19,13 @@ from typing import Any
 from dicompiler.plugin_api import Program, Segment, TensorSpec
 from dicompiler.plugin_api.artifacts import SENDABLE_TYPES, Json, describe_value
 from dicompiler.plugin_api.onnx import dtype_name
-from dicompiler_targets.artifact_files import NETWORK_SUFFIX, find_device_inputs
-from dicompiler_targets.copy_hoisting import CopiedTensor, HoistedSegment, make_copies
+from dicompiler_targets.artifact_files import (
+    NETWORK_SUFFIX,
+    CopiedTensor,
+    HoistedSegment,
+    find_device_inputs,
+    make_copies,
+)
 
 PROGRAM_FORMAT = "dicompiler.mpi-program/3"
 MAX_LINE_CHARS = 120

@@ -15,12 +15,16 @@ from pathlib import Path
 from dicompiler.plugin_api import DicompilerError, Program
 from dicompiler.plugin_api.artifacts import Json, describe_artifact, describe_value, format_json
 from dicompiler.plugin_api.onnx import is_fixed_size
-from dicompiler_targets.artifact_files import find_device_inputs, write_chunks
+from dicompiler_targets.artifact_files import (
+    find_device_inputs,
+    hoist_device_copies,
+    make_device_contents,
+    write_chunks,
+)
 from dicompiler_targets.bundled_runtime import read_runtime_sources
 from dicompiler_targets.engine_segments import convert_segments
 from dicompiler_targets.mpi import codegen, package_files
 from dicompiler_targets.mpi.codegen import ImagePreprocessing, RankPlacement, describe_program
-from dicompiler_targets.segment_io import hoist_device_copies, make_device_contents
 
 MANIFEST_FORMAT = "dicompiler.mpi/4"
 MANIFEST_FILE, CONTENTS_FILE, PROGRAM_FILE = "manifest.json", "contents.txt", "program.json"

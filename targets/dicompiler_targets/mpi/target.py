@@ -118,7 +118,7 @@ class MpiTarget(Target):
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """Return the model of each segment (ONNX submodel), and the copies that are made before and after it runs."""
-        from dicompiler_targets.segment_io import make_segment_calls
+        from dicompiler_targets.artifact_files import make_segment_calls
 
         return make_segment_calls(device)
 

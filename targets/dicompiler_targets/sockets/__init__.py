@@ -6,11 +6,9 @@ The modules in the order in which a compiled network and then a frame pass throu
    `dicompiler_targets.engine_segments` converts segments for engines other than onnxruntime.
 2. `deploy` copies an artifact to other hosts. `daemon_control` starts resident devices there.
 3. `open_session` decides where the devices run, and opens the session.
-4. `session` reads the user's frames, sends them to the devices and returns the outputs. `session_guard` lets the
-   calls of several threads take turns.
-5. `cluster_state` knows which devices are up. It starts them (`device_process`), accepts their connections and receives
-   their messages (`device_connections`, `device_reports`) or calls resident devices (`daemon_client`), and reacts to
-   failures (`failures`, `suspicions`).
+4. `session` reads the user's frames, sends them to the devices and returns the outputs.
+5. `cluster_state` knows which devices are up. It starts them, accepts their connections and receives their messages
+   (`device_connections`), or calls resident devices (`daemon_client`). It reacts to failures (`failures`).
 6. `runtime` runs on each device.
 
 `in_process_session` replaces steps 4 to 6 for a single device on this host. `benchmark_player` measures the runtime.

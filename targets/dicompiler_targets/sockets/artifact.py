@@ -31,7 +31,7 @@ from dicompiler_targets.bundled_runtime import (
     hash_sources,
     read_runtime_sources,
 )
-from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule, active_roles, role_manifests
+from dicompiler_targets.sockets.runtime.protocol import RoleSchedule, active_roles, role_manifests
 from dicompiler_targets.sockets.runtime.value_codec import (
     NON_TENSOR_TYPE,
     STRING_TYPE,

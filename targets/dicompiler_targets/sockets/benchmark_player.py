@@ -19,8 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from dicompiler_targets.sockets.runtime.channel import MessageChannel
-from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, RunCredentials
 from dicompiler_targets.sockets.runtime.integrity import read_manifest
 from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, decode_json

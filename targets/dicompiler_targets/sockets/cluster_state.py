@@ -21,9 +21,11 @@ from dicompiler_targets.sockets.device_connections import (
     JSON_MESSAGE_TYPES,
     DeviceEvent,
     DeviceMessages,
+    DeviceProcess,
     RunAcceptor,
+    StartDevice,
+    end_process,
 )
-from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, end_process
 from dicompiler_targets.sockets.failures import (
     CAUSE_WAIT_S,
     RANK_CAUSE,
@@ -31,14 +33,16 @@ from dicompiler_targets.sockets.failures import (
     RANK_EXIT,
     DeviceFailure,
     FailedProcesses,
+    Suspicions,
+    choose_left_out,
     exit_failures,
     find_failure,
     find_root_cause,
+    rank_suspects,
 )
-from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.channel import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
-from dicompiler_targets.sockets.suspicions import Suspicions, choose_left_out, rank_suspects
 
 log = logging.getLogger("dicompiler")
 

@@ -22,8 +22,7 @@ from dicompiler.plugin_api import DicompilerError, RunError, RunOptions, UsageEr
 from dicompiler.plugin_api.artifacts import DeviceStatus
 from dicompiler.plugin_api.utilities import one_line, resolve_host
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
-from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.device_reports import read_status
+from dicompiler_targets.sockets.device_connections import DeviceProcess, read_status
 from dicompiler_targets.sockets.runtime.addresses import PORT_HINT, connect, is_loopback, join_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import (

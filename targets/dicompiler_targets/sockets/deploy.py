@@ -33,8 +33,7 @@ from dicompiler.plugin_api.artifacts import (
 from dicompiler.plugin_api.utilities import CapturedOutput, one_line, parse_release
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
-from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, RunAcceptor
-from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, DeviceProcess, RunAcceptor
 from dicompiler_targets.sockets.piece_copies import MIN_PIECED_BYTES, PieceCopier, is_pieced
 from dicompiler_targets.sockets.runtime.addresses import find_local_host, join_address
 from dicompiler_targets.sockets.runtime.transport import KEY_FILES

@@ -1,32 +1,39 @@
-"""The coordinator's connections to the devices of a run: accepting them, and receiving the devices' messages.
+"""The devices of a run, as the coordinator sees them: their processes, connections, messages and reports.
 
+    directory of an artifact and address of the coordinator ⇒ a process on this host, which ends when this one ends
     listening address, keys and credentials ⇒ RunAcceptor ⇒ message channels of devices that completed the handshake
     message channels ⇒ DeviceMessages ⇒ events in the order of arrival, for `ClusterState` and `ClusterSession`
 
-Each message is checked before memory for its payload is allocated.
+A device may be compromised. Therefore each message is checked before memory for its payload is allocated, each field of
+a report is checked, and an error names the field.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
+import os
 import secrets
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import RunError, UsageError
-from dicompiler.plugin_api.utilities import one_line
-from dicompiler_targets.sockets.artifact import RoleIO
-from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.device_reports import read_done, read_report
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, UsageError
+from dicompiler.plugin_api.artifacts import BoardState, DeviceStatus, ReceivedBytes, TimelineEntry
+from dicompiler.plugin_api.utilities import CapturedOutput, one_line
+from dicompiler_targets.sockets.artifact import MANIFEST, Manifest, RoleIO
+from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.addresses import bind_socket, is_loopback, join_address, split_address
-from dicompiler_targets.sockets.runtime.channel import MessageChannel
-from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.board_sensors import UNKNOWN_FLAGS
+from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import (
     DONE_FIELDS,
@@ -36,17 +43,292 @@ from dicompiler_targets.sockets.runtime.protocol import (
     MessageType,
     ProtocolError,
     ReceiveFilter,
+    RoleSchedule,
     check_json_length,
     check_no_payload,
     decode_json,
 )
-from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 from dicompiler_targets.sockets.runtime.transport import (
     DEVICE_IDENTITY,
     TlsKeys,
     check_encryption,
     check_identity,
 )
+
+MAX_NUMBER = 2**53
+"""Upper limit of the numbers in reports, because a float represents all integers below it exactly."""
+TIMELINE_KINDS = ("run", "wait", "send")
+
+
+def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
+    """Return the report in the JSON message of a device. Raise ProtocolError with the name of an invalid field."""
+    compute_s, wait_s, send_s = (_read_number(report, name) for name in ("compute_s", "wait_s", "send_s"))
+    sent, segments, timeline = (
+        _read_field(report, name, kind) for name, kind in (("sent", dict), ("segments", list), ("timeline", list))
+    )
+    if not all(str(index).isdecimal() and len(str(index)) < 10 for index in sent):
+        raise ProtocolError("field 'sent' of the report has a key that is not the index of a transfer")
+    return DeviceReport(
+        device,
+        compute_s,
+        wait_s,
+        send_s,
+        {int(index): int(_check_number(f"sent[{index}]", count)) for index, count in sent.items()},
+        tuple(_check_number(f"segments[{index}]", value) for index, value in enumerate(segments)),
+        int(_read_number(report, "memory_peak")),
+        tuple(_read_timeline_entry(f"timeline[{index}]", entry) for index, entry in enumerate(timeline)),
+    )
+
+
+@dataclass(frozen=True)
+class DoneReport:
+    """The content of a DONE message.
+
+    Attributes:
+        compute_s: Seconds in which the device computed the frame.
+        received: Bytes of the tensors that the device received since its last DONE. The keys are (sender, this device),
+            so that the reports of all devices can be merged into one mapping.
+        board: The state of the device's board.
+    """
+
+    compute_s: float
+    received: Mapping[tuple[str, str], ReceivedBytes]
+    board: BoardState
+
+
+def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
+    """Return the content of the DONE message of a device. `names` are the names of all devices by their index.
+
+    Raise ProtocolError if a number is invalid.
+    """
+    raw, received = bytes(payload), dict[tuple[str, str], ReceivedBytes]()
+    compute_s, temperature, flags = DONE_FIELDS.unpack_from(raw)
+    board = BoardState(temperature if math.isfinite(temperature) else None, None if flags == UNKNOWN_FLAGS else flags)
+    for index, nbytes, timed_bytes, timed_s in RECEIVED_TENSORS.iter_unpack(raw[DONE_FIELDS.size :]):
+        if index >= len(names) or (names[index], device) in received:
+            raise ProtocolError(f"field 'received' of the report has an invalid device index {index}")
+        received[names[index], device] = ReceivedBytes(nbytes, timed_bytes, _check_number("timed_s", timed_s))
+    return DoneReport(_check_number("compute_s", compute_s), received, board)
+
+
+def read_status(address: str, status: Mapping[str, Any]) -> DeviceStatus:
+    """Return the status in the answer of a resident device (a daemon).
+
+    Raise ProtocolError with the name of an invalid field.
+    """
+    values: dict[str, Any] = {"address": address}
+    for field in fields(DeviceStatus):
+        if field.name != "address" and (field.name in status or field.default is MISSING):
+            is_text = field.type == "str"
+            values[field.name] = _read_field(status, field.name, str) if is_text else _read_number(status, field.name)
+            if field.type == "int":
+                values[field.name] = int(values[field.name])
+    return DeviceStatus(**values)
+
+
+def _read_field(report: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = report.get(name)
+    if not isinstance(value, kind):
+        raise ProtocolError(f"field {name!r} of the report is {_quote(value)}: expected a {kind.__name__}")
+    return value
+
+
+def _read_number(report: Mapping[str, Any], name: str) -> float:
+    return _check_number(name, report.get(name))
+
+
+def _check_number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_NUMBER:
+        raise ProtocolError(
+            f"field {name!r} of the report is {_quote(value)}: expected a number of 0 or more, and less than 2^53"
+        )
+    return float(value)
+
+
+def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
+    if not isinstance(entry, list) or len(entry) != 5 or entry[0] not in TIMELINE_KINDS:
+        raise ProtocolError(
+            f"field {name!r} of the report is {_quote(entry)}: expected [kind, index, frame, start, end]"
+        )
+    # The index -1 means that the device waited for an input of the network, and not for a transfer.
+    index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
+    frame, start, end = (_check_number(name, value) for value in entry[2:])
+    return TimelineEntry(entry[0], index, int(frame), start, end)
+
+
+def _quote(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= MAX_NUMBER:
+        return "a huge integer"  # Python refuses to print integers of many digits.
+    return one_line(repr(value), 100)
+
+
+RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
+"""Arguments of Python that run the installed runtime and no module of the working directory."""
+
+
+@dataclass
+class DeviceProcess:
+    """The process of a device. `ClusterState` owns one for each device, and a `StartDevice` function creates it.
+
+    Attributes:
+        manifest: The device's manifest.
+        popen: The process on this host; for a device on another host, the ssh process that runs the device and ends
+            with its exit code. None if somebody else starts the device.
+        output: The captured output of the process.
+        channel: The connection to the device; None until the handshake is finished.
+        address: The address at which peers reach the device.
+        report: The report that the device sends at the end of the run; None until it has arrived.
+        queued_messages: Number of JSON messages of the device that are queued as events.
+        location: Text that follows the device's name in messages, for example " on pi@10.0.0.2".
+        allowed_hosts: Hosts that the device may name as its own, in addition to the one from which it connects.
+    """
+
+    manifest: Manifest
+    popen: subprocess.Popen[bytes] | None = None
+    output: CapturedOutput | None = None
+    channel: MessageChannel | None = None
+    address: Any = None
+    report: DeviceReport | None = None
+    queued_messages: int = 0
+    location: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        return str(self.manifest["device"])
+
+    @property
+    def title(self) -> str:
+        """The device's name in messages."""
+        return f"device {self.device!r}{self.location}"
+
+    def get_channel(self) -> MessageChannel:
+        assert self.channel is not None
+        return self.channel
+
+    def send_token(self, token: str) -> None:
+        """Write the run's secret token to the process's standard input, which no other user of the host can read."""
+        if self.popen is not None and self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # The process has ended, which `failures` will notice.
+                self.popen.stdin.write(f"{token}\n".encode())
+                self.popen.stdin.flush()
+
+    def exit_code(self) -> int | None:
+        """Return the exit code; None while the process runs, or if somebody else has started it."""
+        return None if self.popen is None else self.popen.poll()
+
+    def describe_exit(self) -> str | None:
+        """Return a text about the exit code and the last line of output; None if `exit_code` returns None."""
+        code = self.exit_code()
+        if code is None:
+            return None
+        cause = f"ended with exit code {code}"
+        if code < 0:
+            cause = f"was ended by signal {-code}"
+            with contextlib.suppress(ValueError):  # Some signals have no name.
+                cause += f" ({signal.Signals(-code).name})"
+        line = self.last_line()
+        return f"its process {cause}: {line}" if line else f"its process {cause}"
+
+    def close(self) -> None:
+        """Close the connection to a process that has ended, and the pipe to its standard input."""
+        if self.popen is not None and self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
+        if self.channel is not None:
+            self.channel.close()
+
+    def last_line(self) -> str:
+        """Return the last line of output; '' without output."""
+        tail = b"" if self.output is None else self.output.read()[-4096:]
+        lines = tail.decode(errors="replace").strip().splitlines()
+        return one_line(lines[-1], 500) if lines else ""
+
+
+StartDevice = Callable[[Manifest, Sequence[str]], DeviceProcess]
+"""Starts a device's runtime: (manifest, arguments that are the same for all devices of the run) → process."""
+
+
+def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevice:
+    """Return a function that starts devices on this host.
+
+    `count` is the number of devices that share the host's cores equally.
+    """
+    keys, emulation = options.keys, options.emulation
+    cores = sorted(os.sched_getaffinity(0))
+    # Each emulated device uses one core, because the times of its segments are measured on one core.
+    share = max(1, len(cores) // count) if emulation is None else 1
+
+    def start(manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
+        extra = ["--threads", str(min(share, manifest["threads"]))]
+        if keys is not None:
+            extra += ["--keys", os.path.abspath(keys / "devices" / manifest["device"])]
+        if options.pin:
+            first = manifest["index"] * share
+            extra += ["--cores", ",".join(str(cores[(first + i) % len(cores)]) for i in range(share))]
+        if emulation is None:
+            return launch_process(directory, manifest, [*arguments, *extra])
+        extra += ["--min-seconds", ",".join(map(repr, emulation.min_segments_s[manifest["device"]]))]
+        changes = emulation.speeds.get(manifest["device"], ())
+        extra += ["--speeds", ",".join(f"{at!r}:{speed!r}" for at, speed in changes)] if changes else []
+        with emulation.enter_network(manifest["device"]):
+            return launch_process(directory, manifest, [*arguments, *extra])
+
+    return start
+
+
+def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
+    """Start the installed runtime for a device on this host. No code in the device's directory is run."""
+    # The full path of the manifest shows in the process list which device of which artifact a process is.
+    place = (directory / manifest["device"]).absolute()
+    try:
+        popen = subprocess.Popen(
+            [sys.executable, *RUNTIME_COMMAND, "--manifest", str(place / MANIFEST), "--end-with-stdin", *arguments],
+            cwd=place,
+            env=_child_environment(),
+            stdin=subprocess.PIPE,  # The pipe closes when this process ends. Then the device ends too.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C interrupts only this process, which then ends the devices.
+        )
+    except OSError as error:
+        raise RunError(f"device {manifest['device']!r}: cannot start its process: {error}") from error
+    assert popen.stdout is not None
+    return DeviceProcess(manifest, popen, CapturedOutput(popen.stdout))
+
+
+def _child_environment() -> dict[str, str]:
+    """Return this process's environment without those PYTHON… variables that change how Python behaves."""
+    kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
+    # The child has another working directory, so relative paths must become absolute. Without
+    # PYTHONDONTWRITEBYTECODE, it would write bytecode into the artifact.
+    path = [os.path.abspath(entry) for entry in variables.pop("PYTHONPATH", "").split(os.pathsep) if entry]
+    return variables | {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
+
+
+def end_all(processes: Sequence[DeviceProcess]) -> None:
+    """Kill the processes that still run, and wait until all have ended.
+
+    A device that somebody else has started ends by itself when its connection is closed.
+    """
+    for process in processes:
+        if process.popen is not None:
+            process.popen.kill()
+    for process in processes:
+        if process.popen is not None:
+            process.popen.wait()
+        process.close()
+
+
+def end_process(process: DeviceProcess) -> None:
+    """Kill a process and wait for its end, but not longer than a second."""
+    if process.popen is not None:
+        process.popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # The process is stuck in the kernel.
+            process.popen.wait(1)
+    process.close()
+
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16

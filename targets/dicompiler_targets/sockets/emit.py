@@ -26,14 +26,16 @@ from dicompiler.plugin_api.artifacts import (
 from dicompiler.plugin_api.onnx import is_fixed_size
 from dicompiler_targets.artifact_files import (
     NETWORK_SUFFIX,
+    HoistedSegment,
+    describe_copies,
     find_device_inputs,
+    hoist_device_copies,
+    make_device_contents,
     network_weights_file,
     write_chunks,
 )
 from dicompiler_targets.bundled_runtime import read_runtime_sources
-from dicompiler_targets.copy_hoisting import HoistedSegment
 from dicompiler_targets.engine_segments import convert_segments, describe_network, describe_packages
-from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, make_device_contents
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")

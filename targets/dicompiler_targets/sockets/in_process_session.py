@@ -21,15 +21,13 @@ from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session
 from dicompiler.plugin_api.artifacts import FrameTimes, RunEvent
 from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
-from dicompiler_targets.sockets.device_reports import read_report
+from dicompiler_targets.sockets.device_connections import read_report
+from dicompiler_targets.sockets.runtime.channel import EventLoop
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
-from dicompiler_targets.sockets.runtime.event_loop import EventLoop
-from dicompiler_targets.sockets.runtime.executor import FrameExecution, StepExecutor
+from dicompiler_targets.sockets.runtime.executor import FrameExecution, Mailbox, StepExecutor
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
-from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 from dicompiler_targets.sockets.runtime.segments import one_line
-from dicompiler_targets.sockets.session import FrameReader, check_frames_in_flight, timeout_error
-from dicompiler_targets.sockets.session_guard import SessionGuard
+from dicompiler_targets.sockets.session import FrameReader, SessionGuard, check_frames_in_flight, timeout_error
 
 
 class InProcessSession(Session):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import RunOptions, RunResult, Session
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
-from dicompiler_targets.sockets.device_process import StartDevice
+from dicompiler_targets.sockets.device_connections import StartDevice
 from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, check_device_options, default_heartbeat_s
 
 

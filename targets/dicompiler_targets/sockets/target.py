@@ -96,7 +96,7 @@ class SocketsTarget(Target):
         The slices and concatenations at the boundaries of segments are not part of the calls, because the runtime makes
         these copies itself.
         """
-        from dicompiler_targets.segment_io import make_segment_calls
+        from dicompiler_targets.artifact_files import make_segment_calls
 
         return make_segment_calls(device)
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.plugin_api import DeviceProgram, Program, Transfer
-from dicompiler_targets.artifact_files import find_device_inputs
-from dicompiler_targets.copy_hoisting import StridedCopy
+from dicompiler_targets.artifact_files import StridedCopy, find_device_inputs
 from dicompiler_targets.tflm.lowering import MAX_COPY_LOOPS
 from dicompiler_targets.tflm.memory_layout import MemoryLayout, list_received
 

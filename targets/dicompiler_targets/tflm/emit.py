@@ -14,9 +14,8 @@ from pathlib import Path
 
 from dicompiler.plugin_api import DeviceProgram, DicompilerError, Host, Program
 from dicompiler.plugin_api.artifacts import Json, describe_artifact, format_json
-from dicompiler_targets.artifact_files import find_device_inputs, write_chunks
+from dicompiler_targets.artifact_files import HoistedSegment, StridedCopy, find_device_inputs, write_chunks
 from dicompiler_targets.bundled_runtime import read_runtime_sources
-from dicompiler_targets.copy_hoisting import HoistedSegment, StridedCopy
 from dicompiler_targets.tflm import codegen
 from dicompiler_targets.tflm.arena_size import measure_arenas
 from dicompiler_targets.tflm.flatbuffer import read_operator_codes

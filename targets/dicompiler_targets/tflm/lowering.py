@@ -18,8 +18,8 @@ from onnx import TensorProto
 
 from dicompiler.plugin_api import Segment, Shape, TensorSpec
 from dicompiler.plugin_api.onnx import Weight
-from dicompiler_targets import copy_hoisting
-from dicompiler_targets.copy_hoisting import CopiedTensor, HoistedSegment, StridedCopy
+from dicompiler_targets import artifact_files
+from dicompiler_targets.artifact_files import CopiedTensor, HoistedSegment, StridedCopy
 from dicompiler_targets.tflm import (
     average_pool,
     axis_ops,
@@ -150,7 +150,7 @@ def hoist_segment_copies(segment: Segment) -> HoistedSegment:
 
     They become copies, which the device's program makes itself, without TFLite.
     """
-    return copy_hoisting.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
+    return artifact_files.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
 
 
 def make_wire_copies(
@@ -161,7 +161,7 @@ def make_wire_copies(
     `copied` lists the regions, and `values` describes the other tensors by name. In memory, tensors with four axes have
     channels last.
     """
-    return copy_hoisting.make_copies(target, copied, values, NCHW_TO_NHWC if len(copied.shape) == 4 else None)
+    return artifact_files.make_copies(target, copied, values, NCHW_TO_NHWC if len(copied.shape) == 4 else None)
 
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:

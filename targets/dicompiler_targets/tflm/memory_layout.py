@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dicompiler.plugin_api import DeviceProgram, Program, TensorSpec
-from dicompiler_targets.artifact_files import find_device_inputs
-from dicompiler_targets.copy_hoisting import HoistedSegment
+from dicompiler_targets.artifact_files import HoistedSegment, find_device_inputs
 from dicompiler_targets.tflm.graph import get_type_name
 from dicompiler_targets.tflm.lowering import WireTensor, make_wire_copies, to_wire_shape
 

@@ -17,7 +17,7 @@ from support.operator_cases import Draw, RuleCase, check_stand_in, integers, run
 from dicompiler.ir.operator_rule import Operation, Piece
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full_region
-from dicompiler.operators import builtin_rules
+from dicompiler.partition.operators import builtin_rules
 from dicompiler.verify.exact import DOMAIN, check_model
 from dicompiler.verify.exact.normalization import BODIES
 from dicompiler.verify.executor import run_model

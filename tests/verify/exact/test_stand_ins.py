@@ -11,8 +11,8 @@ from support.operator_cases import run_split
 
 from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.ir.plan import Part
-from dicompiler.operators import builtin_rules
-from dicompiler.operators.elementwise import elementwise
+from dicompiler.partition.operators import builtin_rules
+from dicompiler.partition.operators.elementwise import elementwise
 from dicompiler.plugin.registry import temporarily_registered
 from dicompiler.verify.exact import DOMAIN, Relaxation, build_check_model, check_model, generic
 from dicompiler.verify.exact.normalization import BODIES

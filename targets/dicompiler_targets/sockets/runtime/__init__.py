@@ -8,17 +8,17 @@ onnxruntime and, for segments that another engine computes, the packages of this
 
 A frame (one inference request) goes through these modules:
 
-1. `__main__` reads the options and creates a `device.DeviceRun`, which joins the coordinator. `peers` connects it to
-   the other devices (its peers), by means of `addresses`, `handshake` and `transport`.
-2. `event_loop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that `protocol`
-   describes and checks.
-3. `device` puts announced frames and received tensors into the `mailbox`.
+1. `__main__` reads the options and creates a `device.DeviceRun`, which joins the coordinator and the other devices (its
+   peers), by means of `addresses`, `handshake` and `transport`.
+2. `channel.EventLoop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that
+   `protocol` describes and checks.
+3. `device` puts announced frames and received tensors into the mailbox.
 4. `executor` takes them out and runs the steps of the frame: segments (ONNX sub-models) and sends. `segments` calls
-   onnxruntime or, through `network_session`, another engine (`engine_ncnn`).
-5. `device` posts the computed transfers and outputs in a channel, and `event_loop` sends them.
+   onnxruntime or another engine (`engine_ncnn`).
+5. `device` posts the computed transfers and outputs in a channel, and the event loop sends them.
 
-`daemon` does the work of `__main__` in a resident device. `role_schedule` selects the plan, and so the steps, of each
-frame. `value_codec` encodes values of unknown size, and `integrity` finds damaged files.
+`daemon` does the work of `__main__` in a resident device. `protocol.RoleSchedule` selects the plan, and so the
+steps, of each frame. `value_codec` encodes values of unknown size, and `integrity` finds damaged files.
 """
 
 import os

@@ -128,9 +128,8 @@ def _end_with_stdin() -> None:
 
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
     # These imports load onnxruntime, which takes long. They are here, so that `_end_with_stdin` already runs meanwhile.
-    from .device import DeviceRun
+    from .device import ConnectionSettings, DeviceRun
     from .executor import EmulatedSpeed
-    from .peers import ConnectionSettings
 
     keys = None if options.keys is None else TlsKeys(options.keys)
     if keys is not None and keys.expiry_notice:

@@ -25,7 +25,7 @@ from typing import IO, Any
 from . import MANIFEST_FORMAT
 from .addresses import bind_socket, find_local_host, join_address
 from .channel import MessageChannel
-from .device import DeviceRun, make_checked_sessions
+from .device import ConnectionSettings, DeviceRun, make_checked_sessions
 from .handshake import (
     COORDINATOR_NAME,
     GREETING_TIMEOUT_S,
@@ -36,7 +36,6 @@ from .handshake import (
     derive_token,
 )
 from .integrity import FileIntegrity, read_manifest
-from .peers import ConnectionSettings
 from .protocol import MessageType, ProtocolError
 from .segments import one_line, peak_memory_bytes
 from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_identity

@@ -1,0 +1,191 @@
+"""Emulated boards: their network on this host, and the costs of a target's runtime on this host.
+
+Platform + seconds of each segment ──open_boards──► Emulation;   target ──measure_runtime_costs──► RuntimeCosts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dicompiler.analysis.prediction_error import share_processors
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.ir.platform import Platform
+from dicompiler.measure import runtime_benchmarks, runtime_costs_fit
+from dicompiler.measure.emulation.network import emulate_network
+from dicompiler.plugin.registry import registry
+from dicompiler.target.run_records import Emulation, RunOptions, RunResult
+from dicompiler.target.target_base import Target
+
+log = logging.getLogger("dicompiler")
+
+PLAYED_BENCHMARKS = ("one", "calls", "messages")
+"""The benchmark programs that are run. Their messages are so short that a rate-limited link does not delay them.
+
+Larger messages need no benchmark: the runtime handles them while the link sends them.
+"""
+COMPUTED_S = 10e-3
+"""Seconds that all segments (submodels) of a benchmark program together take in a frame.
+
+They are subtracted from the frame time. Delays make the segments take exactly this time, so it must exceed the time
+that they really need. With 1 ms, a program of one segment took longer than that, and a call seemed to cost nothing.
+"""
+FRAMES_PER_ROUND, ROUNDS = 40, 3
+
+
+@contextlib.contextmanager
+def open_boards(
+    platform: Platform, segments_s: Mapping[str, tuple[float, ...]], first: str, dilation: float = 1.0
+) -> Iterator[Emulation]:
+    """Open emulated boards until the end of the `with` block.
+
+    In the block, the calling thread is on the network of the first board, where it acts as the source of frames.
+
+    Args:
+        platform: The boards and their network.
+        segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first the segments
+            of the main plan, then those of replicas and failure plans.
+        first: Name of the first device, on whose network the calling thread will be.
+        dilation: Factor by which everything runs slower than on the boards.
+    """
+    min_segments_s = {name: tuple(dilation * value for value in call_times) for name, call_times in segments_s.items()}
+    with emulate_network(dilate_network(platform, dilation)) as network:
+        hosts = platform.host_of
+        emulation = Emulation(
+            lambda device: network.enter_host(hosts[device]),
+            {name: network.addresses[host] for name, host in hosts.items()},
+            {name: network.namespaces[host] for name, host in hosts.items()},
+            min_segments_s,
+            scale_links=network.scale_links,
+        )
+        with network.enter_host(hosts[first]):
+            yield emulation
+
+
+def dilate_network(platform: Platform, factor: float) -> Platform:
+    """Return the platform with a network that is slower by `factor`."""
+    network = platform.network
+    links = tuple(
+        replace(link, bandwidth=link.bandwidth / factor, latency=link.latency * factor) for link in network.links
+    )
+    slower = replace(network, bandwidth=network.bandwidth / factor, latency=network.latency * factor, links=links)
+    hosts = tuple(
+        host if host.bandwidth is None else replace(host, bandwidth=host.bandwidth / factor) for host in platform.hosts
+    )
+    return replace(platform, hosts=hosts, network=slower)
+
+
+def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
+    """Return the run options for a run on emulated boards. `first` is the name of the first device."""
+    return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
+
+
+@cache
+def measure_runtime_costs(name: str) -> RuntimeCosts:
+    """Return the costs of a target's runtime, measured on two emulated boards.
+
+    The measurement takes some seconds and is made once per process. The bytes of messages cost no processor time,
+    because the runtime handles them while the links send them. Costs that cannot be measured have the values that the
+    target states. If the target's programs do not run on this host, all costs are stated values, and a warning says so.
+
+    Args:
+        name: Name of the target.
+
+    Raises:
+        DicompilerError: This host cannot emulate a network.
+    """
+    target: Target = registry().make("targets", name)
+    stated = target.runtime_costs
+    try:
+        measured = _measure_target(target)
+    except (RunError, UsageError) as error:
+        log.warning(
+            "the runtime costs of %s on this host cannot be measured, so its stated costs are used: %s", name, error
+        )
+        return stated
+    return replace(
+        measured,
+        per_copy=stated.per_copy,
+        per_copied_byte=stated.per_copied_byte,
+        per_io_byte=stated.per_io_byte,
+        per_tls_byte=stated.per_tls_byte,
+        coalesced_share=stated.coalesced_share,
+        in_order=stated.in_order,
+    )
+
+
+def runtime_cost_factor(name: str, count: int) -> float:
+    """Return how many times longer a message takes on emulated boards than the target states.
+
+    Cost models accept this factor as their option `runtime`.
+
+    Args:
+        name: Name of the target.
+        count: Number of emulated boards that share this host.
+    """
+    emulated = share_processors(measure_runtime_costs(name), count)
+    stated = registry().make("targets", name).runtime_costs
+    emulated_s, stated_s = (costs.send + costs.latency + costs.receive for costs in (emulated, stated))
+    return emulated_s / stated_s if stated_s else 1.0
+
+
+def _measure_target(target: Target) -> RuntimeCosts:
+    """Return the measured costs of a target's runtime.
+
+    Each benchmark program is run in several rounds. The round with the smallest median frame time is used, because
+    other load on this host can only delay frames.
+    """
+    if not target.can_emulate:
+        raise UsageError("its programs cannot run on emulated boards")
+    times, sends = {name: list[float]() for name in PLAYED_BENCHMARKS}, list[float]()
+    costs: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as scratch:
+        states = {
+            name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in PLAYED_BENCHMARKS
+        }
+        entry = runtime_benchmarks.benchmarks_entry(target, states)
+        for _ in range(runtime_costs_fit.MAX_FITS):
+            for name in ROUNDS * PLAYED_BENCHMARKS:
+                program = states[name].program
+                assert program is not None
+                segment_s = COMPUTED_S / sum(len(device.segments) for device in program.devices)
+                steps_s = {device.device: (segment_s,) * len(device.segments) for device in program.devices}
+                result = _play_benchmark(target, Path(scratch, name), steps_s)
+                times[name].append(statistics.median(result.frames_s) - COMPUTED_S)
+                if name == "messages":
+                    sends += _send_seconds(result)
+            frames_s = {name: min(frame_times) for name, frame_times in times.items()}
+            costs = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
+            if not runtime_costs_fit.find_zero_costs(costs):
+                break
+    if reason := runtime_costs_fit.describe_zero_costs(costs):
+        log.warning("the stated costs of %s are used instead of measured ones: %s", target.name, reason)
+    stated = target.runtime_costs
+    costs |= {name: getattr(stated, name) for name in runtime_costs_fit.find_zero_costs(costs)}
+    return RuntimeCosts(**costs)
+
+
+def _play_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[float, ...]]) -> RunResult:
+    frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps_s))
+    with open_boards(runtime_benchmarks.BENCHMARK_PLATFORM, steps_s, first) as emulation:
+        options = options_on_boards(emulation, first, RunOptions(kept_frames=1))
+        return target.run(directory, [frame] * FRAMES_PER_ROUND, options)
+
+
+def _send_seconds(result: RunResult) -> list[float]:
+    """Return the median seconds that a device needed to hand a message to the operating system.
+
+    The result is a list with this number, or an empty list if the target does not report such times.
+    """
+    spans = [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
+    return [statistics.median(spans)] if spans else []

@@ -1,0 +1,465 @@
+"""Emulation: run an artifact on this host at the speed of its platform's boards.
+
+artifact + Platform ──emulate──► EmulationResult: measurements and predictions
+
+Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its board.
+All other work of the target's runtime runs at the speed of this host. The prediction accounts for this: it uses runtime
+costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too few
+processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they are
+times on the boards.
+
+Measurement of a program's segments (submodels) on this host, called as a target's runtime calls them.
+
+Target + Program + inputs ──measure_segments──► seconds of each segment on one thread, without those of an empty call
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import helper
+
+from dicompiler.analysis.prediction_error import (
+    ExpectedTiming,
+    RunTiming,
+    SegmentSeconds,
+    available_processors,
+    on_emulation_host,
+    predict_timing,
+    segment_seconds,
+    typical_frame_s,
+    with_segment_seconds,
+)
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.units import format_seconds
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.driver.artifact import check_frame_count, reopen_artifact, run_opened
+from dicompiler.driver.prepare import resolve_platform
+from dicompiler.driver.run_log import frames_in_flight
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
+from dicompiler.measure.emulation.boards import measure_runtime_costs, open_boards, options_on_boards
+from dicompiler.measure.profile_package import empty_model
+from dicompiler.target.run_records import RunOptions, RunResult, SegmentCall
+from dicompiler.target.target_base import Target
+from dicompiler.verify.executor import OrtSession, ProgramExecutor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dicompiler.cost.workload import Workload
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.plan import Plan
+    from dicompiler.search.problem import Problem
+    from dicompiler.target.target_base import Target
+
+
+CALLS_PER_TURN = 5
+MIN_TURNS = 3
+LONG_TIMING_S = 2.0
+"""Seconds of a long measurement.
+
+The lower quartile of its values is used, because a host that other programs use too is slow at times.
+"""
+
+
+class CallTimer:
+    """Measures the processor time of a call, which executes several functions in order.
+
+    Calls are grouped into turns. In one turn, all segments of one device are called several times; in the next turn,
+    those of another device. The value of a turn is the median time of this call in the turn. The first call is
+    excluded, because the caches still contain data of the other device.
+    """
+
+    def __init__(self, *functions: Callable[[], object]) -> None:
+        self._functions = functions
+        self._calls_s: list[float] = []
+        self._turns_s: list[float] = []
+
+    def time_call(self) -> None:
+        """Execute and time one call."""
+        start = time.thread_time()
+        for function in self._functions:
+            function()
+        self._calls_s.append(time.thread_time() - start)
+
+    def end_turn(self) -> None:
+        """Store the value of the turn, and begin a new one."""
+        self._turns_s.append(statistics.median(self._calls_s[1:]))
+        self._calls_s.clear()
+
+    @property
+    def quick_call_s(self) -> float:
+        """Lower quartile in seconds of the values of all turns (groups of calls)."""
+        return sorted(self._turns_s)[len(self._turns_s) // 4]
+
+
+def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> SegmentSeconds:
+    """Return the seconds of each segment (submodel) on this host, by device name.
+
+    The segments of the main plan come first, then those of replicas and failure plans. All segments of a device are
+    called in turn, so that the caches contain the same weights as in a frame.
+
+    Args:
+        target: The target; its way of calling segments is timed.
+        program: Program with the segments.
+        inputs: Arrays by name of the graph input.
+        long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
+    """
+    empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
+    timers: list[tuple[str, list[CallTimer]]] = []
+    for role in program.roles:
+        values = ProgramExecutor(role, is_single_use=True).run(inputs, True).values
+        for device in role.devices:
+            memory = writable_copies(values[device.device])
+            calls = target.segment_calls(device)
+            timers.append((device.device, [make_timer(program, call, memory) for call in calls]))
+    turns, end = 0, time.monotonic() + LONG_TIMING_S * long
+    while turns < MIN_TURNS or time.monotonic() < end:
+        for _, device_timers in timers:
+            for timer in CALLS_PER_TURN * (*device_timers, empty):
+                timer.time_call()
+            for timer in (*device_timers, empty):
+                timer.end_turn()
+        turns += 1
+    seconds: dict[str, list[float]] = {device.device: [] for device in program.devices}
+    for name, device_timers in timers:
+        seconds[name] += [max(0.0, timer.quick_call_s - empty.quick_call_s) for timer in device_timers]
+    return {name: tuple(values) for name, values in seconds.items()}
+
+
+def writable_copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: np.array(value, order="C") if isinstance(value, np.ndarray) else value for name, value in tensors.items()
+    }
+
+
+def make_timer(program: Program, call: SegmentCall, memory: dict[str, Any]) -> CallTimer:
+    """Return a timer for a call of a segment (submodel), with the runtime's copies before and after the call.
+
+    Args:
+        program: Program to which the segment belongs.
+        call: Call of the segment, with its copies.
+        memory: Tensors of the device in a frame, by name. Tensors that the copies create are added.
+    """
+    if call.segment is None:
+        return CallTimer(*call.make_copies(memory))
+    model = call.segment.model
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name not in memory:
+            tensor_type = value.type.tensor_type
+            shape = [dim.dim_value for dim in tensor_type.shape.dim]
+            memory[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
+    session = OrtSession(model, program.weights, f"segment {call.segment.name!r}", "all")
+    copy_before, copy_after = call.make_copies(memory)
+    return CallTimer(copy_before, session.bind(memory), copy_after)
+
+
+log = logging.getLogger("dicompiler")
+
+MAX_LOAD_SHARE = 0.8
+"""Maximum share of this host's processors that computing may need. With more, emulated boards delay each other."""
+MAX_COMPUTE_SLOWDOWN = 0.05
+"""Share by which computing may take longer than on the boards before a warning reports it."""
+NOT_EMULATED = (
+    "caches and memory of a board, changes of its clock frequency, other traffic; the runtime itself runs as fast as "
+    "here"
+)
+
+
+def describe_limits(dilation: float) -> str:
+    """Return a text about the limits of emulation: omitted effects of real boards, and the slowdown by `dilation`."""
+    return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
+
+
+@dataclass(frozen=True)
+class EmulationResult:
+    """Result of an emulated run. All times are times on the boards: measured times are divided by `dilation`.
+
+    Attributes:
+        result: Outputs and measurements of the run.
+        timed_unit: Text that names the timed unit: "a frame", or "8 frames, each" if several frames were in flight.
+        frame_s: Measured seconds of this unit.
+        predicted_s: Predicted seconds of this unit, with the message costs of this host.
+        on_boards: The prediction for real boards, with the message costs of the boards instead of those of this host.
+        simulated_s: Seconds of this unit in a simulation with the segment times of the emulated boards.
+        segments_s: Seconds of each call of a segment (an ONNX submodel) on its board, by device name.
+        compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
+            (0.05 means 5 %).
+        expected: The prediction with the times of each device.
+        platform: The emulated platform.
+        runtime: Costs of the target's runtime on this host (`measure_runtime_costs`).
+        dilation: Factor by which everything ran slower than on the boards.
+    """
+
+    result: RunResult
+    timed_unit: str
+    frame_s: float
+    predicted_s: float
+    on_boards: RunTiming
+    simulated_s: float
+    segments_s: SegmentSeconds
+    compute_slowdown: float
+    expected: ExpectedTiming
+    platform: Platform
+    runtime: RuntimeCosts
+    dilation: float = 1.0
+
+
+def emulate(
+    directory: str | Path,
+    platform: str | Path | Platform | None = None,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    frames: int = 8,
+    slower: float | None = None,
+    cost: str = "",
+    options: RunOptions | None = None,
+    dilation: float = 1.0,
+) -> EmulationResult:
+    """Run an artifact at the speed of emulated boards.
+
+    This needs root, because it creates network namespaces with rate-limited links.
+
+    Args:
+        directory: The artifact.
+        platform: The platform to emulate. Default: the platform that the artifact was compiled for.
+        inputs: Arrays by name of the graph input. Default: seeded random arrays.
+        frames: Number of frames.
+        slower: How many times longer a segment (an ONNX submodel) takes on the fastest emulated device than on one core
+            of this host. On the other devices, it takes longer in inverse proportion to their compute rates. Default:
+            segments take as long as the cost model predicts.
+        cost: The cost model of the prediction. Without `slower`, each emulated segment takes the time that this model
+            predicts, and the default is the model that the artifact was compiled with. With `slower`, the default is
+            to predict from the emulated times of segments.
+        options: Options of the run.
+        dilation: Factor of at least 1 by which segments and links are slowed; measured times are divided by it. With a
+            larger factor, this host can emulate more or faster boards. But the work of the runtime itself is not slowed
+            down, so after the division it seems to take less time than it does.
+
+    Returns:
+        The measured times of the run, and the predicted ones.
+
+    Raises:
+        DicompilerError: This host cannot emulate these boards.
+        RunError: A device failed; the message names it.
+        UsageError: An argument is invalid.
+    """
+    check_frame_count(frames)
+    if not 1 <= dilation < float("inf"):
+        raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
+    boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(), dilation)
+    log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
+    host_s = boards.measure_host_seconds(inputs, long=slower is not None)
+    workload = boards.problem.workload(boards.plan)[1]
+    board_s = segment_seconds(workload) if slower is None else board_segment_seconds(host_s, boards.platform, slower)
+    simulated = boards.predict(with_segment_seconds(workload, board_s))
+    predicted = boards.predict(workload) if cost or slower is None else simulated
+    on_boards = boards.board_problem.workload(boards.plan)[1]
+    if slower is not None and not cost:
+        on_boards = with_segment_seconds(on_boards, board_s)
+    host_s = _scale_seconds(host_s, 1 / dilation)
+    _check_speed(host_s, board_s, predicted.frame_s, boards.role_count)
+
+    result = boards.run(Path(directory), inputs, board_s)
+    timed_unit, frame_s = _timed_frame(result, boards.options.in_flight, boards.role_count)
+    return EmulationResult(
+        result=result,
+        timed_unit=timed_unit,
+        frame_s=frame_s,
+        predicted_s=predicted.frame_s,
+        on_boards=boards.predict(on_boards),
+        simulated_s=simulated.frame_s,
+        segments_s=board_s,
+        compute_slowdown=_compute_slowdown(result, board_s, host_s, boards.role_count),
+        expected=ExpectedTiming(boards.problem.cost_model.name, boards.program, predicted),
+        platform=boards.platform,
+        runtime=boards.runtime,
+        dilation=dilation,
+    )
+
+
+@dataclass(frozen=True)
+class _EmulatedArtifact:
+    """An artifact that will run on emulated boards.
+
+    Attributes:
+        target: The target that wrote the artifact.
+        problem: The artifact's problem, with the runtime costs of this host.
+        board_problem: The artifact's problem, with the runtime costs of the boards.
+        platform: The emulated platform.
+        program: The program of each board.
+        plan: The plan.
+        reference: The whole model, which computes the expected outputs.
+        runtime: Costs of the target's runtime on this host.
+        frames: Number of frames.
+        options: Options of the run, with the number of frames in flight.
+        dilation: Factor by which everything runs slower than on the boards.
+    """
+
+    target: Target
+    problem: Problem
+    board_problem: Problem
+    platform: Platform
+    program: Program
+    plan: Plan
+    reference: Model
+    runtime: RuntimeCosts
+    frames: int
+    options: RunOptions
+    dilation: float
+
+    @property
+    def role_count(self) -> int:
+        """Number of replicas (copies of the plan on other devices); 1 if the plan has none."""
+        return len(self.program.replica_roles)
+
+    def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
+        """Return the seconds of each segment (submodel) on one core of this host, by a short or a long measurement."""
+        from dicompiler.verify.run_inputs import prepare_inputs
+
+        roles = self.program.replica_roles
+        program = replace(roles[0], other_roles=roles[1:])
+        return measure_segments(self.target, program, prepare_inputs(self.reference, inputs), long)
+
+    def predict(self, workload: Workload) -> RunTiming:
+        """Return the predicted times of the run."""
+        return predict_timing(workload, self.platform, self.frames, self.options.in_flight)
+
+    def run(self, directory: Path, inputs: Mapping[str, NDArray[Any]] | None, board_s: SegmentSeconds) -> RunResult:
+        """Run the artifact on emulated boards. `board_s` has the seconds of each segment (submodel), by device name."""
+        first = self.program.devices[0].device
+        board_s = with_failure_segments(board_s, self.program)
+        with open_boards(self.platform, board_s, first, self.dilation) as emulation:
+            options = options_on_boards(emulation, first, self.options)
+            result = run_opened(directory, self.target, self.reference, inputs, self.frames, options)
+        return result.with_scaled_times(1 / self.dilation)
+
+
+def _open_artifact(
+    directory: str | Path,
+    platform: str | Path | Platform | None,
+    cost: str,
+    frames: int,
+    options: RunOptions,
+    dilation: float,
+) -> _EmulatedArtifact:
+    """Open an artifact for emulation, and measure the costs of its target's runtime on this host."""
+    own_platform = None if platform is None else resolve_platform(platform)
+    compilation, target, board_problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    assert compilation.platform is not None and compilation.program is not None
+    assert compilation.plan is not None and compilation.reference is not None
+    if not target.can_emulate:
+        raise UsageError(f"emulate: target {target.name!r} cannot emulate boards: compile for sockets or mpi")
+    log.info("measuring the costs of the runtime of %s on this host", target.name)
+    runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
+    problem = on_emulation_host(board_problem, runtime, compilation.program, secure=options.keys is not None)
+    in_flight = frames_in_flight(options.in_flight, len(compilation.program.devices), frames)
+    return _EmulatedArtifact(
+        target,
+        problem,
+        board_problem,
+        compilation.platform,
+        compilation.program,
+        compilation.plan,
+        compilation.reference,
+        runtime,
+        frames,
+        replace(options, in_flight=in_flight),
+        dilation,
+    )
+
+
+def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
+    """Return the times of segments (ONNX submodels) with a 0 appended for each segment of a failure plan.
+
+    A 0 means that the segment is not delayed: it runs at the speed of this host.
+
+    Args:
+        board_s: Seconds of the segments of all replicas.
+        program: The program, with its failure plans.
+
+    Returns:
+        Seconds of the segments of all replicas, then those of all failure plans, by device name.
+    """
+    failure_roles = [role for role in program.roles if role.failed]
+    times = {}
+    for i, (name, seconds) in enumerate(board_s.items()):
+        count = sum(len(role.devices[i].segments) for role in failure_roles)
+        times[name] = (*seconds, *count * (0.0,))
+    return times
+
+
+def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
+    return {name: tuple(factor * value for value in seconds) for name, seconds in times.items()}
+
+
+def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
+    """Return the times of segments (ONNX submodels) on the boards, from their times on this host.
+
+    On the fastest board, times are longer by the factor `slower`. On a board with a lower rate, they are longer by the
+    ratio of the two rates as well.
+    """
+    times = {}
+    for name, seconds in host_s.items():
+        device = platform.device(name)
+        relative = platform.fastest_device.rate / device.rate if device.can_compute else 1.0
+        times[name] = tuple(value * slower * relative for value in seconds)
+    return times
+
+
+def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
+    """Return a text that names the timed unit ("a frame" or "8 frames, each"), and its measured seconds.
+
+    If several frames are in flight, their total time is divided by their number, because single times overlap. `roles`
+    is the number of replicas (copies of the plan on other devices).
+    """
+    if in_flight > 1:
+        count = len(result.frames_s)
+        return f"{count} frames, each", result.total_s / count
+    return "a frame", typical_frame_s(result.frames_s, roles)
+
+
+def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
+    """Raise DicompilerError if this host is too slow to emulate the boards.
+
+    It is too slow if it needs longer for the segments (submodels) of a device than the emulated board. It is also too
+    slow if the segments of all boards together need too many processors. `frame_s` are the predicted seconds of a
+    frame, and `roles` is the number of replicas (copies of the plan on other devices).
+    """
+    for name, seconds in host_s.items():
+        if sum(seconds) > sum(board_s[name]):
+            board_text, host_text = (format_seconds(sum(call_times) / roles) for call_times in (board_s[name], seconds))
+            raise DicompilerError(
+                f"emulate: {name} computes for {board_text} per frame, but this host alone needs {host_text} for that: "
+                "emulate slower boards (--slower), or run everything slower (--dilation)"
+            )
+    processors = available_processors()
+    load = sum(map(sum, host_s.values())) / roles / frame_s / processors
+    if load > MAX_LOAD_SHARE:
+        raise DicompilerError(
+            f"emulate: computing would keep {processors} processors of this host busy for {load:.0%} of each frame "
+            f"({MAX_LOAD_SHARE:.0%} is allowed), so emulated boards would delay each other: emulate slower boards "
+            "(--slower) or fewer, or run everything slower (--dilation)"
+        )
+
+
+def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
+    """Return how much longer computing took than it should, as a fraction (0.05 means 5 %).
+
+    Each segment (submodel) should take as long as on its board (`board_s`), or as on this host if that is longer
+    (`host_s`). `roles` is the number of replicas (copies of the plan on other devices).
+    """
+    expected_s = 0.0
+    for name in board_s:
+        expected_s += sum(max(pair) for pair in zip(board_s[name], host_s[name], strict=True))
+    expected_s *= len(result.frames_s) / roles
+    if not expected_s:
+        return 0.0
+    return sum(sum(report.segments_s) for report in result.reports) / expected_s - 1

@@ -1,0 +1,151 @@
+"""Streams on emulated boards and links that become slower and faster, with and without a session that changes its plan.
+
+artifact + SpeedChanges ──emulate_speed_changes──► SpeedTrial: when each frame was finished, and the adaptations
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dicompiler.analysis.prediction_error import segment_seconds
+from dicompiler.base.errors import UsageError
+from dicompiler.cost.speed_changes import SpeedChange, list_host_speeds, list_speeds
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.prepare import resolve_platform
+from dicompiler.driver.swap import SwappableSession
+from dicompiler.ir.platform import Platform
+from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, SpeedTrial
+from dicompiler.measure.emulation.boards import open_boards, options_on_boards
+from dicompiler.measure.emulation.emulate import with_failure_segments
+from dicompiler.target.run_records import Emulation, RunOptions
+
+START_S = 5.0
+"""Seconds allowed for the start of the devices. The times of speed changes count from the end of this period."""
+
+
+def emulate_speed_changes(
+    directory: str | Path,
+    changes: Sequence[SpeedChange],
+    adapt: AdaptOptions | None = None,
+    *,
+    platform: str | Path | Platform | None = None,
+    inputs: dict[str, Any] | None = None,
+    duration_s: float = 60.0,
+    cost: str = "",
+    options: RunOptions | None = None,
+) -> SpeedTrial:
+    """Stream frames on emulated boards and links that change their speed.
+
+    This needs root, because it creates network namespaces with rate-limited links.
+
+    Args:
+        directory: The artifact.
+        changes: When boards and links become slower or faster.
+        adapt: When the session searches for another plan; None: never.
+        platform: The platform to emulate. Default: the platform that the artifact was compiled for.
+        inputs: Arrays by name of the graph input, the same for all frames. Default: seeded random arrays.
+        duration_s: Seconds in which frames are sent.
+        cost: The cost model that predicts the times of segments. Default: that of the artifact.
+        options: Options of the session. Default: three frames in flight for each device.
+
+    Returns:
+        The times of the frames and the adaptations.
+
+    Raises:
+        DicompilerError: This host cannot emulate these boards.
+        RunError: A device failed; the message names it.
+        UsageError: A change names an unknown device or host, or the target of the artifact supports no sessions.
+    """
+    from dicompiler.verify.run_inputs import prepare_inputs
+
+    own_platform = None if platform is None else resolve_platform(platform)
+    compilation, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    if not target.can_emulate or target.name == "mpi":
+        raise UsageError(f"emulate: boards of target {target.name!r} cannot change their speed: compile for sockets")
+    boards = problem.platform
+    assert compilation.reference is not None and compilation.program is not None
+    frame = prepare_inputs(compilation.reference, inputs)
+    start = time.perf_counter() + START_S
+    speeds = list_speeds(changes, [device.name for device in boards.devices], start)
+    link_changes = sorted(
+        (at, host, speed) for host, found in list_host_speeds(changes, boards, start).items() for at, speed in found
+    )
+    first = compilation.program.devices[0].device
+    finished: list[float] = []
+
+    def with_segment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
+        emulation = session_options.emulation
+        assert emulation is not None
+        return replace(
+            session_options,
+            emulation=replace(emulation, min_segments_s=segment_times(artifact, cost, boards), speeds=speeds),
+        )
+
+    with (
+        open_boards(boards, {}, first) as emulation,  # The segment times are added for each artifact.
+        _changing_links(emulation, link_changes),
+    ):
+        session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
+        session: SwappableSession
+        if adapt is None:
+            session = SwappableSession(Path(directory), session_options, with_segment_times)
+        else:
+            session = AdaptiveSession(Path(directory), session_options, adapt, with_segment_times)
+        with session:
+            time.sleep(max(0.0, start - time.perf_counter()))
+
+            def frames() -> Any:
+                while time.perf_counter() < start + duration_s:
+                    yield frame
+
+            finished.extend(time.perf_counter() - start for _ in session.stream(frames()))
+    return SpeedTrial(tuple(finished), tuple(session.adaptations) if isinstance(session, AdaptiveSession) else ())
+
+
+@contextlib.contextmanager
+def _changing_links(emulation: Emulation, changes: Sequence[tuple[float, str, float]]) -> Iterator[None]:
+    """Change the speeds of links in a thread until the end of the `with` block.
+
+    Args:
+        emulation: The boards.
+        changes: Time (time.perf_counter), host and speed of each change, in the order of the times.
+    """
+    assert emulation.scale_links is not None
+    scale_links, is_ended = emulation.scale_links, threading.Event()
+
+    def change_links() -> None:
+        for at, host, speed in changes:
+            if is_ended.wait(max(0.0, at - time.perf_counter())):
+                return
+            scale_links(host, speed)
+
+    thread = threading.Thread(target=change_links)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_ended.set()
+        thread.join()
+
+
+def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[str, tuple[float, ...]]:
+    """Return the predicted seconds of each segment (submodel that a device runs) of an artifact.
+
+    Args:
+        artifact: The artifact.
+        cost: The cost model; empty for that of the artifact.
+        platform: The emulated boards.
+
+    Returns:
+        For each device, the seconds of its segments, first those of the normal plan.
+    """
+    compilation, _, problem = reopen_artifact(artifact, cost, platform)
+    assert compilation.plan is not None and compilation.program is not None
+    seconds = segment_seconds(problem.workload(compilation.plan)[1])
+    return dict(with_failure_segments(seconds, compilation.program))

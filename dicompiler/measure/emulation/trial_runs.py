@@ -1,0 +1,110 @@
+"""Runs of the plans that `measure.tune` tries: on emulated boards, or on the boards of a cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.driver.artifact import install, open_service, run
+from dicompiler.driver.run_log import run_document
+from dicompiler.ir.platform import Platform
+from dicompiler.measure.emulation.emulate import emulate
+from dicompiler.measure.tune import Runner
+from dicompiler.target.manifest import load_artifact
+from dicompiler.target.run_records import RunOptions
+
+log = logging.getLogger("dicompiler")
+
+
+def make_emulated_runner(truth: Platform, frames: int, options: RunOptions) -> Runner:
+    """Return a function that runs artifacts on emulated boards.
+
+    Runs need root, because they create network namespaces with rate-limited links.
+
+    Args:
+        truth: The emulated platform. Its rates and links may differ from those of the artifact's platform.
+        frames: Number of frames of each run.
+        options: Options of the runs.
+    """
+
+    def run_emulated(artifact: Path, log: Path) -> Mapping[str, Any]:
+        found = emulate(artifact, truth, frames=frames, options=replace(options, kept_frames=0))
+        # The log omits the emulated platform. `calibrate` corrects the artifact's platform by this run, and would
+        # reject a log that names another platform.
+        document = run_document(artifact, found.result, options, log, found.expected.document(), runtime=found.runtime)
+        return document | {"location": "emulated"}
+
+    return run_emulated
+
+
+@contextmanager
+def open_cluster_runner(frames: int, options: RunOptions) -> Iterator[Runner]:
+    """Open a context with a function that copies artifacts to the boards of a cluster and runs them there.
+
+    The devices keep running between the artifacts, and load the next one. After a failed run, all devices are started
+    again. They end with the context. The directories of all artifacts must have the same name.
+
+    Args:
+        frames: Number of frames of each run.
+        options: Options of the runs, with the hosts and keys.
+    """
+    devices = _KeptDevices(options)
+
+    def run_on_cluster(artifact: Path, log: Path) -> Mapping[str, Any]:
+        with devices.prepared_for(artifact):
+            result = run(artifact, None, frames, options=replace(options, kept_frames=0))
+        return run_document(artifact, result, options, log)
+
+    try:
+        yield run_on_cluster
+    finally:
+        devices.stop()
+
+
+class _KeptDevices:
+    """Resident devices of one artifact after another."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._artifacts: list[Path] = []
+
+    @contextmanager
+    def prepared_for(self, artifact: Path) -> Iterator[None]:
+        """Copy an artifact and let the devices load it. If the block raises an error, the devices are stopped."""
+        try:
+            service = open_service(artifact, self._options)
+        except UsageError:  # The target has no resident devices.
+            install(artifact, self._options)
+            yield
+            return
+        try:
+            if not self._artifacts:
+                service.stop()  # An interrupted tuning may have left devices running.
+            elif self._artifacts[-1] != artifact:
+                open_service(self._artifacts[-1], self._options).hand_over(artifact)
+            self._artifacts.append(artifact)
+            install(artifact, self._options)
+            service.start()
+            yield
+        except DicompilerError:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop the devices of all artifacts."""
+        stopped = set[str]()
+        for artifact in reversed(self._artifacts):
+            devices = load_artifact(artifact)["devices"]
+            if stopped.issuperset(devices):
+                continue
+            try:
+                open_service(artifact, self._options).stop()
+            except DicompilerError as error:
+                log.warning("tune: %s", error)
+            stopped.update(devices)
+        self._artifacts = []
