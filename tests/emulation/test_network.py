@@ -106,7 +106,7 @@ def test_link_has_its_own_latency_and_rate() -> None:
 
 def relays(pid: int) -> list[str]:
     """Return the command lines of the relays of the networks that a process has created."""
-    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if "emulation.relay" in line and f" dc{pid}x" in line]
 
 

@@ -404,7 +404,8 @@ def test_rejects_repeated_and_wrong_device_messages(
     player = sorted(single_failures.roles()[0].active_devices)[0]
 
     def act() -> None:
-        device = Hostile(single_failures.directory, player, start_messages.find_command(player))
+        command = start_messages.find_command(player)
+        device = Hostile(single_failures.directory, player, command, heartbeat_s=LONG_HEARTBEAT_S)
         device.take_part(single_failures.peers(player))
         device.heard(MessageType.BEGIN_FRAME)
         for _ in range(3):
@@ -414,7 +415,7 @@ def test_rejects_repeated_and_wrong_device_messages(
     no_plan = "failure plans are only for unreachable devices"
     with (
         pytest.raises(RunError, match=f"^device '{player}': sent invalid data: {words}; {no_plan}$"),
-        connect(single_failures, start_manually=(player,)) as session,
+        connect(single_failures, heartbeat_s=LONG_HEARTBEAT_S, start_manually=(player,)) as session,
     ):
         single_failures.stream(session, frames(1))
     while Hostile.there:
@@ -429,11 +430,12 @@ def test_discards_late_messages_while_caller_is_slow(start_messages: StartMessag
     victim, played = next(name for name in DEVICES if name != sink), list[Hostile]()
 
     def act() -> None:
-        played.append(Hostile(single_failures.directory, sink, start_messages.find_command(sink)))
+        command = start_messages.find_command(sink)
+        played.append(Hostile(single_failures.directory, sink, command, heartbeat_s=LONG_HEARTBEAT_S))
         played[0].take_part(single_failures.peers(sink))
 
     threading.Thread(target=act, daemon=True).start()
-    session = connect(single_failures, start_manually=(sink,))
+    session = connect(single_failures, heartbeat_s=LONG_HEARTBEAT_S, start_manually=(sink,))
     send_signal(single_failures, victim, signal.SIGKILL)
     wait_until(lambda: session._handle_events([]) or kinds(session))
     device, since = played[0], session._cluster.schedule.last_change
