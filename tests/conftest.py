@@ -1,7 +1,6 @@
 """Hooks for every test: a time limit, and exclusive use of the machine for tests that are marked `alone`.
 
-Slow tests run first, so that no worker is left with a long one at the end. Tests that share a fixture of their module
-run in one worker, so that the fixture is created once.
+Slow tests run first, so that no worker is left with a long one at the end.
 """
 
 from __future__ import annotations
@@ -26,17 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        if isinstance(item, pytest.Function) and shares_module_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-
-
-def shares_module_fixture(item: pytest.Function) -> bool:
-    definitions = item._fixtureinfo.name2fixturedefs
-    return any(fixtures[-1].scope == "module" for fixtures in definitions.values())
 
 
 @pytest.hookimpl(wrapper=True)

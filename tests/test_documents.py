@@ -73,20 +73,17 @@ def check(command: console.Shown, directory: Path, installed: Mapping[str, Seque
         assert printed == command.output
 
 
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone in which all commands of the README have run after the installation, and then those of the guides.
+def run_readme_and_guides(directory: Path) -> None:
+    """Run all commands of the README in a clone after the installation, and then those of the guides.
 
     The README runs the demo right after the installation, and shows its output further below.
     """
-    directory = tmp_path_factory.mktemp("walked")
     install_clone(directory)
     readme = sorted(COMMANDS, key=lambda command: command.line != "dicompiler demo")
     guides = [console.shown(guide.read_text(encoding="utf-8")) for guide in console.GUIDES]
     for command in itertools.chain(readme, *guides):
         if command.line.split()[1] != "deploy":
             check(command, directory, programs_of(directory))
-    return directory
 
 
 def test_tutorial_runs_the_deploy_command_of_the_readme_on_boards() -> None:
@@ -95,13 +92,19 @@ def test_tutorial_runs_the_deploy_command_of_the_readme_on_boards() -> None:
 
 
 @pytest.mark.slow
-def test_commands_of_the_readme_and_the_guides_print_the_shown_output(walked: Path) -> None:
-    assert (walked / "by-hand" / "artifact.json").is_file()
-    assert (walked / "report.html").is_file()
+def test_commands_and_python_of_the_readme_and_the_guides_print_the_shown_output(tmp_path: Path) -> None:
+    """This is a single test, so that the commands, which take a minute, run only once."""
+    run_readme_and_guides(tmp_path)
+    assert (tmp_path / "by-hand" / "artifact.json").is_file()
+    assert (tmp_path / "report.html").is_file()
+    check_plan_by_hand(tmp_path)
+    check_python_page(tmp_path)
+    check_minimal_plugin(tmp_path)
+    check_stream_page(tmp_path)
 
 
-@pytest.mark.slow
-def test_plan_by_hand_is_the_one_that_its_commands_create(walked: Path) -> None:
+def check_plan_by_hand(walked: Path) -> None:
+    """Check that the plan on the page is the one that its commands create in `walked`."""
     (block,) = blocks(MANUAL_PLANS, "json")
     shown, written = plan_from_json(json.loads(block)), load_plan(walked / "by-hand.json")
     assert (shown.source, shown.sink) == (written.source, written.sink)
@@ -109,8 +112,8 @@ def test_plan_by_hand_is_the_one_that_its_commands_create(walked: Path) -> None:
     assert len(written.layers) == 8
 
 
-@pytest.mark.slow
-def test_python_of_the_python_page_runs(walked: Path) -> None:
+def check_python_page(walked: Path) -> None:
+    """Run the Python of the page in the directory of its commands."""
     first, other_functions, _ = blocks(PYTHON, "python")  # The last one needs boards.
     _, counts, shape, *streamed = console.run_python(first, walked).splitlines()
     assert len(set(counts.split())) == 1
@@ -121,8 +124,8 @@ def test_python_of_the_python_page_runs(walked: Path) -> None:
     assert (walked / "tiled.onnx").is_file()
 
 
-@pytest.mark.slow
-def test_minimal_plugin_works(walked: Path) -> None:
+def check_minimal_plugin(walked: Path) -> None:
+    """Compile with the strategy of the smallest plugin on the page."""
     found = re.search(r'`(\w+) = "(\w+)"` under `\[project\.entry-points\.dicompiler\]`', EXTEND)
     assert found is not None
     name, module = found.groups()
@@ -144,6 +147,12 @@ def test_minimal_plugin_works(walked: Path) -> None:
         timeout=120,
     )
     assert [device["device"] for device in json.loads(done.stdout)["devices"]] == ["pi01", "pi02", "pi03", "pi04"]
+
+
+def check_stream_page(walked: Path) -> None:
+    """Run the Python of the page in the directory of the commands."""
+    stream = blocks(STREAM, "python")[0]
+    assert len(console.run_python(stream, walked).splitlines()) == 20
 
 
 @pytest.mark.slow
@@ -205,12 +214,6 @@ def test_remedies_and_pages_name_extras_that_exist() -> None:
     assert named == {name for name in extras if name != "test"}
     everything = set(re.findall(r"\w+", extras["all"][0].partition("[")[2]))
     assert everything == {*extras} - {"all", "docs", "test"}
-
-
-@pytest.mark.slow
-def test_stream_of_the_stream_page_runs(walked: Path) -> None:
-    stream = blocks(STREAM, "python")[0]
-    assert len(console.run_python(stream, walked).splitlines()) == 20
 
 
 @pytest.mark.slow

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-# All tests run in one worker, so that the modules are parsed once.
-pytestmark = pytest.mark.xdist_group("language")
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dicompiler", "passes", "targets", "plugins")
 MAX_PER_1000_WORDS = {"what": 2.0, "who|whom|whose": 0.5, "where": 2.0}
