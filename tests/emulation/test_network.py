@@ -116,12 +116,15 @@ def test_removes_networks_of_killed_processes() -> None:
         "from dicompiler.measure.emulation.network import emulate_network\n"
         "from dicompiler.ir.platform import Platform\n"
         "with emulate_network(Platform.load('rpi4x2')):\n"
+        "    print('ready', flush=True)\n"
         "    signal.pause()\n"
     )
-    killed = subprocess.Popen([sys.executable, "-c", code])
-    assert wait_until(lambda: relays(killed.pid) or killed.poll() is not None, 60)
-    killed.kill()
-    assert killed.wait(60) == -signal.SIGKILL
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as killed:
+        # A relay that has not started completely ends anyway, because its output pipe is closed.
+        assert killed.stdout is not None and killed.stdout.readline() == b"ready\n"
+        assert relays(killed.pid)
+        killed.kill()
+    assert killed.returncode == -signal.SIGKILL
     assert wait_until(lambda: not relays(killed.pid), 60)
     left = set(NAMESPACES.glob(f"dc{killed.pid}x*"))
     assert left
