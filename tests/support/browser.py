@@ -100,6 +100,8 @@ class Browser:
                   mobile=width < 500)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        # Without focus, a page gets no focus events.
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.call("Page.navigate", url=page.absolute().as_uri())
         while not any(method == "Page.loadEventFired" for method, _ in self.events):
             found = self._next()
