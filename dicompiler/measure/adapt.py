@@ -213,14 +213,19 @@ class _Observation:
 
     def _measure_large_deviations(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
         """Return the seconds of those devices whose last frames all have a large deviation."""
+        # Nearly always, the newest frames show no deviation. This check of each frame must therefore cost little.
+        newest = self._measure_computing([frames[-1:] for frames in windows])
+        candidates = [name for name, seconds in newest.items() if self._is_large_deviation(name, [seconds])]
+        if not candidates:
+            return {}
         last = [frames[-FRAMES_OF_LARGE_DEVIATION:] for frames in windows]
         seconds_by_frame = [
             self._measure_computing([[frame] for frame in frames]) for frames in zip(*last, strict=True)
         ]
         measured = self._measure_computing(last)
         return {
-            name: seconds
-            for name, seconds in measured.items()
+            name: measured[name]
+            for name in candidates
             if self._is_large_deviation(name, [by_device[name] for by_device in seconds_by_frame])
         }
 
