@@ -338,9 +338,7 @@ def _count_parts(plan: Plan) -> int:
     return sum(map(len, plan.layers.values()))
 
 
-def find_optima(
-    tables: CostTables, budget: WorkBudget | None = None, lambdas: Sequence[float] = LAMBDAS
-) -> Iterator[tuple[int, ...]]:
+def find_optima(tables: CostTables, budget: WorkBudget | None = None) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one way to split each layer) in the barrier model for each λ, without repetitions.
 
     In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times of
@@ -351,7 +349,7 @@ def find_optima(
     if order.largest_table > MAX_TABLE_ELEMENTS:
         return
     seen = set()
-    for scale in lambdas:
+    for scale in LAMBDAS:
         if not budget.try_steps(*order.work):
             return
         _, selection = minimise_exactly(
