@@ -12,6 +12,7 @@ measured difference. A difference for which there is no better plan therefore st
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -315,7 +316,7 @@ class AdaptiveSession(SwappableSession):
         self._measurements = queue.SimpleQueue[tuple[_Observation, Mapping[str, float]] | None]()
         self._is_adapting = self._is_closing = False
         self._next_search_at = 0.0
-        self._search = SearchProcess()
+        self._search, self._can_search = SearchProcess(), threading.Event()
         self._written = list[Path]()
         self._first = directory
         self._adapt_lock = threading.RLock()  # Held while the artifact that computes new frames changes.
@@ -326,7 +327,6 @@ class AdaptiveSession(SwappableSession):
         self._in_flight = options.in_flight or default_in_flight(len(platform.devices))
         self._observation = self._observe_artifact(directory)
         super().__init__(directory, options, self._with_observer, link)
-        self._search.prepare(self._make_request(directory, self._observation.expected_s, directory))
         self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
         self._thread.start()
 
@@ -384,7 +384,9 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            if down or times.role >= observation.replica_count:  # A failure plan has no predicted seconds.
+            has_prediction = not down and times.role < observation.replica_count  # A failure plan has none.
+            # While the search process makes itself ready, it slows down the device on this host.
+            if not has_prediction or not self._can_search.is_set():
                 observation.clear()
                 return
             measured = observation.add(times)
@@ -395,6 +397,9 @@ class AdaptiveSession(SwappableSession):
         return self._specialize_others(directory, replace(options, on_event=record_event, on_frame=record))
 
     def _adapt_until_closed(self) -> None:
+        with contextlib.suppress(RunError):  # The session was closed meanwhile.
+            self._search.prepare(self._make_request(self._first, {}, self._first))
+        self._can_search.set()
         while (found := self._measurements.get()) is not None:
             observation, measured = found
             if ratios := observation.find_deviations(measured, self._adapt):

@@ -6,7 +6,7 @@ better
 `search_process` runs the searches in a process of their own.
 
 The process reads lines of JSON from stdin. For {"search": SearchRequest}, it prints a `SearchAnswer` or an error as a
-line of JSON. For {"prepare": SearchRequest}, it loads all that a search needs, and prints nothing.
+line of JSON. For {"prepare": SearchRequest}, it loads all that a search needs, and then prints {}.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def main() -> int:
         if "prepare" in message:
             with contextlib.suppress(DicompilerError):  # The search will report the error.
                 prepare_search(SearchRequest(**message["prepare"]))
+            print("{}", flush=True)
             continue
         try:
             answer = asdict(search_again(SearchRequest(**message["search"])))

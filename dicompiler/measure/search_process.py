@@ -23,7 +23,7 @@ from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest
 class SearchProcess:
     """A process that makes one search after another. It is started again if it has ended.
 
-    One thread may call `search`, and another one `close`.
+    One thread may call `prepare` and `search`, and another one `close`.
 
     Attributes:
         popen: The process; None before the first call of `prepare` or `search`.
@@ -37,12 +37,17 @@ class SearchProcess:
         self._lock, self._is_closed = threading.Lock(), False
 
     def prepare(self, request: SearchRequest) -> None:
-        """Let the process make itself ready for searches. Do not wait for it.
+        """Let the process make itself ready for searches, and wait until it is ready or has ended.
 
         Args:
             request: A search like those to come. It is not made.
+
+        Raises:
+            RunError: The object was closed.
         """
-        self._send({"prepare": asdict(request)})
+        popen = self._send({"prepare": asdict(request)})
+        assert popen.stdout is not None
+        popen.stdout.readline()
 
     def search(self, request: SearchRequest) -> SearchAnswer:
         """Make a search.

@@ -207,6 +207,7 @@ def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path
     with open_session(compiled) as session:
         observation = session._observation
         measured = {name: 2.5 * seconds for name, seconds in observation.expected_s.items()}
+        assert session._can_search.wait(60)
         found = session._search_and_swap(observation, measured, dict.fromkeys(measured, 2.5))
         assert found.swap is None and found.error == ""
         assert re.fullmatch(r".*: no better plan \(the best one is -?\d+% better\)", found.message)
@@ -227,6 +228,7 @@ def test_failed_search_is_reported_and_frames_go_on(compiled: Path) -> None:
 
 def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Path) -> None:
     with open_session(compiled) as session:
+        assert session._can_search.wait(60)
         observation, process = session._observation, session._search
         measured = {name: 2.5 * seconds for name, seconds in observation.expected_s.items()}
         request = session._make_request(compiled, measured, compiled.with_name("unused"))
@@ -238,6 +240,23 @@ def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Pat
         first.wait()
         assert process.search(request) == answers[0] and process.popen is not first
     shutil.rmtree(compiled.with_name("unused"))
+
+
+def test_frames_are_not_judged_while_the_search_process_prepares_itself(compiled: Path) -> None:
+    """The preparation slows down the devices on the coordinator's host."""
+    with open_session(compiled) as session:
+        on_frame = session._with_observer(session.directory, RunOptions()).on_frame
+        assert on_frame is not None
+        slow = FrameTimes(0.1, {name: 2 * seconds for name, seconds in session._observation.expected_s.items()})
+        for _ in range(100):
+            on_frame(slow)
+        assert not session._is_adapting and not session.adaptations
+        assert session._can_search.wait(60)
+        on_frame(slow)  # The window holds only this frame.
+        assert not session._is_adapting
+        for _ in range(100):
+            on_frame(slow)
+        assert session._is_adapting or session.adaptations
 
 
 def test_process_that_ends_during_a_search_is_reported() -> None:
@@ -268,6 +287,7 @@ def test_slow_device_of_replicas_is_found(tmp_path: Path) -> None:
 def test_failure_plan_in_use_starts_no_search(compiled: Path) -> None:
     """With a failure plan, the remaining devices compute more than predicted."""
     with open_session(compiled) as session:
+        assert session._can_search.wait(60)
         options = session._with_observer(session.directory, RunOptions())
         assert options.on_event is not None and options.on_frame is not None
         slow = FrameTimes(0.1, {name: 2 * seconds for name, seconds in session._observation.expected_s.items()})
@@ -322,6 +342,7 @@ def test_swap_by_the_user_changes_the_model_that_is_observed_and_searched(compil
             assert session._observation.directory == session._first == other
             assert session._observation.expected_s.keys() == {"pi01"}
             measured = {name: 2.5 * seconds for name, seconds in observation.expected_s.items()}
+            assert session._can_search.wait(60)
             found = session._search_and_swap(observation, measured, {"pi01": 2.5})
             assert found.error == "the artifact was replaced during the search"
             assert session.directory == other and len(session.swaps) == 1
