@@ -278,7 +278,7 @@ TRANSFORMED = [
 
 NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS, *RESAMPLED, *TRANSFORMED)
 ELSEWHERE = "dicompiler.partition.operators.onnx_ml"
-"""tests/operators/test_onnx_ml.py has the closed forms of these."""
+"""tests/partition/operators/test_onnx_ml.py has the closed forms of these."""
 COSTLY = [node for node in NODES if node.cost != OpCost()]
 
 
