@@ -800,9 +800,17 @@ def estimate_metrics(
         seconds = {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}
         roles.append(_RoleCosts(role, seconds, _sent_boxes(role)))
     latency = sum(_barrier_latency(role, platform, runtime_by_device) for role in roles) / len(roles)
-    devices = _device_metrics(roles, routing, platform, plan)
+    sent = [box for role in roles for box in role.sent]
+    send_link_s, receive_link_s = Counter[str](), Counter[str]()
+    for box in sent:
+        link_s = _link_seconds(platform, runtime_by_device, box) / len(roles)
+        send_link_s[box.sender] += link_s  # type: ignore[assignment]
+        receive_link_s[box.receiver] += link_s  # type: ignore[assignment]
+    devices = tuple(
+        replace(entry, send_link_s=send_link_s[entry.device], receive_link_s=receive_link_s[entry.device])
+        for entry in _device_metrics(roles, routing, platform, plan)
+    )
     metrics = _build_metrics(roles, devices, platform, {}, latency, "estimate")
-    sent = (box for role in roles for box in role.sent)
     network_s = _network_seconds(platform, runtime_by_device, sent, len(roles))
     return replace(metrics, period_s=max(metrics.period_s, network_s))
 
@@ -933,13 +941,20 @@ def _network_seconds(
         if link is None:
             continue
         longest = max(longest, link.latency)
-        link_s = runtime.get(box.sender, FREE_RUNTIME).link_seconds(
-            link, box.nbytes, platform.network.message_overhead_s
-        )
+        link_s = _link_seconds(platform, runtime, box)
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
             busy_s[end] = busy_s.get(end, 0.0) + link_s
     return max(busy_s.values(), default=0.0) / frames + longest
+
+
+def _link_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], box: _SentBox) -> float:
+    """Return the seconds for which the message with `box` occupies a link; 0 between devices of the same host."""
+    link = platform.link(box.sender, box.receiver)
+    if link is None:
+        return 0.0
+    sender = runtime.get(box.sender, FREE_RUNTIME)
+    return sender.link_seconds(link, box.nbytes, platform.network.message_overhead_s)
 
 
 def _device_metrics(

@@ -31,8 +31,8 @@ class DeviceMetrics:
         activations: Peak bytes of computed and received tensors.
         sent: Bytes sent to other devices, including devices of the same host.
         received: Bytes received from other devices, including devices of the same host.
-        send_link_s: Seconds for which messages from the device occupy links; 0 in an estimate.
-        receive_link_s: Seconds for which messages to the device occupy links; 0 in an estimate.
+        send_link_s: Seconds for which messages from the device occupy links.
+        receive_link_s: Seconds for which messages to the device occupy links.
         waits: Seconds of waiting, by the name of the device that sends the awaited message. The key "" is the waiting
             for the next frame. Empty in an estimate, which does not predict waiting.
         overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and memory of

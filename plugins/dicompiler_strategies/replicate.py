@@ -37,7 +37,8 @@ class Replicate(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the least time between frames; of equally good plans, the one with the smaller groups.
 
-        Plans that do not fit into memory are considered only if no plan fits.
+        Plans that do not fit into memory are considered only if no plan fits. If the option `group_size` is not given,
+        the plan of the best single device is a candidate too.
 
         Raises:
             UsageError: The objective is not throughput, or a group is larger than the cluster.
@@ -52,7 +53,10 @@ class Replicate(Strategy):
         sizes = (
             (self.group_size,) if self.group_size else dict.fromkeys(count // groups for groups in range(count, 0, -1))
         )
-        estimated = [(plan, problem.estimate(plan)) for size in sizes for plan in candidate_plans(problem, size)]
+        plans = [plan for size in sizes for plan in candidate_plans(problem, size)]
+        if not self.group_size:
+            plans.append(problem.best_single_device[0])
+        estimated = [(plan, problem.estimate(plan)) for plan in plans]
         fitting = [entry for entry in estimated if fits_constraints(problem, *entry)]
         return min(fitting or estimated, key=lambda entry: entry[1].period_s)[0]
 

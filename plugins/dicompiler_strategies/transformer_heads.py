@@ -74,7 +74,7 @@ class Heads(Strategy):
             raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the best plan found.
+        """Return the best plan found, or the plan of the best single device if that is better.
 
         Raises:
             DicompilerError: The network has no attention, or no plan fits into memory.
@@ -115,6 +115,7 @@ class Heads(Strategy):
         search.best = replace(search.best, plan=trim_parts(problem, search.best.plan))
         if waves:
             search.try_waves(best_row_plans(best))
+        search.try_plans([(problem.best_single_device[0], self.name)], is_always=True)
         return replace(search.best.plan, note=budget.note())
 
 

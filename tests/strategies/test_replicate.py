@@ -117,6 +117,12 @@ def test_uses_the_size_with_most_frames() -> None:
     check_constraints(tight, pairs)
 
 
+def test_one_device_computes_all_frames_if_sending_the_inputs_takes_longer() -> None:
+    slow = posed(rated("switch", 1, 1, bandwidth=1e3))
+    assert Replicate().plan(slow) == slow.best_single_device[0]
+    assert Replicate(group_size=1).plan(slow).replicas
+
+
 def test_rejects_invalid_options() -> None:
     with pytest.raises(DicompilerError, match="group_size must be 0 or more"):
         registry().make("strategies", "replicate{group_size=-1}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, UsageError
 from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, WorkBudget, missing_memory
+from dicompiler_strategies.candidate_search import CandidateSearch
 from dicompiler_strategies.gradient.local_search import LocalSearch
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, build_objective_tables, check_objective
 from dicompiler_strategies.gradient.relaxation import DescentInterrupted, DescentSettings, minimise_relaxation
@@ -116,13 +117,16 @@ class Gradient(Strategy):
             raise UsageError("gradient: option 'device_counts': expected integers of at least 2, such as 2,4")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the best plan found.
+        """Return the best plan found, or the plan of the best single device if the simulator finds that better.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
             DicompilerError: The search found no plan that fits into the hosts' memory.
         """
-        return self.plan_within(problem, WorkBudget(self.budget))
+        plan = self.plan_within(problem, WorkBudget(self.budget))
+        search = CandidateSearch(problem, self.name)
+        search.try_plans([(plan, self.name), (problem.best_single_device[0], self.name)])
+        return plan if search.best is None else replace(search.best.plan, note=plan.note)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
         check_objective(self.name, problem.objective)
