@@ -18,6 +18,7 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import objective_bound
@@ -61,6 +62,25 @@ def test_plan_verifies_sends_predicted_bytes_and_is_reproducible(spec: str, tmp_
     least = objective_bound(problem)
     assert least is not None and least <= result.metrics.latency_s * (1 + 1e-9)
     assert registry().make("strategies", spec).plan(problem).layers == result.plan.layers
+
+
+@pytest.mark.parametrize(
+    ("objective", "specs"),
+    [
+        ("latency", ("cpsat{budget=1}", "dp", "gradient{budget=1}")),
+        ("throughput", ("cpsat{budget=1}", "pipeline", "replicate", "teams{budget=1}")),
+        ("energy", ("dp", "gradient{budget=1}")),
+        ("memory", ("pipeline", "teams{budget=1}")),
+        ("communication", ("dp",)),
+    ],
+)
+def test_plan_is_not_worse_than_one_device_on_a_slow_network(objective: str, specs: tuple[str, ...]) -> None:
+    model, platform = Model.load(networks.build("light/squeezenet", 0)), Platform.load('rpi4x4{bandwidth="1 Mbit/s"}')
+    problem = load_problem(model, platform, objective=objective)
+    single = problem.best_single_device[1].objective_value(objective)
+    for spec in specs:
+        plan = registry().make("strategies", spec).plan(problem)
+        assert problem.evaluate(plan).objective_value(objective) <= single * (1 + 1e-9), spec
 
 
 MIB = 1 << 20

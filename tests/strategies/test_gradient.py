@@ -12,17 +12,13 @@ import pytest
 from support.generators import random_model
 from support.layer_graphs import formed, stack, vgg16
 
-from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.option_specs import instantiate, parse_spec
 from dicompiler.cost.cost_model import AnalyticModel
-from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
-from dicompiler.search.work_budget import WorkBudget
 from dicompiler_strategies import dicompiler_strategies, papers
 from dicompiler_strategies.gradient.local_search import LocalSearch
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables
@@ -398,12 +394,3 @@ def test_one_device_and_many() -> None:
     assert default_device_counts(1) == ()
     assert default_device_counts(4) == (2, 3, 4)
     assert default_device_counts(20) == (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
-
-
-def test_returns_the_plan_of_one_device_if_that_is_better() -> None:
-    platform = Platform.load('rpi4x4{bandwidth="1 Mbit/s"}')
-    problem = load_problem(Model.load(networks.build("light/squeezenet", 0)), platform)
-    strategy = Gradient(budget=1)
-    single_plan, single = problem.best_single_device
-    assert problem.evaluate(strategy.plan_within(problem, WorkBudget(1))).latency_s > single.latency_s
-    assert strategy.plan(problem).layers == single_plan.layers
