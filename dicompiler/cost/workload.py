@@ -231,11 +231,11 @@ class ConversionCost(NamedTuple):
     extra_calls: int
 
 
-BLOCK_ENCODER, BLOCK_DECODER = ConversionCost(6, 8), ConversionCost(2, 7)
+BLOCK_ENCODER, BLOCK_DECODER = ConversionCost(6, 12), ConversionCost(2, 7)
 """Cost of encoding and decoding int8-block.
 
-Measured in onnxruntime on an x86 server: encoding and decoding 1024 values took 8.7 and 5.0 µs between two matrix
-products, which replace the content of the caches. For 100 000 values it took 182 and 70 µs. A copy takes 0.5 µs plus
+Measured in onnxruntime on an x86 server: encoding and decoding 1024 values took 11.0 and 5.0 µs between two matrix
+products, which replace the content of the caches. For 100 000 values it took 204 and 70 µs. A copy takes 0.5 µs plus
 0.08 ns per byte there.
 """
 

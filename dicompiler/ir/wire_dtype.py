@@ -140,15 +140,22 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire")
 
 
 @memoized
+def owner_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
+    """Return the name under which a wire format has the type of each tensor: that of its layer or model input."""
+    owners = {name: name for name in layers.inputs}
+    owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
+    return owners
+
+
+@memoized
 def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
     """Return the element type in which the plan wants each tensor to be sent, by tensor name.
 
     Tensors that are to be sent unchanged are omitted.
     """
     types = dict(layers.wire_dtypes)
-    owners = {name: name for name in layers.inputs}
-    owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
-    kinds = {tensor: types.get(name, types.get(ALL_TENSORS, UNCHANGED)) for tensor, name in owners.items()}
+    default = types.get(ALL_TENSORS, UNCHANGED)
+    kinds = {tensor: types.get(owner, default) for tensor, owner in owner_by_tensor(layers).items()}
     return {tensor: kind for tensor, kind in kinds.items() if kind != UNCHANGED}
 
 

@@ -17,7 +17,8 @@ has a scale, by which its values are divided. The scale is the smallest entry of
 into 8 bits. Instead of the scale, its index in the table is sent, in 8 bits. A sent tensor has one axis, which contains
 the values of all blocks, then the indices. The table has four scales per factor of two, for blocks with largest
 magnitudes from 2^-40 to 2^23.9. A 16-bit scale instead of the 8-bit index would need one more byte per block, and would
-reduce the mean error by a tenth.
+reduce the mean error by a tenth. If a block contains NaN or infinity, the encoder looks up an index that the table does
+not have, which ends the run with an error.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing, Task, Ta
 from dicompiler.ir.wire_dtype import (
     BLOCK_SIZE,
     INT8_BLOCK,
+    UNCHANGED,
     WireFormat,
     block_count,
     effective_wire_dtypes,
     int8_scale_and_zero_point,
+    owner_by_tensor,
     range_name,
     sent_dtype,
 )
@@ -815,10 +818,12 @@ It exceeds the rounding errors of the operator Log, and is far below half a quan
 ZERO_INDEX = 32
 """Index of the scale that is used for a block if the largest magnitude of its values is 1."""
 MAX_INT8_BLOCK = float(2.0 ** ((127 - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE))
-"""Largest magnitude that the wire type can represent. Larger values are clipped."""
+"""Largest magnitude that the wire type can represent. Larger finite values are clipped."""
 MAX_ROUNDING_ERROR = 2.0 ** (1 / SCALES_PER_OCTAVE) / 254
 """Largest difference between a value and its received value, as a share of the largest magnitude in its block."""
 _LOG_STEP = np.float32(math.log(2) / SCALES_PER_OCTAVE)
+_INVALID_INDEX = np.int32(256)
+"""Index that the table of scales does not have. Looking it up is an error."""
 
 
 @functools.cache
@@ -844,8 +849,11 @@ class BlockQuantizer:
     def __init__(self, builder: PlacedGraphBuilder) -> None:
         self.builder = builder
 
-    def encode(self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str) -> PlacedTensor:
-        """Add nodes that encode a tensor with at least one value; return the encoded tensor, which is called `name`."""
+    def encode(self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str, owner: str) -> PlacedTensor:
+        """Add nodes that encode a tensor with at least one value; return the encoded tensor, which is called `name`.
+
+        The tensor is an output of the layer `owner`, or the model input `owner`.
+        """
         count = volume(tensor.region)
         blocks, rows = block_count(count), min(BLOCK_SIZE, count)
         steps = _NodeChain(self.builder, name, place, origin)
@@ -860,11 +868,12 @@ class BlockQuantizer:
         axes: dict[str, Any] = {"axes": (1,)} if opset < 18 else {}
         inputs = [magnitudes.name] if axes else [magnitudes.name, self.builder.add_constant((1,))]
         largest = steps.add("ReduceMax", inputs, (blocks,), matrix.dtype, keepdims=0, **axes)
+        mean = steps.add("ReduceMean", inputs, (blocks,), matrix.dtype, keepdims=0, **axes)
         logarithm = steps.add("Log", [largest.name], (blocks,), matrix.dtype)
         step = self.builder.add_constant(np.array(_LOG_STEP), "int8-block~step")
         zero_index = self.builder.add_constant(np.array(ZERO_INDEX, np.int8), "int8-block~zero")
         index = steps.add("QuantizeLinear", [logarithm.name, step, zero_index], (blocks,), onnx.TensorProto.INT8)
-        scale = self._add_scales(steps, index)
+        scale = self._add_checked_scales(steps, index, (largest, mean), owner)
         parameters = [scale.name, self._zeros(np.int8, blocks)]
         matrix = steps.add("QuantizeLinear", [matrix.name, *parameters], (blocks, rows), index.dtype, axis=0)
         flat = steps.cut(steps.reshape(matrix, (blocks * rows,)), 0, count)
@@ -896,10 +905,38 @@ class BlockQuantizer:
         return self.builder.add_node("Reshape", [matrix.name, shape], PlacedTensor(name, region, dtype), place, origin)
 
     def _add_scales(self, steps: _NodeChain, index: PlacedTensor) -> PlacedTensor:
-        shape = region_shape(index.region)
-        wide = steps.add("Cast", [index.name], shape, onnx.TensorProto.INT32, to=onnx.TensorProto.INT32)
+        return self._add_lookup(steps, steps.cast(index, onnx.TensorProto.INT32), "gather")
+
+    def _add_checked_scales(
+        self, steps: _NodeChain, index: PlacedTensor, statistics: tuple[PlacedTensor, PlacedTensor], owner: str
+    ) -> PlacedTensor:
+        """Add nodes that look up the scale of each block, and that fail if a block contains NaN or infinity.
+
+        onnxruntime's error contains the name of the node that fails. The name is therefore the error message.
+
+        Args:
+            steps: Adds the nodes.
+            index: Index of the scale of each block.
+            statistics: Largest and mean magnitude of each block. The largest ignores NaN, and the mean of finite values
+                can overflow. The smaller of both is finite exactly if all values of the block are finite.
+            owner: The layer or model input that the error proposes to send unchanged.
+        """
+        shape, wide = region_shape(index.region), steps.cast(index, onnx.TensorProto.INT32)
+        magnitude = steps.add("Min", [tensor.name for tensor in statistics], shape, onnx.TensorProto.FLOAT)
+        limit = self.builder.add_constant(np.array(np.finfo(np.float32).max), "int8-block~limit")
+        is_finite = steps.add("LessOrEqual", [magnitude.name, limit], shape, onnx.TensorProto.BOOL)
+        invalid = self.builder.add_constant(np.array(_INVALID_INDEX), "int8-block~invalid")
+        checked = steps.add("Where", [is_finite.name, wide.name, invalid], shape, wide.dtype)
+        error = (
+            f"error: tensor {steps.origin} contains NaN or infinity, which {INT8_BLOCK} cannot represent: "
+            f"add {owner}={UNCHANGED} to --wire-dtype"
+        )
+        return self._add_lookup(steps, checked, error)
+
+    def _add_lookup(self, steps: _NodeChain, index: PlacedTensor, name: str) -> PlacedTensor:
         table = self.builder.add_constant(make_scale_table(), "int8-block~table")
-        return steps.add("Gather", [table, wide.name], shape, onnx.TensorProto.FLOAT)
+        shape = region_shape(index.region)
+        return steps.add("Gather", [table, index.name], shape, onnx.TensorProto.FLOAT, name)
 
     def _zeros(self, dtype: type[np.generic], count: int) -> str:
         return self.builder.add_constant(np.zeros(count, dtype), f"int8-block~{np.dtype(dtype)}zeros{count}")
@@ -911,8 +948,10 @@ class _NodeChain:
     def __init__(self, builder: PlacedGraphBuilder, name: str, place: NodePlacement, origin: str) -> None:
         self.builder, self.name, self.place, self.origin = builder, name, place, origin
 
-    def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], dtype: int, **attributes: Any) -> PlacedTensor:
-        name = self.builder.unique_tensor_name(f"{self.name}.{op.lower()}")
+    def add(
+        self, op: str, inputs: Sequence[str], shape: Sequence[int], dtype: int, suffix: str = "", **attributes: Any
+    ) -> PlacedTensor:
+        name = self.builder.unique_tensor_name(f"{self.name}.{suffix or op.lower()}")
         output = PlacedTensor(name, tuple((0, extent) for extent in shape), dtype)
         return self.builder.add_node(op, inputs, output, self.place, self.origin, **attributes)
 
@@ -973,7 +1012,8 @@ class WireCasts:
         placement = slice_placement._replace(step_key=(period, lane, LAST_POSITION if lane < 0 else position, phase))
         name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
         if kind == INT8_BLOCK:
-            return self.quantizer.encode(piece, name, placement, range_name(box.key))
+            owner = owner_by_tensor(self.layers)[box.key.tensor]
+            return self.quantizer.encode(piece, name, placement, range_name(box.key), owner)
         narrowed = PlacedTensor(name, piece.region, sent_dtype(self.layers, box.key.tensor))
         return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.layer_graphs import formed
 
+from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
@@ -105,15 +106,53 @@ def test_received_values_do_not_change_when_they_are_sent_on() -> None:
     np.testing.assert_array_equal(-check_transfers(build(x.shape), x), decode(encode(x), x))
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e30, -3.4e38, 0.0, 1e-20])
-def test_clips_infinity_and_keeps_zeros(value: float) -> None:
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", [1, 5, 32, 33, 1000])
+def test_nan_and_infinity_end_the_run(count: int, dtype: str, opset: int) -> None:
+    """The error has the tensor and the remedy. onnxruntime's maximum ignores NaN at most positions of a block."""
+    executor = ProgramExecutor(build((count,), dtype, opset))
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        for position in {0, 1 % count, count // 2, count - 1}:
+            for others in (0.0, 1.0, -6e4):
+                x = np.full((count,), others, TYPES[dtype])
+                x[position] = value
+                with pytest.raises(DicompilerError, match=r"tensor x contains NaN .*: add x=float32 to --wire-dtype"):
+                    executor.run({"x": x})
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(data=st.data())
+def test_finite_values_arrive_and_others_end_the_run(data: st.DataObject) -> None:
+    """Values are ordinary, huge, subnormal, infinite or NaN."""
+    count = data.draw(st.integers(1, 70))
+    x = np.random.default_rng(data.draw(st.integers(0, 1 << 30))).normal(0, 10, count).astype(np.float32)
+    largest = float(np.finfo(np.float32).max)
+    unusual = st.floats(width=32) | st.sampled_from([1e-45, -1e-40, MAX_INT8_BLOCK, largest, -largest, np.inf, np.nan])
+    for position in data.draw(st.lists(st.integers(0, count - 1), max_size=5)):
+        x[position] = data.draw(unusual)
+    program = build((count,))
+    if np.isfinite(x).all():
+        y = check_transfers(program, x)
+        clipped = x.clip(-MAX_INT8_BLOCK, MAX_INT8_BLOCK)
+        for block, received in zip(*(np.split(v, range(32, count, 32)) for v in (clipped, -y)), strict=True):
+            most = max(np.abs(block).max(), 2.0**-40)
+            assert np.abs(received - block).max() <= 2.1 * MAX_ROUNDING_ERROR * most
+    else:
+        with pytest.raises(DicompilerError, match="tensor x contains NaN or infinity"):
+            ProgramExecutor(program).run({"x": x})
+
+
+@pytest.mark.parametrize("value", [1e30, -3.4e38, 0.0, 1e-20])
+def test_clips_huge_values_and_keeps_zeros(value: float) -> None:
+    """An attention mask of zeros and the lowest number still masks after it was sent."""
     x = np.zeros((2, 32), np.float32)
-    x[0, 7], x[1] = value, 1.0
+    x[0, 7:9], x[1] = value, 1.0
     y = check_transfers(build(x.shape), x)
     expected = np.sign(value) * MAX_INT8_BLOCK if abs(value) > 1 else 0.0
-    np.testing.assert_allclose(-y[0, 7], expected, rtol=0.01, atol=1e-12)
+    np.testing.assert_allclose(-y[0, 7:9], expected, rtol=0.01, atol=1e-12)
     np.testing.assert_allclose(-y[1], 1.0, rtol=0.01)
-    assert not np.delete(y[0], 7).any()
+    assert not np.delete(y[0], [7, 8]).any()
 
 
 def test_empty_tensors_are_sent_unchanged() -> None:

@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 from dicompiler import networks
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.driver.artifact import reopen_artifact, verify
+from dicompiler.driver.artifact import reopen_artifact, run, verify
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
@@ -87,17 +87,17 @@ def test_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(lenet: o
     assert checks(tmp_path / "one")["output"].passed
 
 
-def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
+def loud(wire: str, place: Path, peak: float = 4.0, target: str = "sockets") -> Path:
     """A network of three layers that hands on what it is given, on two devices."""
     model = onnx.parser.parse_model(LOUD)
+    place.mkdir(exist_ok=True)
     np.savez(place / "s.npz", x=np.linspace(-1, peak, 64, dtype=np.float32).reshape(1, 1, 1, 8, 8))
     wide = compile(model, "rpi4x2", "single").plan
     assert wide is not None
     layers = dict(zip(wide.layers, ((Part(name),) for name in ("pi01", "pi02", "pi01")), strict=True))
     given = place / "s.npz" if wire == "int8" else None
-    compile(
-        model, "rpi4x2", plan=replace(wide, layers=layers), output=place / "out", wire_dtype=wire, wire_samples=given
-    )
+    plan = replace(wide, layers=layers)
+    compile(model, "rpi4x2", plan=plan, target=target, output=place / "out", wire_dtype=wire, wire_samples=given)
     return place / "out"
 
 
@@ -109,8 +109,7 @@ def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
         ("bfloat16", 7e4, True, True, "bfloat16: 2 transfers narrowed, largest value 7e+04"),
         ("float16", np.nan, True, True, "2 with NaN or infinity, which are sent as such"),
         ("float16", np.inf, True, True, "2 with NaN or infinity, which are sent as such"),
-        ("int8-block", np.nan, False, False, "holds NaN, which int8-block cannot represent: send it as float16"),
-        ("int8-block", np.inf, True, False, "2 with values beyond 1.54e+07, which are clipped"),
+        ("int8-block", -3.4e38, True, False, "2 with values beyond 1.54e+07, which are clipped"),
         ("int8-block", 1e7, True, True, "int8-block: 2 transfers narrowed, largest value 1e+07"),
         ("int8", np.nan, False, False, "holds NaN or infinity, which int8 cannot represent: send it as float16"),
         ("int8", 4.01, True, True, "2 with values outside the samples' range, which are clipped"),
@@ -125,6 +124,21 @@ def test_reports_numbers_that_a_type_cannot_represent(
     found = checks(loud(wire, tmp_path), {"x": x})
     assert found["wire"].passed == held and words in found["wire"].detail
     assert found["y"].passed == near
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_nan_and_infinity_in_int8_block_end_the_run(target: str, value: float, tmp_path: Path) -> None:
+    """The error has the tensor and the remedy, and the remedy helps."""
+    x = np.ones((1, 1, 8, 8), np.float32)
+    x[0, 0, 3, 4] = value
+    directory = loud("int8-block", tmp_path, target=target)
+    error = r"device 'pi01'.*tensor a contains NaN or infinity, .*: add a=float32 to --wire-dtype"
+    with pytest.raises(RunError, match=error):
+        run(directory, {"x": x})
+    remedied = loud("int8-block,a=float32,b=float32", tmp_path / "remedied", target=target)
+    np.testing.assert_array_equal(run(remedied, {"x": x}).outputs[0]["y"], x)
 
 
 def test_ranges_of_nan_are_refused(tmp_path: Path) -> None:
