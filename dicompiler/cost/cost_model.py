@@ -180,7 +180,7 @@ class AnalyticModel(CostModel):
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         counts = count_operations(layers, layer, *share)
         memory_s = counts.weight_bytes / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
-        rate = device.layer_rate(rate_kinds(layers, layer))
+        rate = device.with_engine_of(layer.name).layer_rate(rate_kinds(layers, layer))
         return max(counts.flops_including(self.pools, self.elementwise) / rate if rate > 0 else math.inf, memory_s)
 
     def seconds_table(
@@ -213,6 +213,6 @@ def seconds_at_rate(
     """
     counts = np.array(operations, np.float64).reshape(-1, 1)
     kinds = rate_kinds(layers, layer)
-    rates = np.array([[device.layer_rate(kinds) for device in devices]], np.float64)
+    rates = np.array([[device.with_engine_of(layer.name).layer_rate(kinds) for device in devices]], np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(rates > 0, counts / rates, np.inf)

@@ -117,7 +117,7 @@ class LinearModel(ProfileBasedModel):
         kind = layer_kind(layer)
         coefficients = self._stated_coefficients
         if self.file:
-            profile = self._profiles.for_device(layers, device)
+            profile = self._profiles.for_device(layers, device.with_engine_of(layer.name))
             coefficients = self._fitted_coefficients[profile.place, profile.engine]
         fit = coefficients.get(kind) or coefficients.get("*")
         if fit is None:

@@ -73,7 +73,7 @@ class ProfileBasedModel(CostModel):
         """
         if not device.can_compute:
             return math.inf
-        profile = self._profiles.for_device(layers, device)
+        profile = self._profiles.for_device(layers, device.with_engine_of(layer.name))
         isolated_s = self.isolated_seconds(layers, layer, share, device)
         unmeasured = profile.unmeasured_layers(layers)
         if layer.name in unmeasured:
@@ -104,7 +104,7 @@ class ProfileModel(ProfileBasedModel):
             raise ValueError("give at least one profile: file=PROFILE.json")
 
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        profile = self._profiles.for_device(layers, device)
+        profile = self._profiles.for_device(layers, device.with_engine_of(layer.name))
         if layer_signature(layers, layer) not in profile.layers:
             return AnalyticModel().seconds(layers, layer, share, device)
         return _isolated_seconds(profile, layers, layer, share)
@@ -116,7 +116,7 @@ class ProfileModel(ProfileBasedModel):
         times = np.full((len(shares), len(devices)), np.inf)
         for i, device in enumerate(devices):
             if device.can_compute:
-                profile = self._profiles.for_device(layers, device)
+                profile = self._profiles.for_device(layers, device.with_engine_of(layer.name))
                 # The key has the rate and the memory bandwidth of the device, because layers that were not measured are
                 # predicted from them.
                 key = (profile.place, profile.engine, device.rate, device.memory_bandwidth)

@@ -10,6 +10,7 @@ is computed either by the engine of its device or by onnxruntime.
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.layer_kinds import rate_kinds
 from dicompiler.cost.op_counts import count_flops
-from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device, engine_name
+from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device, engine_layers, engine_name
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
@@ -33,7 +34,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Step
 from dicompiler.partition.annotations import read_annotation
 from dicompiler.plugin.registry import registry
-from dicompiler.target.engine import FULL_PRECISION, Engine, Precision
+from dicompiler.target.engine import FULL_PRECISION, Engine, Precision, excluded_nodes
 from dicompiler.target.engine_check import allowed_difference
 from dicompiler.target.target_base import Target
 from dicompiler.verify.tolerances import RELATIVE_TOLERANCES, Tolerance
@@ -65,6 +66,8 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
         made = make_engine(engine)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
+    if made.name == DEFAULT_ENGINE and made.layers:
+        raise UsageError(f"{place}: {DEFAULT_ENGINE} computes all other layers: give the layers of another engine")
     _check_precision(made, place)
     if target is not None and not _can_use(target, engine):
         usable = (DEFAULT_ENGINE, *target.usable_engines)
@@ -146,9 +149,18 @@ def choose_engines(
     result = platform.with_engines(chosen)
     for name in sorted(set(result.engines.values())):
         check_engine(name, target)
+        _check_layers(layers, name)
     result = _with_precision(result, precision)
     _warn_unknown(result, cost)
     return result
+
+
+def _check_layers(layers: LayerGraph, engine: str) -> None:
+    """Raise UsageError if the option `layers` of an engine has a name or pattern without a layer."""
+    names = list(layers.layer_by_name)
+    for pattern in engine_layers(engine):
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"engine {engine}: layers: no layer {pattern!r}{did_you_mean(pattern, names)}")
 
 
 def _with_precision(platform: Platform, precision: str | None) -> Platform:
@@ -278,10 +290,11 @@ cost more than it saves."""
 
 
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
-    """Return the program with its segments split at the operators that the engines do not support.
+    """Return the program with its segments split at the nodes that the engines do not compute.
 
-    A segment becomes several pieces, each computed by the engine or by onnxruntime. A device sends the outputs of a
-    segment after the segment's last piece.
+    These are operators that an engine does not support, and layers that its option `layers` omits. A segment becomes
+    several pieces, each computed by the engine or by onnxruntime. A device sends the outputs of a segment after the
+    segment's last piece.
 
     Args:
         program: The program.
@@ -336,10 +349,10 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
     Returns:
         At least one segment.
     """
-    unsupported = engine.unsupported_nodes(segment.model, weights)
+    graph = segment.model.graph
+    unsupported = {*engine.unsupported_nodes(segment.model, weights), *excluded_nodes(engine, graph)}
     if not unsupported:
         return (segment,)
-    graph = segment.model.graph
     groups = _group_nodes(graph, [i not in unsupported for i in range(len(graph.node))])
     if len(groups) < 2:
         return (segment,)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from dicompiler.base.option_specs import parse_spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +56,33 @@ def engine_name(engine: str) -> str:
         The name.
     """
     return engine.partition("{")[0].strip()
+
+
+@functools.cache
+def engine_layers(engine: str) -> tuple[str, ...]:
+    """Return the names and patterns of the layers that an engine computes: "ncnn{layers=conv1,fc*}" ⇒ ("conv1", "fc*").
+
+    Args:
+        engine: Name of the engine, possibly with options.
+
+    Returns:
+        The names and patterns; empty if the engine computes all layers.
+    """
+    return dict(parse_spec(engine, "engine").options).get("layers", ())
+
+
+def computes_layer(engine: str, layer: str) -> bool:
+    """Return True if an engine computes a layer, False if its option `layers` leaves the layer to onnxruntime.
+
+    Args:
+        engine: Name of the engine, possibly with options.
+        layer: Name of the layer.
+
+    Returns:
+        Whether the engine computes the layer, provided that it supports the layer's operators.
+    """
+    patterns = engine_layers(engine)
+    return not patterns or any(fnmatchcase(layer, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -116,6 +147,17 @@ class Device:
         """
         name = engine_name(engine)
         return name == DEFAULT_ENGINE or any(entry.engine == name for entry in self.engine_rates)
+
+    def with_engine_of(self, layer: str) -> Device:
+        """Return the device with the engine that computes a layer: its own engine, or onnxruntime.
+
+        Args:
+            layer: Name of the layer.
+
+        Returns:
+            The device.
+        """
+        return self if computes_layer(self.engine, layer) else replace(self, engine=DEFAULT_ENGINE)
 
     def layer_rate(self, kinds: Sequence[str]) -> float:
         """Return the compute rate of the device's engine for a layer.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         EngineFiles,
         LoadedNetwork,
         UnsupportedByEngine,
+        excluded_nodes,
     )
     from dicompiler.target.engine_check import allowed_difference, measure_difference
     from dicompiler.target.manifest import (
@@ -82,6 +83,7 @@ __all__ = [
     "describe_missing_plan",
     "describe_transfer",
     "describe_value",
+    "excluded_nodes",
     "file_digest",
     "format_checksummed_json",
     "format_json",

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.option_specs import Spec, spec_of
 from dicompiler.base.version import parse_release
+from dicompiler.ir.cluster import computes_layer
+from dicompiler.partition.annotations import read_part
 
 if TYPE_CHECKING:
     import onnx
@@ -118,6 +120,8 @@ class Engine(ABC):
             REFERENCE_FLOPS_PER_S. Predictions scale it to each device's speed.
         precisions: The reduced precisions that the engine can use, each with its allowed difference from onnxruntime.
         precision: The precision with which the engine computes: fp32, or one of `precisions`.
+        layers: Names or patterns (conv*) of the layers that the engine computes; empty: all. onnxruntime computes the
+            others.
     """
 
     name: ClassVar[str]
@@ -128,6 +132,11 @@ class Engine(ABC):
     precisions: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     precision: Precision = field(default=FULL_PRECISION, kw_only=True)
+    layers: tuple[str, ...] = field(
+        default=(),
+        kw_only=True,
+        metadata={"help": "names or patterns (conv*) of the layers that it computes; default: all"},
+    )
 
     @abstractmethod
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:
@@ -227,3 +236,18 @@ class Engine(ABC):
     def spec(self) -> Spec:
         """The engine as text: its name, and the options that differ from their defaults."""
         return spec_of(self)
+
+
+def excluded_nodes(engine: Engine, graph: onnx.GraphProto) -> set[int]:
+    """Return the nodes of layers that the engine's option `layers` leaves to onnxruntime.
+
+    Args:
+        engine: The engine.
+        graph: Graph of a segment. Its nodes are annotated with the parts to which they belong.
+
+    Returns:
+        Indices of the nodes.
+    """
+    parts = [read_part(node) for node in graph.node]
+    text = str(engine.spec)
+    return {i for i, part in enumerate(parts) if part is not None and not computes_layer(text, part[0])}

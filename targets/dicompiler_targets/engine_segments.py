@@ -22,6 +22,7 @@ from dicompiler.plugin_api.artifacts import (
     Json,
     UnsupportedByEngine,
     allowed_difference,
+    excluded_nodes,
     measure_difference,
 )
 from dicompiler.plugin_api.onnx import ProgramExecutor, Weight, random_inputs
@@ -112,11 +113,13 @@ class _SegmentConverter:
     ) -> EngineFiles | None:
         """Convert a segment, and compare the engine's outputs with those of onnxruntime.
 
-        Return None if the engine leaves the segment to onnxruntime. Raise UnsupportedByEngine if the engine cannot
-        compute the segment, or if its results differ by more than the tolerance.
+        Return None if the engine, or its option `layers`, leaves the segment to onnxruntime. Raise UnsupportedByEngine
+        if the engine cannot compute the segment, or if its results differ by more than the tolerance.
         """
         assert hoisted.segment is not None
         engine, model = self.engine, Model(hoisted.segment.model, weights)
+        if excluded_nodes(engine, model.proto.graph):
+            return None
         files = engine.convert(model.proto, weights)
         if files is None:
             return None

@@ -99,6 +99,30 @@ def test_predictions_use_the_rate_of_the_engine_and_kind() -> None:
     }  # fmt: skip
 
 
+def test_layers_of_other_engines_are_predicted_with_onnxruntime() -> None:
+    platform = rpi4(EngineRate("ncnn", "*", 136e9))
+    plain, both, convolution = (problem("lenet", platform, engine) for engine in (None, "ncnn", "ncnn{layers=conv*}"))
+    for layer in plain.layers.layers:
+        seconds = [
+            given.cost_model.seconds(plain.layers, layer, LayerShare(), given.platform.devices[0])
+            for given in (plain, both, convolution)
+        ]
+        assert seconds[2] == seconds[1 if layer.name.startswith("conv") else 0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("ncnn{layers=cnv1}", r"^engine ncnn\{layers=cnv1\}: layers: no layer 'cnv1' \(did you mean 'conv1'\?\)$"),
+        ("ncnn{layers=x*}", r"^engine ncnn\{layers=x\*\}: layers: no layer 'x\*'"),
+        ("onnxruntime{layers=conv1}", "^engine: onnxruntime computes all other layers: give the layers of another"),
+    ],
+)
+def test_layers_of_an_engine_must_exist(engine: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        problem("lenet", engine=engine)
+
+
 def test_layer_rate_falls_back_to_the_general_kind_then_to_the_rate_of_onnxruntime() -> None:
     rates = EngineRate("ncnn", "Conv", 2.0), EngineRate("ncnn", "*", 3.0), EngineRate("other", "Gemm", 4.0)
     device = Device("d", "d", 1.0, engine="ncnn", engine_rates=rates)

@@ -298,6 +298,18 @@ def test_segments_are_split_at_operators_that_ncnn_does_not_support(strategy: st
     assert segments == {device.device: [s.name for s in device.segments] for device in reopened.devices}
 
 
+@pytest.mark.parametrize(
+    ("layers", "computed"),
+    [("conv1", [True, False]), ("conv*", [True, False, True, False]), ("conv2", [False, True, False])],
+)
+def test_ncnn_computes_the_chosen_layers_only(layers: str, computed: list[bool], tmp_path: Path) -> None:
+    engine = f"ncnn{{layers={layers}}}"
+    directory = compile_network(tmp_path / "a", "lenet", "single", engine)
+    assert engines(directory) == computed
+    assert load_plan(directory / "plan.json").engines == {"pi01": engine}
+    assert verify(directory).passed
+
+
 def test_large_integer_constants_are_no_error() -> None:
     model = Model.load(parsed("s = Add (t, t) y = Relu (x)", "1, 8, 9, 7", t=np.arange(1 << 12)))
     assert model.weights.keys() == {"t"}
