@@ -96,7 +96,7 @@ class AdaptOptions:
     frames: int = 10
     min_gain: float = 0.1
     min_interval_s: float = 10.0
-    strategy: str = "auto{budget=2}"
+    strategy: str = "auto{budget=1}"
 
     def __post_init__(self) -> None:
         for name in ("deviation", "link_deviation", "min_gain", "min_interval_s"):
