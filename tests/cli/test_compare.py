@@ -30,8 +30,8 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_speedup_uses_the_frame_period_for_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tmp_path / "lenet.onnx")
-    onnx.save(networks.build("lenet", 0), path)
+    path = str(tmp_path / "squeezenet.onnx")
+    onnx.save(networks.build("light/squeezenet", 0), path)
     common = ["compare", path, "--platform", "rpi4x2", "--strategies", "replicate", "--objective", "throughput"]
     assert main(common) == 0
     words = capsys.readouterr().out.splitlines()[1].split()
