@@ -418,6 +418,7 @@ class StreamOptions:
         from dicompiler.driver.artifact import run
 
         with (
+            self._log_if_unfinished(directory, options) as options,
             self._serve_metrics(directory, options) as options,
             progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"),
         ):
@@ -427,6 +428,36 @@ class StreamOptions:
                 adapt = AdaptOptions() if self.adapt else None
                 return run_with_swaps(directory, inputs, self.frames, options, adapt, self.follow)
             return directory, run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
+
+    @contextlib.contextmanager
+    def _log_if_unfinished(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
+        """If --log was given and the `with` block ends by an error or interrupt, write the log of the finished frames.
+
+        SIGTERM interrupts the block as Ctrl-C does. Yield the options of the run, which then record the frames. Without
+        finished frames, no log is written.
+        """
+        if self.log is None:
+            yield options
+            return
+        import logging
+
+        from dicompiler.cli.file_io import write_json
+        from dicompiler.cli.interrupts import INTERRUPTED_MESSAGE
+        from dicompiler.driver.run_log import FrameRecorder, run_document
+        from dicompiler.target.manifest import load_artifact
+
+        recorder = FrameRecorder()
+        try:
+            with _interrupted_by_termination():
+                yield recorder.observe(options)
+        except (DicompilerError, KeyboardInterrupt) as error:
+            if recorder.frames_s:
+                result = recorder.make_result(load_artifact(directory)["devices"])
+                cause = str(error) or INTERRUPTED_MESSAGE
+                write_json(self.log, run_document(directory, result, options, self.log, unfinished=cause))
+                count = len(recorder.frames_s)
+                logging.getLogger("dicompiler").warning("%s: the log has the %d finished frames", self.log, count)
+            raise
 
     @contextlib.contextmanager
     def _serve_metrics(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
@@ -480,6 +511,26 @@ class StreamOptions:
         if self.log is not None:
             write_json(self.log, log)
         return log
+
+
+@contextlib.contextmanager
+def _interrupted_by_termination() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt in the `with` block.
+
+    Nothing changes if SIGTERM is ignored or handled already, or in other threads than the main thread.
+    """
+    import signal
+    import threading
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def warn_of_expiry(keys: Path | None) -> None:

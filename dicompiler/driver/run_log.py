@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform as host_platform
-from collections.abc import Mapping
-from dataclasses import asdict
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,14 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.target.manifest import load_artifact
-from dicompiler.target.run_records import RunOptions, RunResult, default_in_flight
+from dicompiler.target.run_records import (
+    DeviceReport,
+    FrameTimes,
+    RunEvent,
+    RunOptions,
+    RunResult,
+    default_in_flight,
+)
 from dicompiler.target.target_base import Target
 
 RUN_FORMAT = "dicompiler.run/2"
@@ -35,6 +44,7 @@ def run_document(
     platform: Platform | None = None,
     runtime: RuntimeCosts | None = None,
     dilation: float = 1.0,
+    unfinished: str = "",
 ) -> dict[str, Any]:
     """Return a run as a JSON document with the schema `run`, without the outputs.
 
@@ -47,6 +57,7 @@ def run_document(
         platform: The emulated platform, if boards were emulated.
         runtime: Costs of the target's runtime on the host that emulated the boards.
         dilation: Factor by which the emulation ran slower than the boards would.
+        unfinished: Why the run ended before all frames were finished; empty if it did not.
     """
     artifact, options = load_artifact(directory), options or RunOptions()
     uses_boards = options.hosts or options.start_manually or result.is_remote
@@ -76,7 +87,60 @@ def run_document(
         "devices": devices,
         **(_failure_summary(result) if result.events else {}),
         **({"predicted": dict(predicted)} if predicted else {}),
+        **({"unfinished": unfinished} if unfinished else {}),
     }
+
+
+class FrameRecorder:
+    """Records the finished frames and the events of a run, for the log of a run that ends early.
+
+    Attributes:
+        frames_s: For each finished frame, the seconds from sending its inputs to having all its outputs.
+        events: The events so far.
+    """
+
+    frames_s: list[float]
+    events: list[RunEvent]
+
+    def __init__(self) -> None:
+        self.frames_s, self.events = [], []
+        self._compute_s = Counter[str]()
+        self._first_sent_at = self._last_finished_at = 0.0
+
+    def observe(self, options: RunOptions) -> RunOptions:
+        """Return the options with functions that record, and then call the functions of `options`."""
+
+        def record_frame(times: FrameTimes) -> None:
+            self._last_finished_at = time.perf_counter()
+            if not self.frames_s:
+                self._first_sent_at = self._last_finished_at - times.frame_s
+            self.frames_s.append(times.frame_s)
+            self._compute_s.update(times.compute_s)
+            if options.on_frame is not None:
+                options.on_frame(times)
+
+        def record_event(event: RunEvent) -> None:
+            self.events.append(event)
+            if options.on_event is not None:
+                options.on_event(event)
+
+        return replace(options, on_frame=record_frame, on_event=record_event)
+
+    def make_result(self, devices: Sequence[str]) -> RunResult:
+        """Return the recorded frames as a result without outputs.
+
+        The report of each device has its seconds of computing. All else is 0 or empty, because devices report it at
+        the end of a run.
+
+        Args:
+            devices: Names of the devices.
+
+        Returns:
+            The result.
+        """
+        reports = tuple(DeviceReport(name, self._compute_s[name], 0.0, 0.0, {}, (), 0) for name in devices)
+        total_s = self._last_finished_at - self._first_sent_at
+        return RunResult((), reports, frames_s=tuple(self.frames_s), total_s=total_s, events=tuple(self.events))
 
 
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
@@ -121,9 +185,11 @@ def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[st
     `artifact` is the directory of the artifact, and `manifest` the content of its artifact.json.
 
     Raises:
-        DicompilerError: The file is not a run log, or belongs to another artifact.
+        DicompilerError: The file is not a run log, or belongs to another artifact, or to a run that ended early.
     """
     log = read_log(path)
+    if "unfinished" in log:
+        raise DicompilerError(f"{path}: the run ended early ({log['unfinished']}): run {artifact} again with --log")
     if log["artifact_digest"] != manifest["digest"]:
         raise DicompilerError(f"{path}: the log is of another artifact than {artifact}: run this artifact with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:

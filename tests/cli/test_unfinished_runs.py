@@ -1,0 +1,85 @@
+"""Logs of runs that end before all frames are finished."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.running import pids
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.cli.options import StreamOptions
+from dicompiler.driver.run_log import load_log, read_log
+from dicompiler.target.manifest import load_artifact
+from dicompiler.target.run_records import FrameTimes, RunOptions
+
+FINISHED_FRAMES = 3
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run") / "net"
+    dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", output=directory, allow_worse=True)
+    return directory
+
+
+def run_until(artifact: Path, log: Path, end: Callable[[], None]) -> None:
+    """Run endless frames, and call `end` after FINISHED_FRAMES of them."""
+    finished: list[FrameTimes] = []
+
+    def count(times: FrameTimes) -> None:
+        finished.append(times)
+        if len(finished) == FINISHED_FRAMES:
+            end()
+
+    StreamOptions(frames=10**6, log=log).run(artifact, None, RunOptions(on_frame=count))
+
+
+def check_log(artifact: Path, log: Path, cause: str) -> dict[str, Any]:
+    written = read_log(log)
+    assert len(written["frames_s"]) >= FINISHED_FRAMES and cause in written["unfinished"]
+    assert 0 < max(written["frames_s"]) <= written["total_s"]
+    assert all(device["compute_s"] > 0 for device in written["devices"])
+    with pytest.raises(DicompilerError, match=r"run\.json: the run ended early \(.*\): run .* again with --log"):
+        load_log(log, artifact, load_artifact(artifact))
+    return written
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_logs_the_finished_frames(
+    number: int, artifact: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="dicompiler")
+    with pytest.raises(KeyboardInterrupt):
+        run_until(artifact, tmp_path / "run.json", lambda: os.kill(os.getpid(), number))
+    count = len(check_log(artifact, tmp_path / "run.json", "interrupted")["frames_s"])
+    assert f"run.json: the log has the {count} finished frames" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_failed_run_logs_the_finished_frames(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="pi02"):
+        run_until(artifact, tmp_path / "run.json", lambda: os.kill(pids(artifact)["pi02"], signal.SIGKILL))
+    check_log(artifact, tmp_path / "run.json", "pi02")
+
+
+def test_run_without_finished_frames_writes_no_log(artifact: Path, tmp_path: Path) -> None:
+    stream = StreamOptions(frames=1, log=tmp_path / "run.json")
+    with pytest.raises(DicompilerError):
+        stream.run(artifact, {}, RunOptions())
+    assert not list(tmp_path.iterdir())
+
+
+def test_finished_run_is_not_marked(artifact: Path, tmp_path: Path) -> None:
+    stream = StreamOptions(frames=2, log=tmp_path / "run.json")
+    directory, result = stream.run(artifact, None, RunOptions())
+    stream.write_log(directory, result, RunOptions(), None)
+    assert "unfinished" not in json.loads((tmp_path / "run.json").read_text())
