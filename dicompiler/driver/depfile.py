@@ -44,7 +44,8 @@ def _escape_name(name: str) -> str:
 
 
 def _unsupported_name_error(name: str, part: str) -> DicompilerError:
-    return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in a name: rename the file")
+    remedy = "rename the file or its directory"
+    return DicompilerError(f"depfile: {name!r}: Make or Ninja cannot read {part!r} in a name: {remedy}")
 
 
 def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[object]) -> tuple[Path, ...]:

@@ -218,6 +218,22 @@ def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str,
     assert f"dicompiler_compile: {words}" in said
 
 
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("name", ["a b", "a(b)c", "a]b", "a%b", "a:b", "a&b", "a'b", "a;b", "a=b"])
+def test_directories_have_names_that_the_build_tool_can_read(name: str, generator: str, tmp_path: Path) -> None:
+    source = tmp_path / name
+    source.mkdir()
+    project(source, "dicompiler_compile(NAME net MODEL net.onnx PLATFORM rpi4x2 STRATEGY single)")
+    unreadable = "]&';=" if generator == "Ninja" else "]&';=%:"
+    refused = next((character for character in unreadable if character in name), None)
+    said = configure(source, "-G", generator, code=0 if refused is None else 1)
+    if refused is None:
+        assert COMPILING in build(source)
+        idle(source)
+    else:
+        assert f"has '{refused}' in its name, which {generator} cannot read: rename the directory" in said
+
+
 @pytest.mark.slow
 def test_example_builds_a_program_that_computes_the_same_as_the_model(tmp_path: Path) -> None:
     source = tmp_path / "example"

@@ -37,6 +37,8 @@ function(dicompiler_compile)
   set(multiple SHAPE OPTIONS DEPENDS)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "${single}" "${multiple}")
   _dicompiler_check_arguments("${single};${multiple}")
+  _dicompiler_check_directory("${CMAKE_CURRENT_SOURCE_DIR}")
+  _dicompiler_check_directory("${CMAKE_CURRENT_BINARY_DIR}")
 
   _dicompiler_path(model "${arg_MODEL}")
   set(line compile "${model}")
@@ -145,6 +147,19 @@ macro(_dicompiler_check_arguments known)
       "dicompiler_compile: argument PLATFORM is missing: give a TOML file, or a built-in one such as rpi4x4")
   endif()
 endmacro()
+
+# Check that the build tool can read the name of a directory in a depfile.
+function(_dicompiler_check_directory directory)
+  set(unreadable "[]\"&'*;<=>?[^`|]")
+  if(NOT CMAKE_GENERATOR MATCHES "Ninja")
+    set(unreadable "[]\"&'*;<=>?[^`|%:]")
+  endif()
+  if(NOT WIN32 AND directory MATCHES "${unreadable}")
+    message(FATAL_ERROR
+      "dicompiler_compile: the directory ${directory} has '${CMAKE_MATCH_0}' in its name, which ${CMAKE_GENERATOR} "
+      "cannot read: rename the directory")
+  endif()
+endfunction()
 
 # Set `variable` to the full path of a file: in the source directory if it exists there, else in the binary directory.
 function(_dicompiler_path variable given)
