@@ -252,7 +252,9 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     log.setLevel(logging.INFO)
     log.addHandler(recorder)
     options = RunOptions(in_flight=0, on_frame=recorder.record_frame)
-    trial = emulate_speed_changes(directory, [change], AdaptOptions(), duration_s=45, options=options)
+    # This host computes the frames of all boards, so boards may look slow. In the link's case, this is not searched for.
+    adapt = AdaptOptions(deviation=1.0) if text.startswith("link:") else AdaptOptions()
+    trial = emulate_speed_changes(directory, [change], adapt, duration_s=45, options=options)
     load = os.getloadavg()[0]
     log.removeHandler(recorder)
     swaps = [found for found in trial.adaptations if found.swap is not None]
