@@ -252,7 +252,7 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     log.setLevel(logging.INFO)
     log.addHandler(recorder)
     options = RunOptions(in_flight=0, on_frame=recorder.record_frame)
-    # This host computes the frames of all boards, so boards may look slow. In the link's case, this is not searched for.
+    # This host computes the frames of all boards, so boards may look slow. In the link's case, this is ignored.
     adapt = AdaptOptions(deviation=1.0) if text.startswith("link:") else AdaptOptions()
     trial = emulate_speed_changes(directory, [change], adapt, duration_s=45, options=options)
     load = os.getloadavg()[0]

@@ -165,7 +165,9 @@ class TestPage:
         assert 'class="chip d3 again">12<' in page
 
     def test_page_describes_replicas(self, tmp_path: Path) -> None:
-        artifact = made(tmp_path, "lenet", platform="rpi4x4", strategy="replicate", objective="throughput")
+        artifact = made(
+            tmp_path, "lenet", platform="rpi4x4", strategy="replicate{group_size=1}", objective="throughput"
+        )
         page = render_report(load_report_data(artifact))
         assert "replicas" in page and "time between frames is below" in page
 
